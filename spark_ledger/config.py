@@ -89,7 +89,8 @@ class ClientConfig(Settings):
         0.1,
         gt=0,
         description="Seconds without an append after which the last add confirmed is written by"
-        " itself, for readers that follow.",
+        " itself, for readers that follow; written at once where nothing is under way, this often"
+        " at most.",
     )
     long_poll_s: float = Field(
         5.0, gt=0, description="Seconds that one question for news of a ledger waits at a bookie."

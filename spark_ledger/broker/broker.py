@@ -1,8 +1,8 @@
-"""A broker: which topics it has, where clients are sent, what may wait in its memory.
+"""A broker: which partitions it has, where clients are sent, what may wait in its memory.
 
-Always true: a topic is opened once however many ask for it, and only while the record says that it
-is this broker's; bytes that producers sent and that are not stored yet are WAITING_BYTES_MAX at
-most, beyond which connections are not read.
+Always true: a topic is opened once however many ask for it, and a partition of it only while the
+record says that it is this broker's; bytes that producers sent and that are not stored yet are
+WAITING_BYTES_MAX at most, beyond which connections are not read.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.live_writer import RollLimits
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Owners, Ownership
+from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
@@ -29,8 +30,11 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 TICK_S = 2.0
+PROBE_EVERY_S = 0.5
+SEAL_S = 5.0
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
@@ -88,6 +92,7 @@ class Broker:
         self.clock = StoreClock()
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
         self.ownership = Ownership(ledgers.metadata, self.id, url)
+        self.cursors = ConsumerCursors(ledgers.metadata, self.client.subscriptions, self.id, rng)
         self.waiting_bytes = 0
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
@@ -96,21 +101,33 @@ class Broker:
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
         self._names = 0
-        self._ticking: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._closing = False
 
     async def start(self) -> None:
         """Raises errors.Unavailable."""
         await self.clock.measure(self.client)
         await self.ownership.register()
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        loop = asyncio.get_running_loop()
+        self._background = [loop.create_task(self._tick()), loop.create_task(self._watch())]
+
+    async def seal(self) -> None:
+        """Take no more, and store and seal what there is, before others are to take over."""
+        self._closing = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEAL_S):
+                await asyncio.gather(*(one.seal() for one in self._opened()))
+
+    def _opened(self) -> list[OwnedTopic]:
+        done = [task for task in self._topics.values() if task.done() and not task.cancelled()]
+        return [task.result() for task in done if task.exception() is None]
 
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
-        self._closing = True
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
+        await self.seal()
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.leave()
         opened = await asyncio.gather(*self._topics.values(), return_exceptions=True)
@@ -120,6 +137,7 @@ class Broker:
         ):
             if isinstance(failed, BaseException):
                 _log.warning("a topic is left as a crash would leave it: %s", failed)
+        await self.cursors.close()
         await self.client.close()
 
     def new_name(self) -> str:
@@ -177,17 +195,44 @@ class Broker:
         ]
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
-        """The URL of the broker that has the topic, and whether that is this one."""
+        """The URL of the broker that has the partition, and whether that is this one. Raises
+        Refusal, errors of the topic layer."""
         self._check_open()
         info = await self.find(name.topic, create=True)
-        owner = await self.ownership.choose(info.id, here=authoritative)
+        number, partitions = await self._numbered(info, name.partition)
+        owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         return owner.url, owner.broker == self.id
 
-    async def topic(self, name: PartitionName) -> OwnedTopic:
-        """The topic in this broker's hands. Raises Refusal (another broker has it), errors of the
-        topic layer."""
+    async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:
+        """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
+        the topic layer."""
         self._check_open()
         info = await self.find(name.topic, create=True)
+        number, partitions = await self._numbered(info, name.partition)
+        topic = await self._topic(info)
+        if not topic.has(number):
+            owners = await self.ownership.owners(info.id, fresh=True)
+            failed = await topic.own(owners.epochs_of(self.id, partitions))
+            if number in failed:
+                raise failed[number]
+        return topic, topic.partition(number)
+
+    async def _numbered(self, info: TopicInfo, number: int | None) -> tuple[int, int]:
+        """The partition's number, and how many there are; None: the only one. Raises Refusal."""
+        log = self.client.log(info.id)
+        count = len((await log.fold()).partitions)
+        if number is not None and number >= count:
+            count = len((await log.fold(fresh=True)).partitions)
+        if number is None and count == 1:
+            number = 0
+        if number is None or not 0 <= number < count:
+            raise Refusal(
+                ServerError.TOPIC_NOT_FOUND,
+                f"topic {info.name} has {count} partitions, not partition {number}",
+            )
+        return number, count
+
+    async def _topic(self, info: TopicInfo) -> OwnedTopic:
         task = self._topics.get(info.id)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._open(info))
@@ -199,15 +244,10 @@ class Broker:
             raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
 
     async def _open(self, info: TopicInfo) -> OwnedTopic:
-        owner = await self.ownership.owner(info.id, fresh=True)
-        if owner is None or owner.broker != self.id:
-            raise Refusal(
-                ServerError.SERVICE_NOT_READY, f"another broker has topic '{info.name}': look it up"
-            )
-        commits = TopicCommits(self.client, info, self.ownership, owner.epoch, self.clock.now_ms)
+        commits = TopicCommits(self.client, info, self.ownership, {}, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short)
         limits = self._limits(info)
-        made = OwnedTopic(commits, follower, self._budget, limits, self._ended)
+        made = OwnedTopic(commits, self.cursors, follower, self._budget, limits, self._ended)
         await made.start()
         return made
 
@@ -226,7 +266,40 @@ class Broker:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                await self.ownership.keep()
+                if await self.ownership.keep():
+                    _log.warning("the broker was taken for dead, and registers again")
+                    for topic in self._opened():
+                        await topic.look()
                 await self.clock.measure(self.client)
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("the broker cannot register now: %s", error)
+
+    async def _watch(self) -> None:
+        """See other brokers die, and take what falls on this one of what they had."""
+        known: frozenset[str] = frozenset()
+        while True:
+            try:
+                alive = await self.ownership.probe()
+                if known - alive:
+                    await self._take_over()
+                known = alive
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("other brokers are not watched now: %s", error)
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _take_over(self) -> None:
+        for topic_id, owners in (await self.ownership.take_over()).items():
+            try:
+                await self._serve(topic_id, owners)
+            except errors.LedgerError as error:  # who looks it up finds it here, and tries again
+                _log.warning("topic %s is not served yet: %s", topic_id, error)
+
+    async def _serve(self, topic_id: str, owners: Owners) -> None:
+        name = await self.client.topics.name_of(topic_id)
+        info = None if name is None else await self.client.topics.find(name.full)
+        if info is None or info.id != topic_id:
+            return  # it was deleted
+        topic = await self._topic(info)
+        epochs = owners.epochs_of(self.id, max(owners.by_partition) + 1)
+        for number, error in (await topic.own(epochs)).items():
+            _log.warning("partition %d of %s is not served yet: %s", number, name, error)

@@ -1,13 +1,14 @@
-"""A topic in its owner's hands: its partitions, producers and subscriptions.
+"""A topic at a broker that has partitions of it: these, their producers, its subscriptions.
 
-Always true: nobody is served before what another owner left open was sealed; when another broker
-has the topic, or it was deleted, every producer and consumer is sent away, to look it up again. Two
-exclusive producers, or two producers of one name, are never there together.
+Always true: a partition is served once what another owner left open there was sealed; when another
+broker has the partition, or the topic was deleted, its producers and consumers are sent away, to
+look it up again, and those of other partitions stay. Two exclusive producers of a partition, or two
+of one name, are never there together.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -24,8 +25,8 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.follower import TopicFollower
-from spark_ledger.topic.subscription.records import SubscriptionKind
-from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 LOOK_S = 5.0
 RELEASE_S = 5.0
@@ -59,6 +60,7 @@ class OwnedTopic:
     def __init__(
         self,
         commits: TopicCommits,
+        cursors: ConsumerCursors,
         follower: TopicFollower,
         budget: TailBudget,
         limits: RollLimits,
@@ -68,11 +70,14 @@ class OwnedTopic:
         self.ledger = ledger_number(commits.topic.id)
         self._commits = commits
         self._client = commits.client
+        self._cursors = cursors
         self._follower = follower
         self._budget = budget
         self._limits = limits
         self._on_end = on_end
-        self._partitions: list[Partition] = []
+        self._partitions: dict[int, Partition] = {}
+        self._leaving: dict[int, Partition] = {}
+        self._owning = asyncio.Lock()
         self._producers: dict[int, list[ProducerHere]] = {}
         self._producers_waiting: dict[int, list[ProducerHere]] = {}
         self._exclusive_epochs: dict[int, int] = {}
@@ -87,40 +92,53 @@ class OwnedTopic:
         return self._follower.state()
 
     async def start(self) -> None:
-        """Seal what is open, then follow the topic's log. Raises Deposed, errors.TopicDeleted,
-        errors.DataUnavailable, errors.Unavailable."""
-        self._grow(await self._commits.state())
-        await asyncio.gather(*(one.writer.start() for one in self._partitions))
+        """Follow the topic's log. Raises errors.TopicDeleted, errors.Unavailable."""
         await self._follower.beyond((await self._commits.state()).next - 1)
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
-    def partition(self, number: int | None) -> Partition:
-        """The partition of that number; None: the only one. Raises Refusal."""
-        self._grow(self.state)
-        if number is None and len(self._partitions) == 1:
-            number = 0
-        if number is None or not 0 <= number < len(self._partitions):
-            raise Refusal(
-                ServerError.TOPIC_NOT_FOUND,
-                f"topic {self.info.name} has {len(self._partitions)} partitions, not"
-                f" partition {number}",
-            )
-        return self._partitions[number]
+    async def own(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
+        """Serve these partitions, each in that epoch, from now on: what is open there is sealed
+        first. Returns why not, of those that cannot be served."""
+        async with self._owning:
+            known = {**self._partitions, **self._leaving}
+            new = {n: epoch for n, epoch in epochs.items() if n not in known and not self._ended}
+            self._commits.epochs.update(new)
+            opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
+            if new:
+                await self._follower.beyond((await self._commits.state()).next - 1)
+            for number, one in zip(new, opened, strict=True):
+                if isinstance(one, Partition):
+                    self._partitions[number] = one
+                else:
+                    self._commits.epochs.pop(number, None)
+            failed = zip(new, opened, strict=True)
+            return {n: one for n, one in failed if isinstance(one, BaseException)}
 
-    def _grow(self, state: TopicState) -> None:
-        for number in range(len(self._partitions), len(state.partitions)):
-            one = Partition(
-                self._client, self.info, number, self._follower.state, Tail(self._budget)
+    async def _open(self, number: int) -> Partition:
+        one = Partition(self._client, self.info, number, self._follower.state, Tail(self._budget))
+        one.writer = LiveWriter(self._commits, number, self._limits, self._stored)
+        await one.writer.start()
+        return one
+
+    def has(self, number: int) -> bool:
+        return number in self._partitions
+
+    def partition(self, number: int) -> Partition:
+        """Raises Refusal where this broker does not have it."""
+        found = self._partitions.get(number)
+        if found is None:
+            raise Refusal(
+                ServerError.SERVICE_NOT_READY,
+                f"another broker has partition {number} of topic {self.info.name}: look it up",
             )
-            one.writer = LiveWriter(self._commits, number, self._limits, self._stored)
-            self._partitions.append(one)
+        return found
 
     def _stored(self, partition: int, offset: int, batch: Waiting) -> None:
         batched = bool(getattr(batch, "batched", False))
         self._partitions[partition].stored(offset, batch, batched=batched)
 
     async def _follow(self) -> None:
-        """Tell those who wait of every commit; notice when another has the topic."""
+        """Tell those who wait of every commit; notice when another has a partition."""
         seen = self.state.next
         look_s = asyncio.get_running_loop().time() + LOOK_S
         while not self._ended:
@@ -131,43 +149,68 @@ class OwnedTopic:
                         seen = state.next
                 if self.state.deleted:
                     raise errors.TopicDeleted(f"topic {self.info.name} was deleted")
-                for one in self._partitions:
+                for one in self._partitions.values():
                     one.wake()
                 if asyncio.get_running_loop().time() >= look_s:
                     look_s = asyncio.get_running_loop().time() + LOOK_S
                     await self._commits.heartbeat()
-                    await self._commits.check_owner()
-            except (Deposed, errors.TopicDeleted, errors.TopicNotFound) as error:
+                    await self.look()
+            except (errors.TopicDeleted, errors.TopicNotFound) as error:
                 self.give_up(error)
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("topic %s is not followed now: %s", self.info.name, error)
                 await asyncio.sleep(1.0)
 
+    async def look(self) -> None:
+        """Give up the partitions that other brokers have by now, and the topic if there is none
+        left. Raises errors.Unavailable."""
+        lost = [number for number in await self._commits.lost() if number in self._partitions]
+        for number in lost:
+            self._leaving[number] = self._partitions.pop(number)
+        if lost:
+            _log.warning("other brokers have partitions %s of %s", lost, self.info.name)
+            self._aside(self._leave_to_others(lost))
+        async with self._owning:
+            if not self._partitions and not self._leaving and not self._ended:
+                self._ended = True
+                self._on_end(self)
+                await self._commits.close()
+
     def give_up(self, error: errors.LedgerError) -> None:
-        """Another has the topic, or nobody: send everyone away, once it is decided what of the
-        batches under way is stored (a producer sends the others again)."""
+        """Nobody has the topic: send everyone away, once it is decided what of the batches under
+        way is stored (a producer sends the others again)."""
         if self._ended:
             return
         self._ended = True
         _log.warning("topic %s is given up: %s", self.info.name, error)
         self._on_end(self)
-        self._aside(self._leave_to_others())
+        self._leaving.update(self._partitions)
+        self._partitions.clear()
+        self._aside(self._leave_to_others(list(self._leaving), end=True))
 
-    async def _leave_to_others(self) -> None:
+    async def _leave_to_others(self, numbers: list[int], *, end: bool = False) -> None:
+        writers = [self._leaving[number].writer for number in numbers]
         with suppress(TimeoutError):
             async with asyncio.timeout(DECIDE_S):
-                await asyncio.gather(*(one.writer.close() for one in self._partitions))
-        self._send_away()
-        await self._commits.close()
+                await asyncio.gather(*(one.close() for one in writers))
+        for number in numbers:
+            self._send_away(number)
+            self._commits.epochs.pop(number, None)
+            self._leaving.pop(number, None)
+        if end:
+            await self._commits.close()
 
-    def _send_away(self) -> None:
+    def _send_away(self, number: int) -> None:
         for some in (self._producers_waiting, self._producers):
-            for producers in list(some.values()):
-                for producer in list(producers):
-                    producer.send_away()
+            for producer in some.pop(number, []):
+                producer.send_away()
         for subscription in list(self._subscriptions.values()):
-            for consumer in subscription.consumers:
+            for consumer in subscription.leave_partition(number):
                 consumer.end()
+
+    async def seal(self) -> None:
+        """Store what waits and seal, and take no more."""
+        await asyncio.gather(*(one.writer.close() for one in list(self._partitions.values())))
 
     async def close(self) -> None:
         """Store what waits, seal, write where subscriptions are, and let the topic go."""
@@ -175,15 +218,20 @@ class OwnedTopic:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
         self._ended = True
-        await asyncio.gather(*(one.writer.close() for one in self._partitions))
-        self._send_away()
+        await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
+        for number in list(self._partitions):
+            self._send_away(number)
         for name in list(self._subscriptions):
             await self._release(name)
         await self._commits.close()
 
     def append(self, partition: int, batch: Waiting) -> None:
         """Store a producer's batch after all that came to the partition before it."""
-        self._partitions[partition].writer.append(batch)
+        found = self._partitions.get(partition) or self._leaving.get(partition)
+        if found is None:
+            batch.failed(Deposed(f"partition {partition} is another broker's"))
+        else:
+            found.writer.append(batch)
 
     def last_sequence_id(self, partition: int, producer_name: str) -> int:
         """As LiveWriter.last_sequence_id."""
@@ -194,6 +242,7 @@ class OwnedTopic:
     def add_producer(self, partition: int, producer: ProducerHere) -> bool:
         """Whether it may send; else it waits until it is the only one, and is told. Raises
         Refusal."""
+        self.partition(partition)
         there = self._producers.setdefault(partition, [])
         waiting = self._producers_waiting.setdefault(partition, [])
         if self.state.terminated:
@@ -232,7 +281,7 @@ class OwnedTopic:
         """It is the only one from now on: those before it are fenced, also where they come back."""
         if producer.mode is AccessMode.SHARED:
             return
-        last = self._exclusive_epochs.get(partition, self._commits.epoch << EPOCH_BITS)
+        last = self._exclusive_epochs.get(partition, self._commits.epochs[partition] << EPOCH_BITS)
         if not producer.topic_epoch:
             producer.topic_epoch = last + 1
         self._exclusive_epochs[partition] = max(last, producer.topic_epoch)
@@ -282,10 +331,16 @@ class OwnedTopic:
                 subscription = await self._opened(name, kind, durable, earliest)
                 self._subscriptions[name] = subscription
             subscription.check(kind, partition.number)
-            mark = await start()
-            if subscription.cursor is not None:
-                recovered = await subscription.cursor.recovered()
-                mark = recovered.get(partition.number, partition.start)
+            if subscription.cursor is None:
+                mark = await start()
+            elif not subscription.has_place(partition.number):
+                epoch = self._commits.epochs[partition.number]
+                mark = max(
+                    await subscription.cursor.adopt(partition.number, epoch), partition.start
+                )
+            else:
+                mark = partition.start  # it stays where it is
+            partition = self.partition(partition.number)  # it may be another broker's by now
             place = subscription.place(partition, self.ledger, mark)
             subscription.sought = False
             consumer = make(place)
@@ -297,23 +352,33 @@ class OwnedTopic:
     ) -> Subscription:
         if not durable:
             return Subscription(name, kind, None)
-        subscriptions = self._client.subscriptions
-        known = {one.name for one in await subscriptions.list(self.info.id)}
-        cursor = await subscriptions.open(
-            self.info,
-            name,
-            f"consumers-of-{self.info.id}",
-            f"{self._client.rng.getrandbits(128):032x}",
-            start=End.EARLIEST if earliest else End.LATEST,
-            kind=SubscriptionKind.CONSUMER,
-        )
-        await cursor.recovered()
-        found = Subscription(name, kind, cursor)
-        if name not in known and not earliest:
-            for partition in self._partitions:  # rows of live segments are before the end, too
-                place = found.place(partition, self.ledger, partition.end)
-                found.moved(place)
-        return found
+
+        async def start() -> Mapping[int, int]:
+            return self.state.start_offsets() if earliest else await self._ends()
+
+        cursor = await self._cursors.open(self.info, name, start)
+        made = Subscription(name, kind, cursor)
+
+        def failed() -> None:
+            self._subscriptions.pop(name, None)
+            for consumer in made.consumers:
+                consumer.end()
+
+        cursor.on_failure = failed
+        return made
+
+    async def _ends(self) -> dict[int, int]:
+        """The end of each partition, of those of other brokers too: rows of live segments are
+        before it."""
+        state = await self._commits.state()
+        others = [held for held in state.partitions if held.number not in self._partitions]
+        lives = LiveEnds(self._client.ledgers)
+        await lives.look(held.live for held in others if held.live is not None)
+        ends = state.end_offsets()
+        for held in others:
+            if held.live is not None:
+                ends[held.number] = held.live.base + lives.known(held.live).rows
+        return {**ends, **{number: one.end for number, one in self._partitions.items()}}
 
     def leave(self, name: str, consumer: Consumer) -> None:
         """A consumer is gone; the last one's subscription is written and released."""
@@ -341,7 +406,7 @@ class OwnedTopic:
     async def _release_now(self, name: str) -> None:
         subscription = self._subscriptions.pop(name, None)
         if subscription is not None and subscription.cursor is not None:
-            await subscription.cursor.release(RELEASE_S)
+            await self._cursors.release(subscription.cursor, RELEASE_S)
 
     def subscription(self, name: str) -> Subscription:
         """Raises Refusal."""
@@ -368,5 +433,7 @@ class OwnedTopic:
             if subscription.used:  # this client's of other partitions: each comes by itself
                 return
             await self._release_now(name)
+            if await self._client.subscriptions.used_by_consumers(self.info.id, name):
+                return  # at other brokers: the last one deletes it
             with suppress(errors.SubscriptionNotFound):
                 await self._client.subscriptions.delete(self.info.id, name, force=True)

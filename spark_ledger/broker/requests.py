@@ -174,14 +174,12 @@ async def _producer(connection: Client, part: Any) -> None:
     _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
-    name = names.parse(part.topic)
-    topic = await connection.broker.topic(name)
+    topic, partition = await connection.broker.partition(names.parse(part.topic))
     if (await connection.broker.client.schemas.of(topic.info)).versions:
         raise Refusal(
             ServerError.INCOMPATIBLE_SCHEMA,
             f"topic {topic.info.name} has typed rows: only Spark writes there",
         )
-    partition = topic.partition(name.partition)
     known = connection.producers.get(part.producer_id)
     if known is not None:
         connection.forget_producer(known)
@@ -239,9 +237,7 @@ async def _subscribe(connection: Client, part: Any) -> None:
             ServerError.NOT_ALLOWED,
             f"subscriptions of type {kind.name} are not built yet: use Exclusive or Failover",
         )
-    name = names.parse(part.topic)
-    topic = await connection.broker.topic(name)
-    partition = topic.partition(name.partition)
+    topic, partition = await connection.broker.partition(names.parse(part.topic))
 
     async def start() -> int:
         return await _start(connection, partition, topic.ledger, part)

@@ -76,7 +76,8 @@ class BrokerServer:
 
     async def close(self) -> None:
         """Take no more, store what waits, and end."""
-        self._server.close()
+        await self.broker.seal()
+        self._server.close()  # from now on others take over
         await self.broker.close()
         await asyncio.gather(*(one.close_and_wait() for one in list(self._connections)))
         await self.broker.client.ledgers.close()

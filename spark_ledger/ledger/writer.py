@@ -70,6 +70,7 @@ class AsyncLedgerWriter:
         self._announcing: dict[asyncio.Task[None], None] = {}
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
+        self._announced_at = float("-inf")
         self._carried = NO_ENTRY  # the last add confirmed that the newest add says in its header
         self._appended_at = 0.0
         self._next_entry = 0
@@ -260,9 +261,15 @@ class AsyncLedgerWriter:
     # -- telling readers ----------------------------------------------------------------------
 
     def _announce_later(self) -> None:
-        """Something was confirmed: if no add carries the news soon, write it by itself."""
-        if self._announce_timer is None and not self._closing:
-            self._announce_in(self._cluster.config.explicit_lac_s)
+        """Something was confirmed: write it by itself, at once where no add is under way that will
+        be followed by news, but every `explicit_lac_s` at most; else if no add carries it soon."""
+        if self._announce_timer is not None or self._closing:
+            return
+        pause_s = self._cluster.config.explicit_lac_s
+        if self._pipeline.pending or self._loop.time() < self._announced_at + pause_s:
+            self._announce_in(pause_s)
+        else:
+            self._write_lac_of(self.last_add_confirmed)
 
     def _announce_in(self, pause_s: float) -> None:
         self._announce_timer = self._loop.call_later(pause_s, self._announce)
@@ -276,7 +283,10 @@ class AsyncLedgerWriter:
         if self._loop.time() < quiet_at:
             self._announce_timer = self._loop.call_at(quiet_at, self._announce)
             return
-        self._announced = lac
+        self._write_lac_of(lac)
+
+    def _write_lac_of(self, lac: int) -> None:
+        self._announced, self._announced_at = lac, self._loop.time()
         task = self._loop.create_task(self._write_lac(lac), name=f"lac of {self.ledger_id}")
         self._announcing[task] = None
         task.add_done_callback(self._announcement_ended)

@@ -60,8 +60,8 @@ def broker(broker_id: str) -> str:
     return f"{BROKERS_ALIVE}/{broker_id}"
 
 
-def broker_of_topic(topic_id: str) -> str:
-    """Which broker has the topic."""
+def brokers_of_topic(topic_id: str) -> str:
+    """Which brokers have the topic's partitions."""
     return f"{BROKERS_TOPICS}/{topic_id}"
 
 
@@ -113,6 +113,12 @@ def subscription_marks(topic_id: str, name: str, number: int | None = None) -> s
     """Where the subscription was at times, or one of these marks."""
     marks = f"{subscription(topic_id, name)}/marks"
     return marks if number is None else f"{marks}/{number:010d}"
+
+
+def subscription_share(topic_id: str, name: str, broker_id: str | None = None) -> str:
+    """Where consumers of the subscription are at a broker, or the folder of these."""
+    shares = f"{subscription(topic_id, name)}/shares"
+    return shares if broker_id is None else f"{shares}/{broker_id}"
 
 
 def topic_schema(topic_id: str, version: int | None = None) -> str:

@@ -116,6 +116,7 @@ def heals(condition: Callable[[], bool]) -> bool:
     return eventually(condition, PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_bookies_are_destroyed_in_turn_until_no_original_copy_is_left_and_every_row_is_there(
     healing: LocalCluster,
 ):

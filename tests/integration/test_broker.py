@@ -455,7 +455,7 @@ def test_spark_commits_while_producers_go_on_and_nothing_is_lost_or_doubled(clie
     assert len(spark) == 50
 
 
-@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("once", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_killed_brokers_topics_lose_nothing_and_consumers_go_on(fresh_cluster, name, once):
     cluster = fresh_cluster(bookies=3)
     topics = blocking.topics(cluster.service_url)

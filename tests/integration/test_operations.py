@@ -138,6 +138,7 @@ def test_a_bookie_on_empty_directories_is_a_new_one_and_the_old_one_is_forgotten
         assert readable(client, ledger_id) == PAYLOADS
 
 
+@pytest.mark.slow
 def test_a_decommission_goes_on_where_it_was_when_zookeeper_is_back(three: LocalCluster):
     url = ("--service-url", three.service_url)
     succeeds("autorecovery", "disable", *url)

@@ -229,6 +229,7 @@ print(write_and_read())
 """
 
 
+@pytest.mark.slow
 def test_a_session_whose_driver_python_is_jupyter_knows_the_format_once_it_is_registered(
     cluster, topic, tmp_path
 ):

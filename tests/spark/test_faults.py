@@ -70,6 +70,7 @@ def standings(topics: SparkTopics) -> list[tuple[str, bool]]:
     return sorted((row.state, bool(row.why)) for row in listed)
 
 
+@pytest.mark.slow
 def test_with_two_of_three_bookies_down_writes_stop_and_reads_go_on(spark, fresh_cluster, keyed):
     cluster = fresh_cluster(bookies=3)
     topics = SparkTopics(spark, cluster.service_url)

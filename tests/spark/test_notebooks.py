@@ -2,7 +2,7 @@
 code can be parsed, and what it imports of ours is there.
 
 One process runs all that are asked for, for the start of Spark is most of what a short run costs.
-`make test` runs one notebook on a cluster of others and one that starts its own.
+`make test` runs one notebook, twice.
 """
 
 import ast
@@ -41,9 +41,8 @@ TOPICS = {
 OWN_CLUSTER = tuple(name for name in NOTEBOOKS if name.startswith(("04", "08")))
 """These end bookies: they start a cluster of their own."""
 TWICE = "01_bronze"
-NOT_SLOW = (TWICE, "08_inside_a_ledger")
 IN_FULL = [
-    pytest.param(name, marks=() if name in NOT_SLOW else pytest.mark.slow) for name in NOTEBOOKS
+    pytest.param(name, marks=() if name == TWICE else pytest.mark.slow) for name in NOTEBOOKS
 ]
 
 

@@ -27,9 +27,11 @@ def test_spark_reads_what_producers_send_before_and_after_it_is_sealed(
     send(range(100))
     url = cluster.service_url
     options = {"serviceUrl": url, "includeHeaders": "true", "startingOffsets": "earliest"}
-    read = spark.read.format("ledger").options(**options).load(topic)
+    more = {"includeProducer": "true", "includeMetadata": "true"}
+    read = spark.read.format("ledger").options(**options, **more).load(topic)
     rows = read.selectExpr(
-        "CAST(key AS STRING)", "CAST(value AS STRING)", "headers", "offset", "timestamp"
+        *("CAST(key AS STRING)", "CAST(value AS STRING)", "headers", "offset", "timestamp"),
+        *("eventTime", "producerName", "sequenceId"),
     ).collect()
     rows.sort(key=lambda row: row.offset)
     assert [(row.key, row.value, row.offset) for row in rows] == [
@@ -37,7 +39,9 @@ def test_spark_reads_what_producers_send_before_and_after_it_is_sealed(
     ]
     assert rows[7].headers[0].key == "n"
     assert bytes(rows[7].headers[0].value) == b"7"
-    assert all(row.timestamp is not None for row in rows)
+    assert all(row.timestamp is not None and row.eventTime is None for row in rows)
+    assert {row.producerName for row in rows} == {producer.producer_name()}
+    assert [row.sequenceId for row in rows] == list(range(100))
 
     stream = spark.readStream.format("ledger").options(**options).load(topic)
     query = (

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 CTAS = """
 import sys
 from pyspark.sql import SparkSession
@@ -24,6 +26,7 @@ print(sorted(int(row.value) for row in found))
 """
 
 
+@pytest.mark.slow
 def test_ctas_and_insert_need_no_option_where_rows_name_their_topic(topics, topic, tmp_path):
     url = {"LEDGER_SERVICE_URL": topics.service_url}
     done = subprocess.run(

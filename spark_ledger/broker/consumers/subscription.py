@@ -28,7 +28,7 @@ from spark_ledger.broker.wire.commands import (
     signed,
 )
 from spark_ledger.broker.wire.frames import encode_with_batch
-from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
 SENT_BATCHES_MAX = 20_000
 RETRY_S = 1.0
@@ -227,9 +227,10 @@ class PlaceInPartition:
 
 
 class Subscription:
-    """Of a topic, by name, while consumers have it. `cursor` None: it is not durable."""
+    """Of a topic, by name, while consumers of this broker have it. `cursor` None: it is not
+    durable."""
 
-    def __init__(self, name: str, kind: SubscriptionType, cursor: Cursor | None) -> None:
+    def __init__(self, name: str, kind: SubscriptionType, cursor: ConsumerCursor | None) -> None:
         self.name = name
         self.kind = kind
         self.cursor = cursor
@@ -244,6 +245,14 @@ class Subscription:
     @property
     def consumers(self) -> list[Consumer]:
         return [one for place in self._places.values() for one in place.consumers]
+
+    def has_place(self, partition: int) -> bool:
+        return partition in self._places
+
+    def leave_partition(self, partition: int) -> list[Consumer]:
+        """Forget where it is there, which another broker knows from now on; who consumed there."""
+        place = self._places.pop(partition, None)
+        return [] if place is None else list(place.consumers)
 
     def place(self, partition: Partition, ledger: int, mark: int) -> PlaceInPartition:
         """Its place in that partition; new, or of a reader that comes, it is at `mark`."""
@@ -290,7 +299,7 @@ class Subscription:
         """Make durable where it is."""
         if self.cursor is not None:
             self.cursor.check()
-            self.cursor.advance({place.partition.number: place.acks.mark})
+            self.cursor.advance(place.partition.number, place.acks.mark)
 
     def seek(self, place: PlaceInPartition, offset: int) -> None:
         """Put it to the offset in that partition; its consumers there are sent away."""

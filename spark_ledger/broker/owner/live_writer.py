@@ -356,7 +356,7 @@ class LiveWriter:
                 _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
                 if self._closing:
                     raise
-            await self._commits.check_owner()
+            await self._commits.check_owner(self._number)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
@@ -397,7 +397,7 @@ class LiveWriter:
     async def _open_or_seal(self, *, seal_only: bool) -> None:
         """One commit: the seal of what is live, and with it another ledger's opening. Then what is
         live is read back."""
-        await self._commits.check_owner()
+        await self._commits.check_owner(self._number)
         state = await self._commits.state()
         live = state.partitions[self._number].live
         if live is not None and self._hold and self._is_mine(live):
@@ -419,7 +419,7 @@ class LiveWriter:
             writer.ledger_id,
             writer.version,
             self._commits.owner_name,
-            self._commits.epoch,
+            self._commits.epochs[self._number],
             self._deduplicates,
         )
         await self._commits.commit([*actions, opened])

@@ -1,22 +1,28 @@
-"""Which broker has which topic: a record for each topic, one ephemeral for each broker.
+"""Which broker has which partition: a record for each topic, one ephemeral for each broker.
 
     /brokers/alive/<id>          ephemeral: where the broker is reached
-    /brokers/topics/<topic id>   {"broker": id, "epoch": n, "url": ...}, stays when the broker goes
+    /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
+                                 stays when the brokers go
 
-Always true: the record only says whom clients are sent to, and it changes by compare-and-set with
-the epoch raised; that an owner's successor may write is decided by the fence of the live ledger
-alone (hazard 45: one ephemeral a process, however many topics). A broker that finds another in the
-record gives the topic up.
+Always true: a partition has one owner in the record; that only says where clients are sent, and it
+changes by compare-and-set with the partition's epoch raised. That an owner's successor may write is
+decided by the fence of the live ledger alone (hazard 45: one ephemeral a process, however many
+topics). A broker that finds another in the record gives the partition up, and keeps the others.
+
+A record {"broker", "epoch", "url"} is of a time when a broker had all partitions of a topic.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.probes import Probes, neighbours
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -28,21 +34,49 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
-PROBE_S = 1.0
+NOT_THERE = -1
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Of a topic. `version` is that of its record."""
+    """Of a partition."""
 
     broker: str
     epoch: int
     url: str
-    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Of a topic's partitions, by number. `everywhere` is the owner of those that are not there
+    (of a record of before). `version` is the record's."""
+
+    by_partition: Mapping[int, Owner] = field(default_factory=dict)
+    everywhere: Owner | None = None
+    version: int = NOT_THERE
+
+    def of(self, partition: int) -> Owner | None:
+        return self.by_partition.get(partition, self.everywhere)
+
+    def epochs_of(self, broker: str, partitions: int) -> dict[int, int]:
+        """The partitions of that broker, among so many, each with its epoch."""
+        found = {number: self.of(number) for number in range(partitions)}
+        return {p: one.epoch for p, one in found.items() if one and one.broker == broker}
+
+    def with_taken(self, broker: str, url: str, some: Iterable[int], partitions: int) -> "Owners":
+        """With `some` of so many partitions in that broker's hands."""
+        now = {number: self.of(number) for number in range(partitions)}
+        made = {number: owner for number, owner in now.items() if owner is not None}
+        for number in some:
+            before = made.get(number)
+            made[number] = Owner(broker, 1 if before is None else before.epoch + 1, url)
+        return Owners(made, None, self.version)
 
 
 class Deposed(errors.LedgerFenced):
-    """Another broker has the topic."""
+    """Another broker has the partition."""
 
 
 class Ownership:
@@ -55,16 +89,17 @@ class Ownership:
         url: str,
         answers: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`answers`: whether something listens at a URL."""
+        """`answers`: whether a broker lives at a URL."""
         self.broker_id = broker_id
         self.url = url
         self._store = store
-        self._answers = answers or _answers
+        self._answers = answers or Probes().answers
         self._session_lost = False
         store.add_session_listener(self._session_changed)
 
     async def register(self) -> None:
-        """Say that this broker lives; again after the session was lost."""
+        """Say that this broker lives; again after the session was lost. One of this URL that is
+        still there was killed."""
         with reachable("registering a broker"):
             await ensure(self._store, paths.BROKERS_ALIVE)
             await ensure(self._store, paths.BROKERS_TOPICS)
@@ -72,11 +107,20 @@ class Ownership:
             with suppress(NodeExists, OutcomeUnknown):
                 await self._store.create(self._path, value, ephemeral=True)
         self._session_lost = False
+        for broker, url in (await self.brokers()).items():
+            if url == self.url and broker != self.broker_id:
+                await self.bury(broker)
 
-    async def keep(self) -> None:
-        """Register again if the session that did is over."""
-        if self._session_lost and self._store.session_state is SessionState.CONNECTED:
-            await self.register()
+    async def keep(self) -> bool:
+        """Register again if the session that did is over, or another broker took this one for
+        dead; whether that was so."""
+        if self._store.session_state is not SessionState.CONNECTED:
+            return False
+        with reachable("looking whether this broker is registered"):
+            if not self._session_lost and await read(self._store, self._path) is not None:
+                return False
+        await self.register()
+        return True
 
     async def leave(self) -> None:
         with suppress(NoNode, OutcomeUnknown):
@@ -85,57 +129,130 @@ class Ownership:
     async def brokers(self) -> dict[str, str]:
         """The URL of each broker that is alive, by id."""
         with reachable("listing brokers"):
-            found = {}
-            for broker_id in await self._store.children(paths.BROKERS_ALIVE):
-                node = await read(self._store, paths.broker(broker_id))
-                if node is not None:
-                    found[broker_id] = str(json.loads(node.value)["url"])
-            return found
+            ids = await self._store.children(paths.BROKERS_ALIVE)
+            nodes = await self._store.get_many([paths.broker(one) for one in ids])
+            there = zip(ids, nodes, strict=True)
+            return {one: str(json.loads(node.value)["url"]) for one, node in there if node}
 
-    async def owner(self, topic_id: str, *, fresh: bool = False) -> Owner | None:
-        path = paths.broker_of_topic(topic_id)
-        with reachable(f"reading who owns topic {topic_id}"):
+    async def bury(self, broker_id: str) -> None:
+        """It is dead: all brokers see it, whatever its session says. One that is not registers
+        again."""
+        _log.warning("broker %s does not answer: others take its partitions over", broker_id)
+        with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
+            await self._store.delete(paths.broker(broker_id))
+
+    async def probe(self) -> frozenset[str]:
+        """Ask some of the others whether they live, and bury those that do not; returns the
+        brokers that are alive."""
+        others = await self._others_alive()
+        asked = neighbours(self.broker_id, others)
+        lives = await asyncio.gather(*(self._answers(others[one]) for one in asked))
+        for one, alive in zip(asked, lives, strict=True):
+            if not alive:
+                await self.bury(one)
+                del others[one]
+        return frozenset(others)
+
+    async def take_over(self) -> dict[str, Owners]:
+        """Take the partitions of dead brokers that fall on this one; returns their topics, each
+        with its owners from now on."""
+        with reachable("listing topics that brokers have"):
+            topics = await self._store.children(paths.BROKERS_TOPICS)
+        found = {}
+        for topic_id in topics:
+            for _ in range(TRIES_MAX):
+                now = await self.owners(topic_id, fresh=True)
+                partitions = max(now.by_partition, default=-1) + 1
+                alive = await self._others_alive()
+                vacant = self._vacant(topic_id, now, partitions, alive)
+                vacant = [number for number in vacant if number in now.by_partition]
+                if not vacant:
+                    break
+                if await self._take(topic_id, now, vacant, partitions):
+                    found[topic_id] = await self.owners(topic_id)
+                    break
+        return found
+
+    async def owners(self, topic_id: str, *, fresh: bool = False) -> Owners:
+        path = paths.brokers_of_topic(topic_id)
+        with reachable(f"reading which brokers have topic {topic_id}"):
             if fresh:
                 await self._store.sync(path)
             node = await read(self._store, path)
-        return None if node is None else _decoded(node.value, node.version)
+        return Owners() if node is None else _decoded(node.value, node.version)
 
-    async def check(self, topic_id: str, epoch: int) -> None:
-        """Raises Deposed unless this broker has the topic in that epoch."""
-        now = await self.owner(topic_id, fresh=True)
+    async def owner(
+        self, topic_id: str, partition: int = 0, *, fresh: bool = False
+    ) -> Owner | None:
+        return (await self.owners(topic_id, fresh=fresh)).of(partition)
+
+    async def check(self, topic_id: str, partition: int, epoch: int) -> None:
+        """Raises Deposed unless this broker has the partition in that epoch."""
+        now = await self.owner(topic_id, partition, fresh=True)
         if now is None or (now.broker, now.epoch) != (self.broker_id, epoch):
-            raise Deposed(f"broker {now.broker if now else 'none'} has topic {topic_id} now")
+            raise Deposed(
+                f"broker {now.broker if now else 'none'} has partition {partition} of topic"
+                f" {topic_id} now"
+            )
 
-    async def choose(self, topic_id: str, *, here: bool) -> Owner:
-        """The owner to which clients of the topic are sent. A topic without a living owner gets
+    async def choose(
+        self, topic_id: str, partition: int = 0, partitions: int = 1, *, here: bool
+    ) -> Owner:
+        """The owner to which clients of the partition are sent. One without a living owner gets
         one: this broker if `here` (another broker has chosen it), else the one of those alive on
-        which the topic's id falls."""
-        path = paths.broker_of_topic(topic_id)
+        which it falls. Who takes one takes all of the topic's that fall on it and have none."""
         for _ in range(TRIES_MAX):
-            now = await self.owner(topic_id, fresh=True)
-            if now is not None and now.broker == self.broker_id:
-                return now
-            alive = await self.brokers()
-            for broker, url in list(alive.items()):
-                if url == self.url:  # one that was killed: its session lives on for a while
-                    del alive[broker]
-            if now is not None and now.broker in alive and await self._answers(now.url):
-                return now
-            if now is not None:
-                alive.pop(now.broker, None)
-            wanted = self.broker_id if here else _chosen(topic_id, [*alive, self.broker_id])
+            now = await self.owners(topic_id, fresh=True)
+            owner = now.of(partition)
+            if owner is not None and owner.broker == self.broker_id:
+                return owner
+            alive = await self._others_alive()
+            if owner is not None and owner.broker in alive and await self._answers(owner.url):
+                return owner
+            if owner is not None and alive.pop(owner.broker, None) is not None:
+                await self.bury(owner.broker)
+            wanted = self.broker_id if here else self._falls_on(topic_id, partition, alive)
             if wanted != self.broker_id:
-                return Owner(wanted, 0 if now is None else now.epoch, alive[wanted])
-            mine = Owner(self.broker_id, 1 if now is None else now.epoch + 1, self.url)
-            with (
-                reachable(f"taking topic {topic_id}"),
-                suppress(NodeExists, BadVersion, NoNode, OutcomeUnknown),
-            ):
-                if now is None:
-                    await self._store.create(path, _encoded(mine), parents=True)
-                else:
-                    await self._store.set(path, _encoded(mine), now.version)
+                return Owner(wanted, 0 if owner is None else owner.epoch, alive[wanted])
+            vacant = self._vacant(topic_id, now, partitions, alive)
+            await self._take(topic_id, now, [partition, *vacant], partitions)
         raise errors.CommitContended(f"brokers took topic {topic_id} from each other again")
+
+    async def _others_alive(self) -> dict[str, str]:
+        """By id the URLs of the other brokers; not of one that was killed and whose port this one
+        has: its session lives on for a while."""
+        alive = await self.brokers()
+        return {broker: url for broker, url in alive.items() if url != self.url}
+
+    def _falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
+        return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])
+
+    def _vacant(
+        self, topic_id: str, now: Owners, partitions: int, others: Mapping[str, str]
+    ) -> list[int]:
+        """The partitions without a living owner that fall on this broker."""
+        there = {*others, self.broker_id}
+        return [
+            number
+            for number in range(partitions)
+            if ((one := now.of(number)) is None or one.broker not in there)
+            and self._falls_on(topic_id, number, others) == self.broker_id
+        ]
+
+    async def _take(self, topic_id: str, now: Owners, some: list[int], partitions: int) -> bool:
+        """Try once to have these; False: the record is another by now, or it is not known."""
+        path = paths.brokers_of_topic(topic_id)
+        value = _encoded(now.with_taken(self.broker_id, self.url, dict.fromkeys(some), partitions))
+        with (
+            reachable(f"taking partitions of topic {topic_id}"),
+            suppress(NodeExists, BadVersion, NoNode, OutcomeUnknown),
+        ):
+            if now.version == NOT_THERE:
+                await self._store.create(path, value, parents=True)
+            else:
+                await self._store.set(path, value, now.version)
+            return True
+        return False
 
     @property
     def _path(self) -> str:
@@ -146,37 +263,32 @@ class Ownership:
             self._session_lost = True
 
 
-def _chosen(topic_id: str, brokers: list[str]) -> str:
-    """The same one for all who ask: topics spread over brokers, and stay where they are when
+def _chosen(what: str, brokers: list[str]) -> str:
+    """The same one for all who ask: partitions spread over brokers, and stay where they are when
     another broker comes or goes."""
 
     def weight(broker: str) -> bytes:
-        return hashlib.blake2b(f"{topic_id}/{broker}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(f"{what}/{broker}".encode(), digest_size=8).digest()
 
     return max(sorted(dict.fromkeys(brokers)), key=weight)
 
 
-async def _answers(url: str) -> bool:
-    """Whether something listens there: a killed broker's port refuses long before its session
-    ends. One that merely is slow is not taken for dead."""
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    try:
-        async with asyncio.timeout(PROBE_S):
-            _, writer = await asyncio.open_connection(host, int(port))
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
-    writer.close()
-    return True
+def _encoded(owners: Owners) -> bytes:
+    plain: dict[str, dict[str, Any]] = {}
+    for number, owner in sorted(owners.by_partition.items()):
+        there = plain.setdefault(owner.broker, {"url": owner.url, "partitions": []})
+        there["partitions"].append([number, owner.epoch])
+    return json.dumps({"brokers": plain}, separators=(",", ":")).encode()
 
 
-def _encoded(owner: Owner) -> bytes:
-    plain = asdict(owner)
-    del plain["version"]
-    return json.dumps(plain).encode()
-
-
-def _decoded(value: bytes, version: int) -> Owner:
+def _decoded(value: bytes, version: int) -> Owners:
     plain = json.loads(value)
-    return Owner(str(plain["broker"]), int(plain["epoch"]), str(plain["url"]), version)
+    if "brokers" not in plain:
+        one = Owner(str(plain["broker"]), int(plain["epoch"]), str(plain["url"]))
+        return Owners({}, one, version)
+    found = {
+        int(number): Owner(broker, int(epoch), str(there["url"]))
+        for broker, there in plain["brokers"].items()
+        for number, epoch in there["partitions"]
+    }
+    return Owners(found, None, version)

@@ -1,17 +1,17 @@
-"""What the owner of a topic commits to its log: opens and seals of all its partitions, together.
+"""What a broker commits to a topic's log: opens and seals of all partitions that it has, together.
 
 Always true: one commit is under way for a topic at a time, and what partitions ask for meanwhile is
 the next one (hazard 16); where one of them cannot be committed, the others are, each by itself. All
-is under one intent of this owner, whose heartbeat says that it lives.
+is under one intent of this broker, whose heartbeat says that it lives.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intents import Intent
@@ -23,19 +23,20 @@ _Asked = tuple[tuple[Action, ...], "asyncio.Future[None]"]
 
 
 class TopicCommits:
-    """Of one owner of a topic. `clock_ms` is the store's time, about."""
+    """Of one broker that has partitions of a topic, each in the epoch that `epochs` says.
+    `clock_ms` is the store's time, about."""
 
     def __init__(
         self,
         client: TopicClient,
         topic: TopicInfo,
         ownership: Ownership,
-        epoch: int,
+        epochs: Mapping[int, int],
         clock_ms: Callable[[], int],
     ) -> None:
         self.client = client
         self.topic = topic
-        self.epoch = epoch
+        self.epochs = dict(epochs)
         self._ownership = ownership
         self._clock_ms = clock_ms
         self._last_ms = 0
@@ -54,9 +55,18 @@ class TopicCommits:
         self._last_ms = max(self._last_ms, self._clock_ms())
         return self._last_ms
 
-    async def check_owner(self) -> None:
+    async def check_owner(self, partition: int) -> None:
         """Raises Deposed, errors.Unavailable."""
-        await self._ownership.check(self.topic.id, self.epoch)
+        if partition not in self.epochs:
+            raise Deposed(f"this broker gave partition {partition} of {self.topic.name} up")
+        await self._ownership.check(self.topic.id, partition, self.epochs[partition])
+
+    async def lost(self) -> list[int]:
+        """The partitions that this broker has no more. Raises errors.Unavailable."""
+        epochs = dict(self.epochs)
+        now = await self._ownership.owners(self.topic.id, fresh=True)
+        mine = now.epochs_of(self._ownership.broker_id, max(epochs, default=0) + 1)
+        return [number for number, epoch in epochs.items() if mine.get(number) != epoch]
 
     async def state(self) -> TopicState:
         """The topic, not older than this call. Raises errors.TopicDeleted, errors.Unavailable."""

@@ -71,6 +71,7 @@ class ReadOptions:
     value_format: str = "binary"
     include_headers: bool = False
     include_metadata: bool = False
+    include_producer: bool = False
     key_filter: tuple[bytes, ...] | None = None
     metadata: str | None = None
     outage_timeout_s: float = 0.0
@@ -138,6 +139,7 @@ class ShapeOptions:
     value_format: str
     include_headers: bool
     include_metadata: bool
+    include_producer: bool
     metadata: str | None
 
 
@@ -180,6 +182,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
         value_format=value_of("valueFormat"),
         include_headers=value_of("includeHeaders"),
         include_metadata=value_of("includeMetadata"),
+        include_producer=value_of("includeProducer"),
         metadata=value_of("metadata"),
     )
 
@@ -262,6 +265,7 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
         value_format=given["valueFormat"],
         include_headers=given["includeHeaders"],
         include_metadata=given["includeMetadata"],
+        include_producer=given["includeProducer"],
         key_filter=given["keyFilter"],
         metadata=given["metadata"],
         outage_timeout_s=given["outageTimeout"] / 1000,

@@ -309,6 +309,13 @@ READ_OPTIONS = (
     Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
     Option("includeMetadata", READ, Flag(), "false", "adds the columns that say where a row lies"),
     Option(
+        "includeProducer",
+        READ,
+        Flag(),
+        "false",
+        "adds the name and the sequence id that a Pulsar producer gave a row",
+    ),
+    Option(
         "keyFilter",
         READ,
         Keys(),

@@ -14,7 +14,15 @@ import pyarrow as pa
 
 from spark_ledger.errors import SchemaIncompatible
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
-from spark_ledger.topic.entry.message_batch import EVENT_TIME, HEADERS, KEY, TYPED_NAMES, VALUE
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    PRODUCER_NAME,
+    SEQUENCE_ID,
+    TYPED_NAMES,
+    VALUE,
+)
 from spark_ledger.topic.read.row_blocks import Block
 
 CREATE_TIME = 0
@@ -65,6 +73,16 @@ def _stored(rows: Block, name: str) -> pa.Array | None:
 def _entrys(name: str) -> Column:
     def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         stored = _stored(rows, name)
+        return pa.nulls(rows.num_rows, kind) if stored is None else _as(stored, kind)
+
+    return column
+
+
+def _producers(name: str) -> Column:
+    """What only batches of Pulsar's producers have; typed rows may have a column of that name."""
+
+    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+        stored = None if rows.typed else _stored(rows, name)
         return pa.nulls(rows.num_rows, kind) if stored is None else _as(stored, kind)
 
     return column
@@ -184,6 +202,8 @@ _COLUMNS: dict[str, Column] = {
     "messageid": _message_ids,
     "schemaversion": _SCHEMA_VERSION,
     "valuesize": _value_size,
+    "producername": _producers(PRODUCER_NAME),
+    "sequenceid": _producers(SEQUENCE_ID),
 }
 _TYPED_COLUMNS: dict[str, Column] = {
     "__key": _entrys(KEY),
@@ -198,4 +218,6 @@ _TYPED_COLUMNS: dict[str, Column] = {
     "__entryid": _runs("entry"),
     "__batchindex": _counted("entry_row"),
     "__schemaversion": _SCHEMA_VERSION,
+    "__producername": _producers(PRODUCER_NAME),
+    "__sequenceid": _producers(SEQUENCE_ID),
 }

@@ -3,10 +3,11 @@
     binary, string   Kafka's: key value topic partition offset timestamp timestampType,
                      with includeHeaders: headers,
                      with includeMetadata: eventTime ledgerId entryId batchIndex messageId
-                     schemaVersion valueSize
+                     schemaVersion valueSize, with includeProducer: producerName sequenceId
     json and typed   the payload's own columns, then __key __topic __partition __offset
                      __publishTime __eventTime __messageId __messageProperties,
-                     with includeMetadata: __ledgerId __entryId __batchIndex __schemaVersion
+                     with includeMetadata: __ledgerId __entryId __batchIndex __schemaVersion,
+                     with includeProducer: __producerName __sequenceId
 
 Always true: the default schema is Kafka's, name for name and type for type; a user's .schema() is
 a projection by name, without regard to case, of all columns that the format has, whether an option
@@ -35,7 +36,15 @@ from spark_ledger.errors import (
 )
 from spark_ledger.spark.options.options import ShapeOptions
 from spark_ledger.spark.options.table import PAYLOAD_FORMATS
-from spark_ledger.topic.entry.message_batch import EVENT_TIME, HEADERS, KEY, TYPED_NAMES, VALUE
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    PRODUCER_NAME,
+    SEQUENCE_ID,
+    TYPED_NAMES,
+    VALUE,
+)
 
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
@@ -70,6 +79,7 @@ _PLACE: dict[str, Kinds] = {
     "schemaVersion": _INT,
     "valueSize": _INT,
 }
+_PRODUCER: dict[str, Kinds] = {"producerName": _TEXT, "sequenceId": _LONG}
 _TYPED: dict[str, Kinds] = {
     "__key": _BYTES,
     "__topic": _TEXT,
@@ -86,8 +96,9 @@ _TYPED_PLACE: dict[str, Kinds] = {
     "__batchIndex": _INT,
     "__schemaVersion": _INT,
 }
-_UNTYPED_ALL = {**_KAFKAS, "headers": _HEADERS, **_PLACE}
-_TYPED_ALL = {**_TYPED, **_TYPED_PLACE}
+_TYPED_PRODUCER: dict[str, Kinds] = {"__producerName": _TEXT, "__sequenceId": _LONG}
+_UNTYPED_ALL = {**_KAFKAS, "headers": _HEADERS, **_PLACE, **_PRODUCER}
+_TYPED_ALL = {**_TYPED, **_TYPED_PLACE, **_TYPED_PRODUCER}
 _IN_ENTRY = {
     "key": KEY,
     "value": VALUE,
@@ -97,6 +108,10 @@ _IN_ENTRY = {
     "__key": KEY,
     "__eventtime": EVENT_TIME,
     "__messageproperties": HEADERS,
+    "producername": PRODUCER_NAME,
+    "sequenceid": SEQUENCE_ID,
+    "__producername": PRODUCER_NAME,
+    "__sequenceid": SEQUENCE_ID,
 }
 """What a column of a reader is made of in an entry."""
 
@@ -121,8 +136,12 @@ def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> Struc
         assert payload is not None, "the payload's columns are looked up first"
         for column in payload.fields:
             check_not_reserved(column.name)
-        more = _TYPED_PLACE if shape.include_metadata else {}
-        return StructType([*payload.fields, *_struct({**_TYPED, **more})])
+        more = dict(_TYPED)
+        if shape.include_metadata:
+            more |= _TYPED_PLACE
+        if shape.include_producer:
+            more |= _TYPED_PRODUCER
+        return StructType([*payload.fields, *_struct(more)])
     columns = dict(_KAFKAS)
     if shape.value_format == "string":
         columns["value"] = _TEXT
@@ -130,6 +149,8 @@ def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> Struc
         columns["headers"] = _HEADERS
     if shape.include_metadata:
         columns |= _PLACE
+    if shape.include_producer:
+        columns |= _PRODUCER
     return StructType(_struct(columns))
 
 

@@ -74,6 +74,9 @@ TYPES: dict[str, pa.DataType] = {
 }
 TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messageProperties"}
 """What the columns beside the topic's own are called in a typed batch."""
+PRODUCER_NAME, SEQUENCE_ID = "producer_name", "sequence_id"
+PRODUCERS_TYPES: dict[str, pa.DataType] = {PRODUCER_NAME: pa.string(), SEQUENCE_ID: pa.int64()}
+"""What only batches of Pulsar's producers have beside TYPES."""
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
@@ -259,25 +262,22 @@ def decode_body(
     the payload, not copies; columns that are not among `columns` (None: all) are not even
     decompressed. Raises errors.UnsupportedFormat for a header that does not fit the rows, a damaged
     stream or one with other types, damaged or encrypted batches."""
-    if header.batches:
-        from spark_ledger.topic.entry import pulsar_batch  # for those alone who meet one
+    return decode_body_and_times(payload, header, columns)[0]
 
-        body = memoryview(payload)[header.body_at :]
-        return pulsar_batch.decode_entry(body, header.rows, columns)
+
+def decode_body_and_times(
+    payload: Buffer, header: Header, columns: Collection[str] | None = None
+) -> tuple[pa.RecordBatch, Longs | None]:
+    """As decode_body, and when each row was written; None: all at the header's `written_ms`."""
+    body = memoryview(payload)[header.body_at :]
+    if header.batches:
+        from spark_ledger.topic.entry import pulsar_columns  # for those alone who meet one
+
+        return pulsar_columns.decode_entry(body, header.rows, columns)
     try:
-        return _read(memoryview(payload)[header.body_at :], header, columns)
+        return _read(body, header, columns), header.each_ms()
     except (pa.ArrowException, StopIteration, OSError) as error:
         raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
-
-
-def times_of(payload: Buffer, header: Header) -> Longs | None:
-    """When each row of the entry was written; None: all at the header's `written_ms`. Raises
-    errors.UnsupportedFormat for damaged batches."""
-    if not header.batches:
-        return header.each_ms()
-    from spark_ledger.topic.entry import pulsar_batch
-
-    return pulsar_batch.publish_ms(memoryview(payload)[header.body_at :], header.rows)
 
 
 def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:

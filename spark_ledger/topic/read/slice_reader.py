@@ -25,9 +25,8 @@ from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import (
     Header,
-    decode_body,
+    decode_body_and_times,
     decode_header,
-    times_of,
 )
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
@@ -55,8 +54,8 @@ class FetchedEntry:
         errors.UnsupportedFormat when the entry is not what the plan says."""
         header = decode_header(self.entry.payload)
         rows = self._rows(header)
-        batch = _cut(decode_body(self.entry.payload, header, columns), rows)
-        times = times_of(self.entry.payload, header)
+        every, times = decode_body_and_times(self.entry.payload, header, columns)
+        batch = _cut(every, rows)
         runs = np.empty(len(self.pieces), dtype=RUN)
         for name, column in (("partition", "partition"), ("offset", "offset"), ("rows", "take")):
             runs[name] = self.pieces[column]

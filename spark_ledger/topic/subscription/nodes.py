@@ -7,8 +7,9 @@ ours.
 """
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
@@ -30,7 +31,13 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, read
 from spark_ledger.topic.log.names import escape, unescape
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.moves import Mark, needed_before_going_back, stored
-from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord
+from spark_ledger.topic.subscription.records import (
+    Positions,
+    Share,
+    SubscriptionKind,
+    SubscriptionRecord,
+    with_shares,
+)
 
 NEW = -1  # the version of a record that is not there yet
 NAME_CHARS_MAX = 255
@@ -39,12 +46,27 @@ NEAREST_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A subscription as it was read. `created_ms` by the store's clock."""
+    """A subscription as it was read. `created_ms` by the store's clock; `shares` by broker, each
+    with its node's version."""
 
     name: str
     record: SubscriptionRecord
     version: int
     created_ms: int
+    shares: Mapping[str, tuple[Share, int]] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> dict[int, int]:
+        """At or below where it is, as the nodes say."""
+        shares = (share for share, _ in self.shares.values())
+        return with_shares(self.record.floor, self.record.epoch, shares)
+
+    def used_by(self, brokers: Container[str]) -> bool:
+        """Whether consumers are connected at one of these."""
+        return any(
+            share.used and share.epoch == self.record.epoch and broker in brokers
+            for broker, (share, _) in self.shares.items()
+        )
 
 
 class SubscriptionNodes:
@@ -88,7 +110,30 @@ class SubscriptionNodes:
         if node is None:
             return None
         record = subscription_records.decode_subscription(node.value)
-        return Seen(name, record, node.version, node.created_ms)
+        consumers = record.kind is SubscriptionKind.CONSUMER
+        shares = await self._shares(name) if consumers else {}
+        return Seen(name, record, node.version, node.created_ms, shares)
+
+    async def _shares(self, name: str) -> dict[str, tuple[Share, int]]:
+        """One that goes while they are read was put into another in the same multi."""
+        for _ in range(TRIES_MAX):
+            try:
+                brokers = await self.store.children(self.share(name))
+            except NoNode:
+                return {}
+            found = await self.store.get_many([self.share(name, one) for one in brokers])
+            there = [node for node in found if node is not None]
+            if len(there) == len(brokers):
+                shares = (subscription_records.decode_share(node.value) for node in there)
+                versions = (node.version for node in there)
+                return dict(zip(brokers, zip(shares, versions, strict=True), strict=True))
+        raise StoreUnavailable(f"{self.share(name)} changed each time that it was read")
+
+    async def ensure_shares(self, name: str) -> None:
+        """There is a folder of shares, if there is the subscription."""
+        if await read(self.store, self.share(name)) is None:
+            with suppress(NodeExists, NoNode, OutcomeUnknown):
+                await self.store.create(self.share(name))
 
     async def get(self, name: str) -> Seen:
         """As `read`. Raises errors.SubscriptionNotFound, which tells near names."""
@@ -144,11 +189,14 @@ class SubscriptionNodes:
         hold. Raises OutcomeUnknown when it may be gone."""
         numbers = [mark.number for mark in await self.marks(seen.name)]
         operations: list[Operation] = [
+            *(Delete(self.share(seen.name, broker), ANY_VERSION) for broker in seen.shares),
             *(Delete(self._marks(seen.name, number), ANY_VERSION) for number in numbers),
             Delete(self._marks(seen.name), ANY_VERSION),
             Delete(self.path(seen.name), seen.version),
             self.touch(),
         ]
+        if await read(self.store, self.share(seen.name)) is not None:
+            operations.insert(len(seen.shares), Delete(self.share(seen.name), ANY_VERSION))
         try:
             await self.store.multi([*operations, *others])
             return True
@@ -178,12 +226,12 @@ class SubscriptionNodes:
         """Make a mark of where the subscription was seen, if it is there still (else it may have
         gone back, and the mark would hide that), and remove others. Losing a race or a response is
         no error: the next caller does it."""
-        name, record = seen.name, seen.record
+        name = seen.name
         operations: list[Operation] = [
             Delete(self._marks(name, number), ANY_VERSION) for number in forget
         ]
         if add is not None:
-            operations.append(self.mark(name, add, record.floor))
+            operations.append(self.mark(name, add, seen.floor))
         if operations:
             try:
                 await self.store.multi([Check(self.path(name), seen.version), *operations])
@@ -198,6 +246,9 @@ class SubscriptionNodes:
                 subscription=name,
             )
         return paths.subscription(self.topic_id, escape(name))
+
+    def share(self, name: str, broker_id: str | None = None) -> str:
+        return paths.subscription_share(self.topic_id, escape(name), broker_id)
 
     def _marks(self, name: str, number: int | None = None) -> str:
         return paths.subscription_marks(self.topic_id, escape(name), number)
@@ -216,3 +267,10 @@ class SubscriptionNodes:
         if version == NEW:
             return await self.read(name, fresh=False)
         return Seen(name, record, version + 1, 0)
+
+
+async def brokers_alive(store: MetadataStore) -> frozenset[str]:
+    try:
+        return frozenset(await store.children(paths.BROKERS_ALIVE))
+    except NoNode:
+        return frozenset()

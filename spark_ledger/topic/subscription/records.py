@@ -3,6 +3,7 @@
     /topic-ids/<id>/subscriptions                     {}; its version counts what a trim must know
     /topic-ids/<id>/subscriptions/<name>              the subscription
     /topic-ids/<id>/subscriptions/<name>/marks/<n>    where it was when the mark was made
+    /topic-ids/<id>/subscriptions/<name>/shares/<b>   where consumers at broker b are
 
 Always true: a position is the first offset that is not consumed; `floor` is never above where the
 subscription is, and a partition it leaves out may be anywhere: all of it is held. A record of a
@@ -11,7 +12,7 @@ docs/topics.md ("Subscriptions") shows them.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -62,6 +63,34 @@ class SubscriptionRecord:
         return self.life is SubscriptionLife.LIVE
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one broker knows of where a subscription's consumers are. It counts while the
+    subscription is of `epoch`. `used`: consumers are connected there. `at`: by partition the epoch
+    of its owner, and the position then; of two shares the one of the higher owner's epoch counts.
+    """
+
+    epoch: int
+    used: bool
+    at: Mapping[int, tuple[int, int]]
+
+
+def with_shares(floor: Positions, epoch: int, shares: Iterable[Share]) -> dict[int, int]:
+    """Where a subscription is whose record has that floor and epoch."""
+    best = newest(epoch, shares)
+    return {**floor, **{partition: offset for partition, (_, offset) in best.items()}}
+
+
+def newest(epoch: int, shares: Iterable[Share]) -> dict[int, tuple[int, int]]:
+    """By partition what counts of the shares."""
+    found: dict[int, tuple[int, int]] = {}
+    for share in shares:
+        if share.epoch == epoch:
+            for partition, at in share.at.items():
+                found[partition] = max(at, found.get(partition, at))
+    return found
+
+
 _TEXTS = ("query_id", "run_id", "owner", "intent")
 
 
@@ -110,6 +139,19 @@ def encode_mark(positions: Positions) -> bytes:
 
 def decode_mark(value: bytes) -> dict[int, int]:
     return _load(value, "subscription's mark", lambda plain: _positions(plain["positions"]))
+
+
+def encode_share(share: Share) -> bytes:
+    at = {str(partition): list(share.at[partition]) for partition in sorted(share.at)}
+    return _dump({"epoch": share.epoch, "used": share.used, "at": at})
+
+
+def decode_share(value: bytes) -> Share:
+    def build(plain: dict[str, Any]) -> Share:
+        at = {int(p): (int(epoch), int(offset)) for p, (epoch, offset) in plain["at"].items()}
+        return Share(int(plain["epoch"]), bool(plain["used"]), at)
+
+    return _load(value, "subscription's share", build)
 
 
 def _plain(positions: Positions) -> dict[str, int]:

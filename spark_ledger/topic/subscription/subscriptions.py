@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ from spark_ledger.topic.subscription import cursor_ledger, moves, seek_target
 from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.moves import GRACE_MS, Claim
-from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes
+from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
 from spark_ledger.topic.subscription.records import (
     Positions,
     SubscriptionKind,
@@ -217,6 +217,18 @@ class Subscriptions:
             )
         return await self.positions(topic_id, name)
 
+    async def create_for_consumers(self, topic_id: str, name: str, at: Positions) -> None:
+        """Make a subscription for Pulsar's consumers, at these positions, which may be in live
+        segments; of no effect if it is there. Raises errors.TopicNotFound, errors.TopicDeleted."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable(f"creating subscription '{name}'"):
+            await nodes.ensure_folder()
+            kind, floor = SubscriptionKind.CONSUMER, moves.stored(at)
+            record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
+            made = await nodes.create(name, record)
+            if made is not None:
+                await self._clip(nodes, made)
+
     async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
         """Remove it: it holds nothing any more. One that is in use only with `force`; its query
         then goes on without. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
@@ -278,7 +290,15 @@ class Subscriptions:
             there = [seen for seen in found if seen is not None]
             read = self._position if exact else _floor
             positions = await _each(there, lambda seen: read(nodes, seen))
-            return [_info(*one) for one in zip(there, positions, strict=True)]
+            brokers = await brokers_alive(self.store)
+            return [_info(*one, brokers) for one in zip(there, positions, strict=True)]
+
+    async def used_by_consumers(self, topic_id: str, name: str) -> bool:
+        """Whether consumers of it are connected at some broker."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable(f"reading subscription '{name}'"):
+            seen = await nodes.read(name)
+            return seen is not None and seen.used_by(await brokers_alive(self.store))
 
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
         """Where the subscription is, from the record and its cursor ledger, without disturbing its
@@ -328,7 +348,7 @@ class Subscriptions:
         if seen is None:
             return None
         marks = await nodes.marks(name)
-        found = moves.held(marks, seen.record.floor, now_ms, grace_ms)
+        found = moves.held(marks, seen.floor, now_ms, grace_ms)
         await nodes.renew_marks(seen, found.add, found.forget)
         return seen.record, found.positions
 
@@ -405,8 +425,16 @@ class Subscriptions:
 
     async def _check_free(self, seen: Seen, force: bool) -> None:
         """Whether it may be taken from its owner. Raises errors.SubscriptionBusy."""
-        if not force and await self._alive(seen.record):
+        if force:
+            return
+        if await self._alive(seen.record):
             raise moves.busy(seen.name, seen.record)
+        brokers = await brokers_alive(self.store) if seen.shares else ()
+        if seen.used_by(brokers):
+            raise errors.SubscriptionBusy(
+                f"subscription '{seen.name}' is used by consumers of a broker",
+                subscription=seen.name,
+            )
 
     async def _discard(self, record: SubscriptionRecord) -> None:
         """Fence and delete a ledger that the record does not name any more."""
@@ -443,13 +471,14 @@ class Subscriptions:
                 last = await cursor_ledger.last_entry(
                     self._ledgers, seen.record.ledger_id, fence=False
                 )
-                return moves.later(seen.record.floor, {} if last is None else last.positions)
+                found = moves.later(seen.record.floor, {} if last is None else last.positions)
+                return replace(seen, record=replace(seen.record, floor=found)).floor
             except errors.NoSuchLedger:  # its owner went on to another, or it is lost
                 again = await nodes.get(seen.name)
                 if again.record.ledger_id == seen.record.ledger_id:
                     break
                 seen = again
-        return dict(seen.record.floor)
+        return seen.floor
 
     def _kept(self, cursor: Cursor) -> Cursor:
         ended = [one for one in self._cursors if one.failure is not None]
@@ -483,15 +512,15 @@ async def _each(some: Sequence[T], ask: Callable[[T], Awaitable[R]]) -> builtins
 
 
 async def _floor(nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
-    return dict(seen.record.floor)
+    return seen.floor
 
 
-def _info(seen: Seen, positions: Positions) -> SubscriptionInfo:
+def _info(seen: Seen, positions: Positions, brokers: Container[str]) -> SubscriptionInfo:
     record = seen.record
     return SubscriptionInfo(
         seen.name,
         record.kind,
-        record.live,
+        record.live or seen.used_by(brokers),
         record.query_id,
         record.run_id,
         record.epoch,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.broker import acks as rules
+from spark_ledger.broker.consumers import acks as rules
 from spark_ledger.broker.consumers.acks import Acks, ack_set, acked_in
 
 OFFSETS = st.integers(0, 60)

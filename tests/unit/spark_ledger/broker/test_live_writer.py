@@ -50,10 +50,11 @@ class Owner:
 
     async def take(self, idle_s=60.0):
         await self.ownership.register()
-        now = await self.ownership.choose(self.stage.topic.id, here=True)
-        self.commits = TopicCommits(
-            self.client, self.stage.topic, self.ownership, now.epoch, lambda: NOW_MS
-        )
+        topic = self.stage.topic
+        await self.ownership.choose(topic.id, 0, topic.partitions, here=True)
+        owners = await self.ownership.owners(topic.id)
+        epochs = owners.epochs_of(self.ownership.broker_id, topic.partitions)
+        self.commits = TopicCommits(self.client, topic, self.ownership, epochs, lambda: NOW_MS)
         self.writer = LiveWriter(self.commits, 0, self.limits, self.stored, idle_s)
         await self.writer.start()
         return self
@@ -144,7 +145,7 @@ def test_a_successor_seals_what_was_left_open_and_the_deposed_one_sends_its_prod
         old = await owner_of(stage)
         await old.all_stored(old.send([b"a", b"b"]))
         new = await (await another_of(stage)).take()
-        assert new.commits.epoch == old.commits.epoch + 1
+        assert new.commits.epochs[0] == old.commits.epochs[0] + 1
         state = await new.commits.state()
         assert (state.partitions[0].live, state.partitions[0].end_offset) == (None, 2)
         lost = old.send([b"lost"])

@@ -444,6 +444,23 @@ async def test_the_last_add_confirmed_is_announced_when_appends_pause():
 
 
 @simulated
+async def test_what_is_confirmed_is_announced_at_once_and_not_more_often_than_the_pause():
+    cluster, ledgers = await cluster_of(3)
+    pause_s = ledgers.config.explicit_lac_s
+    writer = await ledgers.create(3, 3, 2, announce_lac=True)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    for _ in range(3):
+        await writer.append(b"one")
+        await asyncio.sleep(pause_s / 10)
+    assert await reader.refresh_last_add_confirmed() == 1, "the third add carried that"
+    requests = cluster.bookies["a"].requests
+    told = [r.last_add_confirmed for r in requests if isinstance(r, m.WriteLacRequest)]
+    assert told == [0]
+    await asyncio.sleep(pause_s)
+    assert await reader.refresh_last_add_confirmed() == 2
+
+
+@simulated
 async def test_a_ledger_needs_as_many_writable_bookies_as_its_ensemble():
     _, ledgers = await cluster_of(2)
     with pytest.raises(errors.NotEnoughBookies, match="needs 3 writable bookies, there are 2"):

@@ -29,8 +29,9 @@ from spark_ledger.errors import (
 )
 from spark_ledger.spark.options.options import shape_options
 from spark_ledger.spark.rows import columns, schema
-from spark_ledger.topic.entry import message_batch
+from spark_ledger.topic.entry import message_batch, pulsar_batch, pulsar_columns
 from spark_ledger.topic.read.row_blocks import RUN, Block, Joining, Rows
+from tests.kit.pulsar_batches import batch_of, message
 from tests.kit.segments_seen import block_of
 
 HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
@@ -120,6 +121,33 @@ def test_options_add_columns_to_the_schema():
         *("eventTime", "ledgerId", "entryId", "batchIndex", "messageId"),
         *("schemaVersion", "valueSize"),
     ]
+
+
+def test_the_producer_of_a_row_is_told_on_request():
+    declared = schema.read_schema(shape(includeProducer="true"))
+    assert declared.names[7:] == ["producerName", "sequenceId"]
+    wanted = schema.entry_columns(declared)
+    assert {"producer_name", "sequence_id"} <= wanted
+    sent = [batch_of([message(b"v"), message(b"w")], producer="p", sequence_id=7)]
+    found = pulsar_columns.decoded([pulsar_batch.parse(one) for one in sent], wanted)
+    batch = columns.to_spark(block_of(Rows(0, 0, 1, found)), "t", arrow(declared))
+    assert batch.column("producerName").to_pylist() == ["p", "p"]
+    assert batch.column("sequenceId").to_pylist() == [7, 8]
+
+
+def test_rows_of_spark_have_no_producer_whatever_their_columns_are_called():
+    declared = schema.read_schema(shape(includeProducer="true"))
+    batch = columns.to_spark(rows(), "t", arrow(declared))
+    assert batch.column("producerName").null_count == batch.column("sequenceId").null_count == 3
+    own = pa.RecordBatch.from_pydict({"producer_name": ["x"], "sequence_id": [1]})
+    asked = schema.read_schema(
+        shape(valueFormat="arrow", includeProducer="true"), ddl("producer_name STRING")
+    )
+    typed = block_of(Rows(0, 0, 1, own, typed=True))
+    made = columns.to_spark(typed, "t", arrow(asked), [own.column("producer_name")])
+    assert made.column("producer_name").to_pylist() == ["x"]
+    assert made.column("__producerName").to_pylist() == [None]
+    assert made.column("__sequenceId").to_pylist() == [None]
 
 
 def test_typed_rows_have_their_own_columns_first_and_metadata_after_them():

@@ -59,6 +59,7 @@ GOOD = {
     "valueFormat": "arrow",
     "includeHeaders": "true",
     "includeMetadata": "true",
+    "includeProducer": "true",
     "filterPushdown": "false",
     "metadata": "topics",
     "routing": "single",

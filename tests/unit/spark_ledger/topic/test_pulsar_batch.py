@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.entry.message_batch import (
     TYPES,
     Share,
     column_of,
     decode_body,
+    decode_body_and_times,
     decode_header,
     encode_header,
-    times_of,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import batch_of, lone, message
@@ -48,7 +48,7 @@ def entry_of(*batches, written_ms=9):
 
 
 def rows_of(batch):
-    return pulsar_batch.decoded([pulsar_batch.parse(batch, check=True)])
+    return pulsar_columns.decoded([pulsar_batch.parse(batch, check=True)])
 
 
 def plain(found):
@@ -98,7 +98,7 @@ def test_an_entry_keeps_the_bytes_and_the_boundaries_of_several_batches():
     ]
     assert (header.rows, header.shares, header.written_ms) == (3, (Share(2, 3, 5),), 9)
     assert decode_body(entry, header).column("value").to_pylist() == [b"a", b"b", b"c"]
-    assert times_of(entry, header).tolist() == [10, 10, 1]
+    assert decode_body_and_times(entry, header)[1].tolist() == [10, 10, 1]
 
 
 def test_columns_that_nobody_asks_for_are_not_made():
@@ -125,7 +125,7 @@ def test_rows_of_columns_come_back_from_the_batch_that_is_made_of_them(values, w
         100,
         3,
     )
-    assert plain(pulsar_batch.decoded([made])) == plain(rows)
+    assert plain(pulsar_columns.decoded([made])) == plain(rows)
 
 
 def test_a_batch_is_the_bytes_that_the_protocol_says():

@@ -1,0 +1,309 @@
+"""Messages of Pulsar's producers as Arrow columns. Pure.
+
+    batches -> their payloads, decompressed, in one buffer -> where the parts of each message lie
+    (pulsar_walk.py) -> columns, copied out of the buffer at once
+
+Always true: what is decoded is exactly the messages in their order, the same whether they are found
+together or, where they are few or odd, one by one by protobuf; columns that are not asked for are
+not made. A message without a key, or with a null one, has a null key; one whose value is null (a
+tombstone) a null value; a property is a header, also one of a name that comes twice; event time 0
+means none. A lone message is a batch of one. A batch that is encrypted cannot be decoded here: only
+its consumers can.
+"""
+
+from base64 import b64decode
+from collections.abc import Collection, Sequence
+from struct import Struct
+from struct import error as struct_error
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from bookie_server.api.entry import Buffer
+from spark_ledger.topic.entry import pulsar_walk
+from spark_ledger.topic.entry.arrow_arrays import of_list
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    HEADERS_TYPE,
+    KEY,
+    PRODUCER_NAME,
+    PRODUCERS_TYPES,
+    SEQUENCE_ID,
+    TYPES,
+    VALUE,
+    Longs,
+)
+from spark_ledger.topic.entry.pulsar_batch import Batch, Damaged, parsed, payload_of
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
+
+FEW = 128
+"""So many messages are decoded one by one as fast as together."""
+TOGETHER_BYTES_MAX = 1 << 30  # 32-bit offsets
+ALL = {**TYPES, **PRODUCERS_TYPES}
+_SIZE = Struct(">I")
+_SIGN, _RANGE = 1 << 63, 1 << 64
+
+
+def decode_entry(
+    body: memoryview, rows: int, columns: Collection[str] | None = None
+) -> tuple[pa.RecordBatch, Longs]:
+    """All rows of an entry whose body has batches, as `decoded`, and when each was published, by
+    its producer's clock. Raises Damaged, errors.UnsupportedFormat."""
+    batches = parsed(body, rows)
+    counts = [one.messages for one in batches]
+    times = np.array([min(one.metadata.publish_time, _SIGN - 1) for one in batches], np.int64)
+    return decoded(batches, columns), np.repeat(times, counts)
+
+
+def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) -> pa.RecordBatch:
+    """The messages of all, in order, in columns of ALL; those that are null in every row are left
+    out, and so are those that are not among `columns`. Raises Damaged."""
+    wanted = {name for name in ALL if columns is None or name in columns}
+    if not wanted:
+        return _of(sum(one.messages for one in batches), {})
+    payloads = [payload_of(one) for one in batches]
+    if sum(one.messages for one in batches) > FEW:
+        try:
+            return _together(batches, payloads, wanted)
+        except pulsar_walk.Odd:
+            pass
+    rows = _Rows(wanted)
+    for batch, payload in zip(batches, payloads, strict=True):
+        before = rows.count
+        rows.add(batch, bytes(payload))
+        if rows.count - before != batch.messages:
+            raise Damaged(f"a batch of {rows.count - before} messages says {batch.messages}")
+    return rows.record_batch()
+
+
+def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
+    if made:
+        return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+    empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+    return pa.RecordBatch.from_struct_array(empty)
+
+
+# -- together ------------------------------------------------------------------------------------
+
+
+def _together(
+    batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
+) -> pa.RecordBatch:
+    """Raises Odd."""
+    parts: list[Buffer] = []
+    ends: list[tuple[int, int]] = []
+    messages = total = 0
+    for batch, payload in zip(batches, payloads, strict=True):
+        head = b"" if batch.batched else _head(batch.metadata, len(payload))
+        parts += (head, payload)
+        messages += batch.messages
+        total += len(head) + len(payload)
+        ends.append((messages, total))
+    if total > TOGETHER_BYTES_MAX:
+        raise pulsar_walk.Odd
+    buffer = b"".join((*parts, pulsar_walk.PADDING))
+    found = pulsar_walk.walk(buffer, ends, properties=HEADERS in wanted)
+    data, made = pa.py_buffer(buffer), dict[str, pa.Array]()
+    if KEY in wanted and bool(found.has_key.any()):
+        keys = _copied(data, found.key, found.has_key)
+        if bool((found.base64 & found.has_key).any()):
+            keys = _from_base64(keys, found.base64)
+        made[KEY] = keys.view(TYPES[KEY])
+    if VALUE in wanted and not bool(found.null_value.all()):
+        made[VALUE] = _copied(data, found.value, ~found.null_value)
+    if EVENT_TIME in wanted and bool(found.event_ms.any()):
+        made[EVENT_TIME] = _times(found.event_ms)
+    if HEADERS in wanted and bool(found.properties.any()):
+        ends_of = np.concatenate([[0], np.cumsum(found.properties)])
+        names, texts = _copied(data, found.name), _copied(data, found.text)
+        made[HEADERS] = _headers(ends_of, names.view(pa.string()), texts)
+    if PRODUCER_NAME in wanted:
+        made[PRODUCER_NAME] = _producers(batches)
+    if SEQUENCE_ID in wanted:
+        made[SEQUENCE_ID] = _sequence_ids(batches, found)
+    return _of(messages, made)
+
+
+def _head(said: MessageMetadata, size: int) -> bytes:
+    """What a batch would have before the lone message. Raises Odd."""
+    head = SingleMessageMetadata(payload_size=size, event_time=said.event_time)
+    if said.HasField("partition_key"):
+        if not isinstance(said.partition_key, str):
+            raise pulsar_walk.Odd
+        head.partition_key = said.partition_key
+        head.partition_key_b64_encoded = said.partition_key_b64_encoded
+    if said.properties:
+        head.properties.extend(said.properties)
+    if said.null_partition_key:
+        head.null_partition_key = True
+    if said.null_value:
+        head.null_value = True
+    found: bytes = head.SerializeToString()
+    return _SIZE.pack(len(found)) + found
+
+
+def _copied(
+    data: pa.Buffer,
+    spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    there: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """The spans of the buffer, which rise, as bytes; null where it is not `there`."""
+    starts, stops = spans
+    count = len(starts)
+    offsets = np.empty(2 * count, dtype=np.int32)  # a span, what is up to the next, a span, ...
+    offsets[0::2], offsets[1::2] = starts, stops
+    if not count:
+        return of_list([], pa.binary())
+    buffers = [None, pa.py_buffer(offsets), data]
+    pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    bits = None if there is None or bool(there.all()) else _bits(there)
+    spots = pa.py_buffer(np.arange(0, 2 * count, 2, dtype=np.int32))
+    return pieces.take(pa.Array.from_buffers(pa.int32(), count, [bits, spots]))
+
+
+def _from_base64(keys: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
+    found = [
+        _key_bytes(key) if encoded and key is not None else key
+        for key, encoded in zip(keys.to_pylist(), which.tolist(), strict=True)
+    ]
+    return of_list(found, TYPES[KEY])
+
+
+def _producers(batches: Sequence[Batch]) -> pa.Array:
+    """The name of each message's producer."""
+    names = of_list([one.metadata.producer_name for one in batches], pa.string())
+    which = np.repeat(np.arange(len(batches), dtype=np.int32), [one.messages for one in batches])
+    spots = pa.Array.from_buffers(pa.int32(), len(which), [None, pa.py_buffer(which)])
+    return names.take(spots)
+
+
+def _sequence_ids(batches: Sequence[Batch], found: pulsar_walk.Found) -> pa.Array:
+    """That of each message; its batch's where it has none."""
+    counts = [one.messages for one in batches]
+    of_batches = np.repeat([_signed(one.metadata.sequence_id) for one in batches], counts)
+    ids = np.where(found.has_sequence_id, found.sequence_id, of_batches)
+    return pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(ids)])
+
+
+# -- one by one ------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """Messages on their way into columns."""
+
+    def __init__(self, wanted: set[str]) -> None:
+        self.count = 0
+        self._wanted = wanted
+        self._values: list[bytes | memoryview | None] = []
+        self._keys: list[bytes | None] = []
+        self._event_ms: list[int] = []
+        self._header_ends: list[int] = [0]
+        self._names: list[str | bytes] = []
+        self._texts: list[str | bytes] = []
+        self._producers: list[str | bytes] = []
+        self._sequence_ids: list[int] = []
+
+    def add(self, batch: Batch, data: bytes) -> None:
+        if not batch.batched:
+            self._take(batch.metadata, data, batch)
+            return
+        try:
+            self._take_all(data, batch)
+        except (struct_error, DecodeError) as error:
+            raise Damaged(f"a damaged batch: {error}") from error
+
+    def _take_all(self, data: bytes, batch: Batch) -> None:
+        at, total = 0, len(data)
+        take, read, size_at = self._take, SingleMessageMetadata.FromString, _SIZE.unpack_from
+        for _ in range(batch.messages):
+            begin = at + 4 + size_at(data, at)[0]
+            one = read(data[at + 4 : begin])
+            at = begin + one.payload_size
+            if not begin <= at <= total:
+                raise Damaged(f"a damaged batch: a message of {one.payload_size} bytes")
+            take(one, data[begin:at], batch)
+        if at != total:
+            raise Damaged(f"a damaged batch: {total - at} bytes after its last message")
+
+    def _take(
+        self, said: MessageMetadata | SingleMessageMetadata, value: bytes, batch: Batch
+    ) -> None:
+        self.count += 1
+        wanted = self._wanted
+        if VALUE in wanted:
+            self._values.append(None if said.null_value else value)
+        if KEY in wanted:
+            self._keys.append(_key(said) if said.HasField("partition_key") else None)
+        if EVENT_TIME in wanted:
+            self._event_ms.append(said.event_time)
+        if HEADERS in wanted:
+            properties = said.properties
+            if properties:
+                self._names += [each.key for each in properties]
+                self._texts += [each.value for each in properties]
+            self._header_ends.append(len(self._names))
+        if PRODUCER_NAME in wanted:
+            self._producers.append(batch.metadata.producer_name)
+        if SEQUENCE_ID in wanted:
+            one = said if said.HasField("sequence_id") else batch.metadata
+            self._sequence_ids.append(_signed(one.sequence_id))
+
+    def record_batch(self) -> pa.RecordBatch:
+        made: dict[str, pa.Array] = {}
+        if any(key is not None for key in self._keys):
+            made[KEY] = of_list(self._keys, TYPES[KEY])
+        if any(value is not None for value in self._values):
+            made[VALUE] = of_list(self._values, TYPES[VALUE])
+        if any(self._event_ms):
+            made[EVENT_TIME] = _times(self._event_ms)
+        if self._names:
+            names, texts = of_list(self._names, pa.string()), of_list(self._texts, pa.binary())
+            made[HEADERS] = _headers(np.array(self._header_ends), names, texts)
+        if self._producers:
+            made[PRODUCER_NAME] = of_list(self._producers, pa.string())
+        if self._sequence_ids:
+            made[SEQUENCE_ID] = of_list(self._sequence_ids, pa.int64())
+        return _of(self.count, made)
+
+
+def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
+    """A list for each message, of the pairs up to its end; null where it has none."""
+    pairs = pa.StructArray.from_arrays([names, texts], fields=list(HEADERS_TYPE.value_type))
+    bits, offsets = _bits(np.diff(ends) > 0), pa.py_buffer(ends.astype(np.int32))
+    return pa.Array.from_buffers(HEADERS_TYPE, len(ends) - 1, [bits, offsets], children=[pairs])
+
+
+def _key(said: MessageMetadata | SingleMessageMetadata) -> bytes | None:
+    if said.null_partition_key:
+        return None
+    key: str | bytes = said.partition_key  # bytes: not UTF-8
+    found = key.encode() if isinstance(key, str) else key
+    return _key_bytes(found) if said.partition_key_b64_encoded else found
+
+
+def _key_bytes(text: bytes) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise Damaged(f"a damaged batch: a key that is not base64: {error}") from error
+
+
+def _times(event_ms: "list[int] | npt.NDArray[np.int64]") -> pa.Array:
+    """Microseconds; null where the message has none."""
+    try:
+        ms = np.array(event_ms, dtype=np.int64)
+    except OverflowError as error:
+        raise Damaged(f"a damaged batch: an event time beyond 64 bits: {error}") from error
+    values = pa.py_buffer(np.ascontiguousarray(ms * 1000))
+    return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(ms != 0), values])
+
+
+def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def _signed(number: int) -> int:
+    return number - _RANGE if number >= _SIGN else number

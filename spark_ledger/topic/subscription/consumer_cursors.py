@@ -1,0 +1,344 @@
+"""Where the consumers at one broker are, of all its subscriptions, made durable together.
+
+    advance(partition, offset) ... a second ... -> the broker's share of the subscription
+                                                   (with those of others in one multi)
+
+Always true:
+- a broker writes its own share alone, so brokers do not wait for each other; of two that wrote of a
+  partition the owner of the higher epoch counts, so that an owner of before changes nothing;
+- a write checks that the subscription is as it was seen: after a seek, a deletion, or when another
+  broker took this one for dead and has put its share into its own, `failure` is set, nothing more
+  is written, and `on_failure` is called;
+- `advance` waits for nothing; what was told last is written, MULTI_BYTES_MAX of values in a multi;
+- a step back is written with a new version of the subscriptions' node and of the subscription's
+  record: a trim planned before it fails, and no mark hides it (hazard 37);
+- the shares of brokers that are not alive go into that of the next broker that opens the
+  subscription, in one multi, so there are no more of them than brokers.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+from spark_ledger import errors
+from spark_ledger.metadata.store import (
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    StoreError,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription import records
+from spark_ledger.topic.subscription.moves import Claim, check_free
+from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
+from spark_ledger.topic.subscription.records import Share, SubscriptionKind, newest, with_shares
+from spark_ledger.topic.subscription.subscriptions import Subscriptions
+
+WRITE_EVERY_S = 1.0
+LOOK_EVERY_S = 10.0
+"""What is not written is read so often: it may have been deleted, or sought."""
+MULTI_BYTES_MAX = 256 << 10
+MULTI_WRITES_MAX = 250
+
+_log = logging.getLogger(__name__)
+
+
+class ConsumerCursor:
+    """A subscription at one broker. Made by ConsumerCursors.open."""
+
+    def __init__(
+        self,
+        cursors: "ConsumerCursors",
+        nodes: SubscriptionNodes,
+        seen: Seen,
+        share: Share,
+        version: int,
+    ) -> None:
+        self.name = seen.name
+        self.failure: errors.LedgerError | None = None
+        self.on_failure: Callable[[], None] = _nothing
+        self.used = True
+        self.doubt = False  # a write failed: what is there is to be read again
+        self.looked_s = asyncio.get_running_loop().time()
+        self._cursors = cursors
+        self._nodes = nodes
+        self._seen = seen
+        self._written = share
+        self._version = version
+        self._at = dict(share.at)
+        self._highest = dict(share.at)  # that may have been read by others
+
+    def check(self) -> None:
+        """Raises errors.LedgerFenced, errors.SubscriptionNotFound as `failure` says."""
+        if self.failure is not None:
+            raise self.failure
+
+    async def adopt(self, partition: int, epoch: int) -> int:
+        """Where the subscription is in a partition that this broker has in that epoch. Raises as
+        `check`, errors.Unavailable."""
+        with reachable(f"reading subscription '{self.name}'"):
+            seen = await self._nodes.read(self.name)
+        self._judge(seen)
+        self.check()
+        assert seen is not None, "else it has failed"
+        shares = [share for share, _ in seen.shares.values()]
+        own = Share(seen.record.epoch, True, self._at)
+        positions = with_shares(seen.record.floor, seen.record.epoch, [*shares, own])
+        self._at[partition] = (epoch, positions.get(partition, 0))
+        self._cursors.changed()
+        return self._at[partition][1]
+
+    def advance(self, partition: int, offset: int) -> None:
+        """The subscription is there in a partition that was adopted; written soon. It may go
+        back."""
+        self._at[partition] = (self._at[partition][0], offset)
+        self._cursors.changed()
+
+    @property
+    def dirty(self) -> bool:
+        return self.failure is None and self.share() != self._written
+
+    @property
+    def goes_back(self) -> bool:
+        return any(at[1] < self._highest.get(p, at)[1] for p, at in self._at.items())
+
+    def share(self) -> Share:
+        return Share(self._seen.record.epoch, self.used, dict(self._at))
+
+    async def operations(self, share: Share) -> list[Operation]:
+        """What writes it. Raises StoreUnavailable."""
+        nodes, seen = self._nodes, self._seen
+        write = Set(
+            nodes.share(self.name, self._cursors.broker_id),
+            records.encode_share(share),
+            self._version,
+        )
+        if not self.goes_back:
+            for partition, at in share.at.items():
+                self._highest[partition] = max(at, self._highest.get(partition, at))
+            return [Check(nodes.path(self.name), seen.version), write]
+        positions = with_shares(seen.floor, share.epoch, [share])
+        record = records.encode_subscription(seen.record)
+        back = nodes.going_back(self.name, await nodes.marks(self.name), positions)
+        return [Set(nodes.path(self.name), record, seen.version), write, *back]
+
+    def was_written(self, share: Share, *, back: bool) -> None:
+        self._written, self._version = share, self._version + 1
+        self.looked_s = asyncio.get_running_loop().time()
+        if back:
+            self._highest = dict(share.at)
+            self.doubt = True  # of which version the record is
+
+    async def look(self) -> None:
+        """Read what is there. Raises StoreError."""
+        seen = await self._nodes.read(self.name)
+        self._judge(seen)
+        if seen is not None and self.failure is None:
+            self._written, self._version = seen.shares[self._cursors.broker_id]
+            self._seen, self.doubt = seen, False
+        self.looked_s = asyncio.get_running_loop().time()
+
+    def _judge(self, seen: Seen | None) -> None:
+        """It fails if it is not the subscription that was opened, with this broker's share."""
+        if seen is None:
+            gone = f"subscription '{self.name}' was deleted"
+            self._fail(errors.SubscriptionNotFound(gone, subscription=self.name))
+            return
+        mine = seen.shares.get(self._cursors.broker_id)
+        known = (self._seen.record.epoch, self._seen.record.owner)
+        if (seen.record.epoch, seen.record.owner) != known or mine is None:
+            why = "another broker has what this one knew" if mine is None else "it was sought"
+            told = f"subscription '{self.name}' is to be opened again: {why}"
+            self._fail(errors.LedgerFenced(told, subscription=self.name))
+
+    def _fail(self, error: errors.LedgerError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.on_failure()
+
+
+class ConsumerCursors:
+    """Of one broker, whose id is the name of its ephemeral below /brokers/alive."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        subscriptions: Subscriptions,
+        broker_id: str,
+        rng: random.Random,
+    ) -> None:
+        self.broker_id = broker_id
+        self._store = store
+        self._subscriptions = subscriptions
+        self._rng = rng
+        self._open: dict[ConsumerCursor, None] = {}
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def open(
+        self, topic: TopicInfo, name: str, start: Callable[[], Awaitable[Mapping[int, int]]]
+    ) -> ConsumerCursor:
+        """The subscription, made at `start()` if it is not there. Raises errors.SubscriptionBusy,
+        errors.SubscriptionTypeMismatch, errors.TopicNotFound, errors.TopicDeleted,
+        errors.OptionInvalid, errors.Unavailable."""
+        nodes = SubscriptionNodes(self._store, topic.id)
+        nodes.path(name)
+        with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
+            for tries in range(TRIES_MAX):
+                opened = await self._try_open(topic, nodes, name, start)
+                if opened is not None:
+                    self._open[opened] = None
+                    if self._task is None:
+                        self._task = asyncio.get_running_loop().create_task(self._work())
+                    return opened
+                await asyncio.sleep(pause_s(self._rng, tries))
+        raise errors.CommitContended(f"subscription '{name}' changes again and again")
+
+    async def _try_open(
+        self,
+        topic: TopicInfo,
+        nodes: SubscriptionNodes,
+        name: str,
+        start: Callable[[], Awaitable[Mapping[int, int]]],
+    ) -> ConsumerCursor | None:
+        seen = await nodes.read(name)
+        if seen is None:
+            await self._subscriptions.create_for_consumers(topic.id, name, await start())
+            return None
+        claim = Claim(f"consumers-of-{topic.id}", "", "", kind=SubscriptionKind.CONSUMER)
+        check_free(name, seen.record, claim, alive=False)
+        if seen.record.live:
+            await self._take_from_cursor(topic, name, claim.query_id)
+            return None
+        await nodes.ensure_shares(name)
+        return await self._with_share(nodes, seen)
+
+    async def _take_from_cursor(self, topic: TopicInfo, name: str, query_id: str) -> None:
+        """A broker of before had it alone: what its cursor's ledger says goes into the record."""
+        cursor = await self._subscriptions.open(
+            topic,
+            name,
+            query_id,
+            f"{self._rng.getrandbits(128):032x}",
+            kind=SubscriptionKind.CONSUMER,
+        )
+        await cursor.recovered()
+        await cursor.release()
+
+    async def _with_share(self, nodes: SubscriptionNodes, seen: Seen) -> ConsumerCursor | None:
+        alive = await brokers_alive(self._store)
+        mine = seen.shares.get(self.broker_id)
+        gone = {b: one for b, one in seen.shares.items() if b not in alive or b == self.broker_id}
+        at = newest(seen.record.epoch, (share for share, _ in gone.values()))
+        share = Share(seen.record.epoch, True, at)
+        path, value = nodes.share(seen.name, self.broker_id), records.encode_share(share)
+        written = await self._multi(
+            [
+                Check(nodes.path(seen.name), seen.version),
+                Create(path, value) if mine is None else Set(path, value, mine[1]),
+                *(
+                    Delete(nodes.share(seen.name, broker), version)
+                    for broker, (_, version) in gone.items()
+                    if broker != self.broker_id
+                ),
+            ]
+        )
+        version = 0 if mine is None else mine[1] + 1
+        return ConsumerCursor(self, nodes, seen, share, version) if written else None
+
+    async def _multi(self, operations: Sequence[Operation]) -> bool:
+        """Whether all is written. False: none of it, or it is not known: whoever looks again sees
+        what became of it."""
+        with suppress(MultiFailed, OutcomeUnknown):
+            await self._store.multi(operations)
+            return True
+        return False
+
+    async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
+        """Nobody uses it here: write where it is, and let it go. What cannot be written in time is
+        left as it is."""
+        cursor.used = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while cursor.failure is None and (cursor.dirty or cursor.doubt):
+                    await self._round([cursor])
+                    if cursor.dirty and cursor.doubt:
+                        await asyncio.sleep(pause_s(self._rng, 5))
+        self._open.pop(cursor, None)
+
+    async def close(self) -> None:
+        """Release first what is to be written."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self._round(list(self._open))
+            await asyncio.sleep(WRITE_EVERY_S)
+
+    async def _round(self, some: list[ConsumerCursor]) -> None:
+        async with self._writing:
+            late_s = asyncio.get_running_loop().time() - LOOK_EVERY_S
+            try:
+                for one in some:
+                    if one.doubt or (one.looked_s < late_s and not one.dirty):
+                        await one.look()
+                    if one.failure is not None:
+                        self._open.pop(one, None)
+                dirty = [one for one in some if one.dirty]
+                for one in [one for one in dirty if one.goes_back]:
+                    await self._write([one])
+                await self._write([one for one in dirty if not one.goes_back])
+            except (StoreError, errors.LedgerError) as error:
+                _log.warning("where consumers are is written later: %s", error)
+            if any(one.dirty or one.doubt for one in some):
+                self.changed()
+
+    async def _write(self, some: list[ConsumerCursor]) -> None:
+        """Together, or, where one of them is not as it was seen, each by itself."""
+        at = 0
+        while at < len(some):
+            part: list[tuple[ConsumerCursor, Share, bool]] = []
+            operations: list[Operation] = []
+            size = 0
+            while at < len(some) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:
+                one, share = some[at], some[at].share()
+                part.append((one, share, one.goes_back))
+                added = await one.operations(share)
+                size += sum(len(op.value) for op in added if isinstance(op, Set))
+                operations += added
+                at += 1
+            for one, _, _ in part:
+                one.doubt = True
+            if await self._multi(operations):
+                for one, share, back in part:
+                    one.doubt = False
+                    one.was_written(share, back=back)
+            elif len(part) > 1:
+                for one, _, _ in part:
+                    await one.look()
+                    if one.dirty:
+                        await self._write([one])
+
+
+def _nothing() -> None:
+    """Nobody is told."""

@@ -1,0 +1,83 @@
+"""Whether another broker lives, and who asks."""
+
+import asyncio
+
+from spark_ledger.broker.owner.probes import (
+    FRESH_S,
+    NEIGHBOURS_MAX,
+    Heard,
+    Probes,
+    connects,
+    neighbours,
+)
+from spark_ledger.broker.wire.commands import command
+from spark_ledger.broker.wire.frames import encode
+from tests.simulation.loop import run
+
+
+class Asked:
+    """Gives these answers, and counts."""
+
+    def __init__(self, *heard):
+        self.heard, self.times = list(heard), 0
+
+    async def __call__(self, url):
+        self.times += 1
+        await asyncio.sleep(0.1)
+        return self.heard.pop(0)
+
+
+def test_one_missed_probe_is_forgiven_two_in_a_row_and_a_refusal_are_not():
+    async def lives(*heard):
+        return await Probes(Asked(*heard)).answers("pulsar://a:1")
+
+    async def main():
+        assert await lives(Heard.NOTHING, Heard.ANSWER)
+        assert not await lives(Heard.NOTHING, Heard.NOTHING)
+        assert not await lives(Heard.REFUSAL)
+
+    run(main(), 0)
+
+
+def test_a_broker_is_asked_once_however_many_want_to_know_and_again_after_a_while():
+    async def main():
+        asked = Asked(Heard.ANSWER, Heard.REFUSAL)
+        probes = Probes(asked)
+        assert all(await asyncio.gather(*(probes.answers("u") for _ in range(50))))
+        assert await probes.answers("u")
+        assert asked.times == 1
+        await asyncio.sleep(FRESH_S)
+        assert not await probes.answers("u")
+
+    run(main(), 0)
+
+
+def test_each_is_probed_by_a_few_and_by_one_at_least():
+    brokers = [f"{i:02d}" for i in range(20)]
+    asked = {one: neighbours(one, [b for b in brokers if b != one]) for one in brokers}
+    for one in brokers:
+        assert sum(one in some for some in asked.values()) == NEIGHBOURS_MAX
+    assert neighbours("a", ["b"]) == ["b"]
+    assert neighbours("a", []) == []
+
+
+def test_a_broker_answers_by_its_loop_and_a_port_that_only_accepts_is_no_answer(monkeypatch):
+    monkeypatch.setattr("spark_ledger.broker.owner.probes.PROBE_S", 0.3)
+
+    async def main():
+        async def serve(reader, writer):
+            await reader.read(1000)
+            writer.write(encode(command("connected", server_version="x", protocol_version=20)))
+
+        async def silent(reader, writer):
+            await reader.read(-1)
+            writer.close()
+
+        for what, heard in ((serve, Heard.ANSWER), (silent, Heard.NOTHING)):
+            server = await asyncio.start_server(what, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            assert await connects(f"pulsar://127.0.0.1:{port}") is heard
+            server.close()
+        assert await connects(f"pulsar://127.0.0.1:{port}") is Heard.REFUSAL
+
+    asyncio.run(main())

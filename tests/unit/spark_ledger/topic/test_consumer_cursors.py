@@ -1,0 +1,269 @@
+"""Where consumers are, when several brokers have a subscription's partitions."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Create, MultiFailed
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
+from spark_ledger.topic.subscription.records import Share, SubscriptionKind, with_shares
+from spark_ledger.topic.subscription.seek_target import End
+from tests.unit.spark_ledger.topic.stage import play
+
+NAME = "dashboard"
+PARTITIONS = 4
+
+
+class Broker:
+    """Its cursors, in a process of their own."""
+
+    def __init__(self, stage, client, name):
+        self.stage, self.client, self.name = stage, client, name
+        self.cursors = ConsumerCursors(client.store, client.subscriptions, name, client.rng)
+
+    async def start(self):
+        await self.client.store.create(paths.broker(self.name), b"{}", ephemeral=True, parents=True)
+        return self
+
+    async def die(self):
+        await self.cursors.close()
+        await self.client.store.delete(paths.broker(self.name))
+
+    async def open(self, at=0):
+        async def start():
+            return dict.fromkeys(range(PARTITIONS), at)
+
+        return await self.cursors.open(self.stage.topic, NAME, start)
+
+
+async def broker(stage, name):
+    return await Broker(stage, await stage.another(), name).start()
+
+
+async def written(*cursors):
+    for _ in range(300):
+        if not any(one.dirty or one.doubt for one in cursors if one.failure is None):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it is not written")
+
+
+def shares_of(stage):
+    return stage.world.store.peek_children(paths.subscription_share(stage.topic.id, NAME))
+
+
+async def positions(stage):
+    return await stage.client.subscriptions.positions(stage.topic.id, NAME)
+
+
+def play_here(act):
+    play(act, partitions=PARTITIONS)
+
+
+def test_of_two_shares_the_one_of_the_later_owner_counts_and_none_of_an_older_epoch():
+    early, late = Share(3, True, {0: (1, 90), 1: (1, 10)}), Share(3, False, {0: (2, 50)})
+    old = Share(2, True, {2: (9, 99)})
+    assert with_shares({0: 5, 2: 7}, 3, [late, old, early]) == {0: 50, 1: 10, 2: 7}
+
+
+def test_consumers_at_two_brokers_are_where_each_of_them_says():
+    async def act(stage):
+        a, b = await broker(stage, "a"), await broker(stage, "b")
+        at_a, at_b = await a.open(5), await b.open(99)
+        assert await at_a.adopt(0, 1) == 5
+        assert await at_b.adopt(1, 1) == 5
+        at_a.advance(0, 20)
+        at_b.advance(1, 30)
+        await written(at_a, at_b)
+        assert await positions(stage) == {0: 20, 1: 30, 2: 5, 3: 5}
+        (listed,) = await stage.client.subscriptions.list(stage.topic.id)
+        assert (listed.live, listed.positions) == (True, {0: 20, 1: 30, 2: 5, 3: 5})
+        held = await stage.client.subscriptions.holds(stage.topic.id, PARTITIONS, 2**62)
+        assert held.offsets[0] <= 20
+
+    play_here(act)
+
+
+def test_the_next_owner_of_a_partition_goes_on_and_a_zombie_changes_nothing():
+    async def act(stage):
+        a, b = await broker(stage, "a"), await broker(stage, "b")
+        at_a, at_b = await a.open(), await b.open()
+        await at_a.adopt(0, 1)
+        at_a.advance(0, 20)
+        await written(at_a)
+        assert await at_b.adopt(0, 2) == 20
+        await written(at_b)
+        at_a.advance(0, 1000)
+        await written(at_a)
+        assert (await positions(stage))[0] == 20
+        at_b.advance(0, 21)
+        await written(at_b)
+        assert (await positions(stage))[0] == 21
+
+    play_here(act)
+
+
+def test_the_share_of_a_dead_broker_goes_into_that_of_the_next():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        for number in range(PARTITIONS):
+            await at_a.adopt(number, 1)
+            at_a.advance(number, 10 + number)
+        await written(at_a)
+        await a.die()
+        b = await broker(stage, "b")
+        at_b = await b.open()
+        assert shares_of(stage) == ["b"]
+        assert await positions(stage) == {0: 10, 1: 11, 2: 12, 3: 13}
+        assert await at_b.adopt(2, 2) == 12
+
+    play_here(act)
+
+
+def test_a_broker_that_was_taken_for_dead_is_told_and_writes_nothing_more():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await at_a.adopt(0, 1)
+        await written(at_a)
+        told = []
+        at_a.on_failure = lambda: told.append(at_a.failure)
+        await a.client.store.delete(paths.broker("a"))
+        await (await broker(stage, "b")).open()
+        at_a.advance(0, 50)
+        await written(at_a)
+        assert (await positions(stage))[0] == 0
+        assert isinstance(told[0], errors.LedgerFenced)
+        with pytest.raises(errors.LedgerFenced, match="another broker has what this one knew"):
+            at_a.check()
+
+    play_here(act)
+
+
+@pytest.mark.parametrize("way", ["delete", "seek"])
+def test_a_subscription_in_use_is_sought_or_deleted_by_force_alone_and_its_brokers_are_told(way):
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open(3)
+        await at_a.adopt(0, 1)
+        subscriptions, topic_id = stage.client.subscriptions, stage.topic.id
+
+        async def do(**options):
+            if way == "delete":
+                await subscriptions.delete(topic_id, NAME, **options)
+            else:
+                await subscriptions.seek(topic_id, NAME, End.EARLIEST, **options)
+
+        with pytest.raises(errors.SubscriptionBusy, match="used by consumers"):
+            await do()
+        await do(force=True)
+        at_a.advance(0, 70)
+        await written(at_a)
+        error = errors.SubscriptionNotFound if way == "delete" else errors.LedgerFenced
+        assert isinstance(at_a.failure, error)
+        assert way == "delete" or (await positions(stage))[0] == 0
+
+    play_here(act)
+
+
+def test_one_that_nobody_moves_is_looked_at_and_fails_after_its_deletion():
+    async def act(stage):
+        at_a = await (await broker(stage, "a")).open()
+        await stage.client.subscriptions.delete(stage.topic.id, NAME, force=True)
+        await asyncio.sleep(30)
+        assert isinstance(at_a.failure, errors.SubscriptionNotFound)
+
+    play_here(act)
+
+
+def test_a_released_one_is_free_and_its_positions_stay():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await at_a.adopt(1, 1)
+        at_a.advance(1, 8)
+        await a.cursors.release(at_a, 5)
+        (listed,) = await stage.client.subscriptions.list(stage.topic.id)
+        assert (listed.live, listed.positions[1]) == (False, 8)
+        assert not await stage.client.subscriptions.used_by_consumers(stage.topic.id, NAME)
+        again = await a.open()
+        assert await again.adopt(1, 1) == 8
+
+    play_here(act)
+
+
+def test_a_step_back_fails_a_trim_that_was_planned_before_it():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await at_a.adopt(0, 1)
+        at_a.advance(0, 50)
+        await written(at_a)
+        holds = await stage.client.subscriptions.holds(stage.topic.id, PARTITIONS, 2**62)
+        at_a.advance(0, 10)
+        await written(at_a)
+        with pytest.raises(MultiFailed):
+            await stage.client.store.multi([holds.check, Create("/never")])
+        now = await stage.client.subscriptions.holds(stage.topic.id, PARTITIONS, 2**62, 2**62)
+        assert now.offsets[0] <= 10
+        at_a.advance(0, 11)
+        await written(at_a)
+        assert (await positions(stage))[0] == 11
+
+    play_here(act)
+
+
+def test_what_the_cursor_of_a_broker_of_before_had_is_taken_over_without_loss():
+    async def act(stage):
+        old = await stage.another()
+        query = f"consumers-of-{stage.topic.id}"
+        cursor = await old.subscriptions.open(
+            stage.topic, NAME, query, "run", kind=SubscriptionKind.CONSUMER, start=End.EARLIEST
+        )
+        await cursor.recovered()
+        for offset in (5, 9):
+            cursor.advance({0: offset, 3: 2 * offset})
+            await cursor.durable()
+        assert cursor._ledger is not None
+        await cursor.abandon()
+        at_b = await (await broker(stage, "b")).open()
+        assert [await at_b.adopt(number, 1) for number in range(PARTITIONS)] == [9, 0, 0, 18]
+
+    play_here(act)
+
+
+def test_no_broker_takes_the_subscription_of_a_query():
+    async def act(stage):
+        await stage.client.subscriptions.create(stage.topic.id, NAME)
+        with pytest.raises(errors.SubscriptionTypeMismatch):
+            await (await broker(stage, "a")).open()
+
+    play_here(act)
+
+
+def test_of_many_that_move_at_once_one_that_was_deleted_does_not_hold_the_others():
+    async def act(stage):
+        a = await broker(stage, "a")
+        found = []
+        for i in range(5):
+
+            async def start():
+                return dict.fromkeys(range(PARTITIONS), 0)
+
+            found.append(await a.cursors.open(stage.topic, f"s{i}", start))
+        for one in found:
+            await one.adopt(0, 1)
+        await stage.client.subscriptions.delete(stage.topic.id, "s2", force=True)
+        for one in found:
+            one.advance(0, 33)
+        await written(*found)
+        assert [one.failure is None for one in found] == [True, True, False, True, True]
+        nodes = SubscriptionNodes(stage.client.store, stage.topic.id)
+        for name in ("s0", "s1", "s3", "s4"):
+            assert (await nodes.get(name)).floor[0] == 33
+
+    play_here(act)
