@@ -51,7 +51,9 @@ def test_what_java_writes_and_reads_is_what_python_reads(jars, cluster):
         "known before 1": "-1",
         "known before 3": "4",
     }
-    client = pulsar.Client(cluster.broker_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = pulsar.Client(
+        cluster.broker_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
     try:
         for name, values in ((topic, VALUES), (f"{topic}-once", [f"o{i}" for i in range(1, 7)])):
             reader = client.create_reader(name, pulsar.MessageId.earliest)
@@ -63,6 +65,8 @@ def test_what_java_writes_and_reads_is_what_python_reads(jars, cluster):
         found = [reader.read_next(TIMEOUT_MS) for _ in VALUES]
         assert [one.partition_key() for one in found] == [f"k{i % 3}" for i in range(20)]
         assert [one.properties() for one in found] == [{"number": str(i)} for i in range(20)]
-        assert [one.event_timestamp() for one in found] == [1_600_000_000_000 + i for i in range(20)]
+        assert [one.event_timestamp() for one in found] == [
+            1_600_000_000_000 + i for i in range(20)
+        ]
     finally:
         client.close()
