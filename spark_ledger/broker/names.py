@@ -6,14 +6,12 @@ made of the topic's id, so that an id of a deleted namesake is another; the entr
 the first message of the batch. Always true: offset = entry + max(batch index, 0).
 """
 
-import re
 from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed, unsigned
-from spark_ledger.topic.log.names import TopicName, parse_topic
+from spark_ledger.topic.log.names import TopicName, of_partition, parse_topic
 
-_PARTITION = re.compile(r"(.+)-partition-(\d+)")
 _LEDGER_BITS = 47
 _TEXT_MAX = 1000
 _NON_PERSISTENT = "non-persistent://"
@@ -40,10 +38,7 @@ def parse(text: str) -> PartitionName:
     except errors.TopicNameInvalid as error:
         # by InvalidTopicName the C++ client would ask again until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
-    found = _PARTITION.fullmatch(topic.name)
-    if found is None:
-        return PartitionName(topic, None)
-    return PartitionName(TopicName(topic.tenant, topic.namespace, found[1]), int(found[2]))
+    return PartitionName(*(of_partition(topic) or (topic, None)))
 
 
 def ledger_number(topic_id: str) -> int:

@@ -28,6 +28,7 @@ from spark_ledger.broker.wire.commands import (
     signed,
 )
 from spark_ledger.broker.wire.frames import encode_with_batch
+from spark_ledger.topic.entry.pulsar_batch import chunks_of
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
 SENT_BATCHES_MAX = 20_000
@@ -195,8 +196,10 @@ class Consumer:
         sent = message(self.id, place.ledger, batch.offset, place.partition.shown)
         if batch.batched:
             sent.message.ack_set.extend(ack_set(missing, batch.offset, batch.messages))
-        self.link.send(encode_with_batch(sent, batch.data))
-        self._permits -= sum(hi - lo for lo, hi in missing)
+        chunks = chunks_of(batch.data)
+        for one in chunks:  # each takes a permit, and together they have one id
+            self.link.send(encode_with_batch(sent, one))
+        self._permits -= sum(hi - lo for lo, hi in missing) + len(chunks) - 1
         self._sent[batch.offset] = batch.messages
         if len(self._sent) > SENT_BATCHES_MAX:
             self._sent.popitem(last=False)

@@ -107,6 +107,7 @@ class LiveWriter:
         self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
         self._again: deque[Waiting] = deque()  # what was sent again before it was stored
         self._queue: deque[Waiting] = deque()
+        self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[_Entry] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -139,7 +140,9 @@ class LiveWriter:
     def append(self, batch: Waiting) -> None:
         """Store the batch after all that were appended before it."""
         if self._closing:
-            batch.failed(errors.LedgerClosed("the broker gives this partition up"))
+            self._late.append(batch)
+            if self._task is None:
+                self._fail_late()
             return
         if self._deduplicates and self._is_duplicate(batch):
             return
@@ -194,6 +197,15 @@ class LiveWriter:
             self._end(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
         finally:
             self._task = None
+            if self._closing:
+                self._fail_late()
+
+    def _fail_late(self) -> None:
+        """What came after the last batch that is taken fails after that has its receipt: its
+        producer is sent away, and sends again what has none."""
+        while self._late:
+            given_up = errors.LedgerClosed("the broker gives this partition up")
+            self._late.popleft().failed(given_up)
 
     async def _until_idle(self) -> None:
         """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""

@@ -19,7 +19,7 @@ from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intervals import BlobPointer
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies
 
 T = TypeVar("T")
 
@@ -175,6 +175,26 @@ def decode_topic(value: bytes) -> TopicRecord:
         return TopicRecord(plain["name"], plain["partitions"], kept)
 
     return _load(value, "topic", build)
+
+
+def encode_namespace(namespace: NamespacePolicies) -> bytes:
+    return _dump(
+        {
+            "auto_create": namespace.auto_create,
+            "auto_create_partitions": namespace.auto_create_partitions,
+            "topics": dict(namespace.topics),
+        }
+    )
+
+
+def decode_namespace(value: bytes) -> NamespacePolicies:
+    """Of a namespace that only has topics the value is empty."""
+
+    def build(plain: dict[str, Any]) -> NamespacePolicies:
+        topics = {k: v for k, v in plain["topics"].items() if k in policies.NAMES}
+        return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
+
+    return _load(value, "namespace", build) if value else NamespacePolicies()
 
 
 def encode_topic_pointer(topic_id: str) -> bytes:

@@ -4,7 +4,7 @@ import pytest
 
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Tail, TailBudget
-from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
@@ -38,7 +38,7 @@ class Reading:
 
 
 def values_of(batch):
-    return pulsar_batch.decoded([pulsar_batch.parse(batch.data)]).column("value").to_pylist()
+    return pulsar_columns.decoded([pulsar_batch.parse(batch.data)]).column("value").to_pylist()
 
 
 @pytest.mark.parametrize("kept", [True, False])
