@@ -16,7 +16,6 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.consumers.acks import Acks, ack_set, acked_in
-from spark_ledger.broker.names import message_id
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import (
@@ -25,6 +24,7 @@ from spark_ledger.broker.wire.commands import (
     ServerError,
     SubscriptionType,
     command,
+    message,
     signed,
 )
 from spark_ledger.broker.wire.frames import encode_with_batch
@@ -193,12 +193,7 @@ class Consumer:
 
     def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
         place = self.place
-        sent = command(
-            "message",
-            consumer_id=self.id,
-            message_id=message_id(place.ledger, batch.offset, place.partition.shown),
-            redelivery_count=0,
-        )
+        sent = message(self.id, place.ledger, batch.offset, place.partition.shown)
         if batch.batched:
             sent.message.ack_set.extend(ack_set(missing, batch.offset, batch.messages))
         chunks = chunks_of(batch.data)
