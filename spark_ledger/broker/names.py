@@ -16,6 +16,8 @@ _LEDGER_BITS = 47
 _TEXT_MAX = 1000
 _NON_PERSISTENT = "non-persistent://"
 NO_BATCH = -1
+NOWHERE = unsigned(-1)
+"""Ledger and entry of the id of no message."""
 NOT_PARTITIONED = -1
 
 
@@ -52,10 +54,8 @@ def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_B
 
 
 def nothing(partition: int) -> MessageId:
-    """The id of no message: the last one of an empty partition, and the receipt of one that was
-    stored before."""
-    nowhere = unsigned(-1)
-    return MessageId(ledgerId=nowhere, entryId=nowhere, partition=partition)
+    """The id of no message: the last one of an empty partition."""
+    return MessageId(ledgerId=NOWHERE, entryId=NOWHERE, partition=partition)
 
 
 def offset_of(found: MessageId, ledger: int) -> int:

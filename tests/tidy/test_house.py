@@ -62,7 +62,8 @@ FLOORS = {
         server
         connection
         requests http_lookup
-        producer
+        chunks
+        producer committers
         broker
         owned_topic
         consumers
