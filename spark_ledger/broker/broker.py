@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.live_writer import RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
@@ -41,6 +41,7 @@ GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
+ROLL_BYTES_MIN = 1 << 20
 ENTRY_OVERHEAD_BYTES = 16 << 10
 
 _log = logging.getLogger(__name__)
@@ -278,6 +279,14 @@ class Broker:
             self._topics[info.id] = task
         return await asyncio.shield(task)
 
+    def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
+        """The open end of a partition, None if it is not in this broker's hands."""
+        task = self._topics.get(topic_id)
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        topic = task.result()
+        return topic.partition(partition).writer if topic.has(partition) else None
+
     def _check_open(self) -> None:
         if self._closing:
             raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
@@ -291,12 +300,16 @@ class Broker:
         return made
 
     def _limits(self, info: TopicInfo) -> RollLimits:
-        """A live ledger is never older than a quarter of what the topic keeps."""
-        roll, kept_ms = self.settings.roll, info.policies.retention_ms
-        if kept_ms is None:
-            return roll
-        age_s = min(roll.age_s, max(1.0, kept_ms / 1000 / RETENTION_PARTS))
-        return RollLimits(roll.bytes, roll.entries, age_s)
+        """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
+        roll, policies = self.settings.roll, info.policies
+        size, entries, age_s = roll.bytes, roll.entries, roll.age_s
+        if policies.retention_ms is not None:
+            age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
+        if policies.retention_bytes is not None:
+            size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
+        if policies.deduplication:
+            entries = min(entries, roll.entries_read)
+        return RollLimits(size, entries, age_s)
 
     def _ended(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id, None)

@@ -17,6 +17,7 @@ from spark_ledger import errors
 from spark_ledger.broker import names, requests
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.chunks import ChunksOfProducer
+from spark_ledger.broker.committers import CommitterConnection
 from spark_ledger.broker.consumers.subscription import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.producer import Producer, SentBatch
@@ -36,6 +37,7 @@ from spark_ledger.broker.wire.frames import (
     MalformedFrame,
     encode,
 )
+from spark_ledger.topic.commit.hand_over import MAGIC
 from spark_ledger.topic.entry import pulsar_batch
 
 CONNECTION_BYTES_MAX = 16 << 20
@@ -61,6 +63,7 @@ class Connection(asyncio.Protocol):
         self.open = False
         self.connected = False
         self._chunks: dict[int, ChunksOfProducer] = {}  # of producers that sent some
+        self._begun = False
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
         self._drop = ServerError.NOT_ALLOWED
         self._on_end = on_end
@@ -88,6 +91,10 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(ASK_S, self._ask)
 
     def data_received(self, data: bytes) -> None:
+        if not self._begun and data[:1] == MAGIC[:1]:
+            self._becomes_a_committers(data)
+            return
+        self._begun = True
         self._heard_s = self._loop.time()
         try:
             for frame in self._frames.feed(data):
@@ -99,6 +106,13 @@ class Connection(asyncio.Protocol):
             _log.exception("a connection ends: a defect")
             self.close()
         self._read_or_not()
+
+    def _becomes_a_committers(self, data: bytes) -> None:
+        """It is no client of Pulsar, but who commits past live segments."""
+        other = CommitterConnection(self.broker, self._transport)
+        self._transport.set_protocol(other)
+        self.connection_lost(None)
+        other.data_received(data)
 
     def pause_writing(self) -> None:
         self._has_room.clear()

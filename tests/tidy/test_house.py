@@ -63,7 +63,7 @@ FLOORS = {
         connection
         requests
         chunks
-        producer
+        producer committers
         broker
         owned_topic
         consumers

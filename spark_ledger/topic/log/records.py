@@ -10,7 +10,7 @@ docs/topics.md shows every record.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -27,8 +27,13 @@ TXN_BYTES_MAX = 64 * 1024
 _TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
 _COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
-READER_VERSION = 1
-WRITER_VERSION = 1
+READER_VERSION = 2
+WRITER_VERSION = 2
+"""Of this software."""
+FIRST_VERSION = 1
+"""What a record asks for where nothing is said."""
+COUNTED_VERSION = 2
+"""What a commit with a `counted` segment asks for, and every later one of its topic."""
 NO_VERSION = -1  # of a transaction: nothing committed yet
 NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
 
@@ -77,7 +82,7 @@ class Commit:
     run_id: str
     intent: str
     actions: tuple[Action, ...]
-    min_writer: int = WRITER_VERSION
+    min_writer: int = FIRST_VERSION
     others: tuple[str, ...] = ()
     user_metadata: str = ""
     body_ledger: int | None = None
@@ -224,7 +229,15 @@ def encode_commit(commit: Commit) -> bytes:
         plain["others"] = list(commit.others)
     if commit.user_metadata:
         plain["user_metadata"] = commit.user_metadata
-    return _dump(plain)
+    needed = needed_by(commit.actions)
+    plain["min_writer"] = max(commit.min_writer, needed)
+    return _dump({"min_reader": needed, **plain})
+
+
+def needed_by(some: Iterable[Action]) -> int:
+    """The version that the actions ask of readers and of later writers."""
+    brought = (segment for action in some for segment in actions.segments_of(action))
+    return COUNTED_VERSION if any(segment.counted for segment in brought) else FIRST_VERSION
 
 
 def encode_spilled(spilled: Spilled) -> bytes:
@@ -336,7 +349,7 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dump(plain: Mapping[str, Any]) -> bytes:
-    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -80,7 +80,7 @@ async def owner_of(stage, name="a", limits=None):
 
 async def another_of(stage, name="b"):
     process = await stage.world.client(f"process of {name}")
-    client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+    client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS, stage.owners.ask)
     return Owner(stage, client, name)
 
 
