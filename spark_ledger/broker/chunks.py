@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker import names
 from spark_ledger.broker.broker import HeldChunks
+from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.producer import OVERHEAD_BYTES, Producer, SentBatch
-from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, receipt
+from spark_ledger.broker.wire.commands import Refusal, ServerError, receipt
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
 
@@ -62,7 +62,7 @@ class ChunksOfProducer:
             self._producer.refuse(send.sequence_id, why)
             return
         if said.chunk_id and self._uuid is None:
-            _send_receipt(self._producer, send, names.nothing(self._producer.shown_partition))
+            self._was_stored(send)
             return
         self._uuid, self._count = said.uuid, said.num_chunks_from_msg
         self._chunks.append(data)
@@ -77,6 +77,14 @@ class ChunksOfProducer:
             _log.warning("too many chunked messages at a time: a producer is to come again")
             self._forget()
             self._producer.send_away()
+
+    def _was_stored(self, send: Any) -> None:
+        one = self._producer
+        made = receipt(
+            *(one.id, send.sequence_id, send.highest_sequence_id),
+            *(NOWHERE, NOWHERE, one.shown_partition),
+        )
+        one.connection.send(encode(made))
 
     def damaged(self) -> None:
         """A chunk cannot be taken: its message is refused, and the chunks that follow it."""
@@ -154,10 +162,13 @@ class SentChunks(SentBatch):
         for _ in range(chunks):
             producer.came()
 
-    def _received(self, at: MessageId) -> None:
+    def _received(self, ledger: int, entry: int) -> None:
         producer = self.producer
+        made = receipt(
+            *(producer.id, self.sequence_id, self.highest),
+            *(ledger, entry, producer.shown_partition),
+        )
         for _ in range(self._chunks):
-            made = receipt(producer.id, self.sequence_id, self.highest, at)
             producer.connection.send(encode(made))
             producer.received()
         producer.connection.stored(self.waiting_bytes)
@@ -170,8 +181,3 @@ class SentChunks(SentBatch):
                     self.producer.id, self.sequence_id, code, str(error)
                 )
         super().failed(error)
-
-
-def _send_receipt(producer: Producer, send: Any, at: MessageId) -> None:
-    made = receipt(producer.id, send.sequence_id, send.highest_sequence_id, at)
-    producer.connection.send(encode(made))
