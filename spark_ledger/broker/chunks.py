@@ -62,7 +62,8 @@ class ChunksOfProducer:
             self._producer.refuse(send.sequence_id, why)
             return
         if said.chunk_id and self._uuid is None:
-            self._was_stored(send)
+            last = send.highest_sequence_id
+            _send_receipt(self._producer, send.sequence_id, last, NOWHERE, NOWHERE)
             return
         self._uuid, self._count = said.uuid, said.num_chunks_from_msg
         self._chunks.append(data)
@@ -77,14 +78,6 @@ class ChunksOfProducer:
             _log.warning("too many chunked messages at a time: a producer is to come again")
             self._forget()
             self._producer.send_away()
-
-    def _was_stored(self, send: Any) -> None:
-        one = self._producer
-        made = receipt(
-            *(one.id, send.sequence_id, send.highest_sequence_id),
-            *(NOWHERE, NOWHERE, one.shown_partition),
-        )
-        one.connection.send(encode(made))
 
     def damaged(self) -> None:
         """A chunk cannot be taken: its message is refused, and the chunks that follow it."""
@@ -164,12 +157,8 @@ class SentChunks(SentBatch):
 
     def _received(self, ledger: int, entry: int) -> None:
         producer = self.producer
-        made = receipt(
-            *(producer.id, self.sequence_id, self.highest),
-            *(ledger, entry, producer.shown_partition),
-        )
         for _ in range(self._chunks):
-            producer.connection.send(encode(made))
+            _send_receipt(producer, self.sequence_id, self.highest, ledger, entry)
             producer.received()
         producer.connection.stored(self.waiting_bytes)
 
@@ -181,3 +170,10 @@ class SentChunks(SentBatch):
                     self.producer.id, self.sequence_id, code, str(error)
                 )
         super().failed(error)
+
+
+def _send_receipt(
+    producer: Producer, sequence_id: int, highest: int, ledger: int, entry: int
+) -> None:
+    at = (ledger, entry, producer.shown_partition)
+    producer.connection.send(encode(receipt(producer.id, sequence_id, highest, *at)))
