@@ -5,11 +5,9 @@ use. Nothing is decided here; each part is in its own file. Those that only some
 import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from spark_ledger import errors
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
@@ -26,10 +24,9 @@ from spark_ledger.topic.commit.draft import (
     ordered_segments,
 )
 from spark_ledger.topic.commit.replay import QueryBatch
-from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.entry.batch_encoder import BatchEncoder
 from spark_ledger.topic.entry.routing import Router
-from spark_ledger.topic.log.actions import Action, Append, Overwrite, SealLive
+from spark_ledger.topic.log.actions import Action, Append, Overwrite
 from spark_ledger.topic.log.blobs import Blobs
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.ledger_cache import LedgerCache
@@ -48,17 +45,23 @@ from spark_ledger.topic.write.task_writer import (
 if TYPE_CHECKING:
     from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
     from spark_ledger.topic.commit.commit import Committer
+    from spark_ledger.topic.commit.hand_over import Ask
+    from spark_ledger.topic.commit.past_live import PastLive
     from spark_ledger.topic.schema.registry import SchemaRegistry
     from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
-SEALS_MAX = 20
-"""Tries of one commit to come past live segments."""
-
 
 class TopicClient:
-    """All on one event loop. `now_ms` is the clock that rows are stamped with."""
+    """All on one event loop. `now_ms` is the clock that rows are stamped with; `ask` reaches the
+    owners of live segments (by default over TCP)."""
 
-    def __init__(self, ledgers: LedgerStore, rng: random.Random, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        rng: random.Random,
+        now_ms: Callable[[], int],
+        ask: "Ask | None" = None,
+    ) -> None:
         self.ledgers = ledgers
         self.store = ledgers.metadata
         self.topics = Topics(self.store, rng)
@@ -68,6 +71,7 @@ class TopicClient:
         self.chunks = ChunkStore(ledgers)
         self.rng = rng
         self._now_ms = now_ms
+        self._ask = ask
         self._logs: dict[str, TopicLog] = {}
         self._followers: dict[str, asyncio.Task[TopicFollower]] = {}
 
@@ -88,6 +92,13 @@ class TopicClient:
         from spark_ledger.topic.commit.commit import Committer
 
         return Committer(self.store, self.log, self.blobs, self.chunks.load, self.rng)
+
+    @cached_property
+    def past_live(self) -> "PastLive":
+        from spark_ledger.topic.commit.hand_over import ask_over_tcp
+        from spark_ledger.topic.commit.past_live import PastLive
+
+        return PastLive(self.ledgers, self.committer, self._ask or ask_over_tcp)
 
     @cached_property
     def subscriptions(self) -> "Subscriptions":
@@ -210,7 +221,7 @@ class TopicClient:
         await each(before, wanted.drafts)
         waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
         if past_live:
-            outcome = await self._past_live(wanted, waits_s)
+            outcome = await self.past_live.commit(wanted, waits_s)
         else:
             outcome = await self.committer.commit(wanted, waits_s)
         if wanted.finish_intent and outcome.kind is not CommitKind.COMMITTED:
@@ -219,38 +230,6 @@ class TopicClient:
         for topic_id, made in outcome.topics.items():
             self.checkpoints.after_commit(topic_id, made.number, intent_id)
         return outcome
-
-    async def _past_live(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
-        """The commit. Rows that come to a partition with a live segment seal it in the same multi:
-        its ledger is recovered first, and its owner, which finds it fenced, goes on in another
-        after that commit (hazard 29)."""
-        planned = wanted
-        for _ in range(SEALS_MAX):
-            try:
-                return await self.committer.commit(planned, timeout_s)
-            except errors.TxnConflict as conflict:
-                seals = await self._seals(wanted) if conflict.facts.get("live") else {}
-                if not any(seals.values()) and planned is wanted:
-                    raise
-                drafts = {id_: (*seals[id_], *some) for id_, some in wanted.drafts.items()}
-                planned = replace(wanted, drafts=drafts)
-        raise errors.CommitContended(
-            f"the owners of live segments opened others {SEALS_MAX} times before the commit"
-        )
-
-    async def _seals(self, wanted: Wanted) -> dict[str, tuple[SealLive, ...]]:
-        """By topic what seals the live segments that are in the way of rows to be added. Empty
-        where the commit itself brings what a live segment's owner brings."""
-        found: dict[str, tuple[SealLive, ...]] = {}
-        for topic_id, some in wanted.drafts.items():
-            state = await self.log(topic_id).fold(fresh=True)
-            every = any(isinstance(action, Overwrite) for action in some)
-            rows = (s for a in some if isinstance(a, Append | Overwrite) for s in a.segments)
-            meant = {segment.partition for segment in rows}
-            lives = (held.live for held in state.partitions)
-            there = [one for one in lives if one and (every or one.partition in meant)]
-            found[topic_id] = tuple(await each(partial(sealed, self.ledgers), there))
-        return found
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
         """What `plan_read(state, ranges, read=...)` needs of chunks. Raises as ChunkStore.load."""

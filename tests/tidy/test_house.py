@@ -62,7 +62,8 @@ FLOORS = {
         server
         connection
         requests
-        producer
+        chunks
+        producer committers
         broker
         owned_topic
         consumers

@@ -8,7 +8,11 @@ Always true:
   always have;
 - batches sent to a ledger that failed or was fenced are decided by its CLOSED record alone: those
   in it are stored, the others go to the next ledger, once and in order (hazard 31);
-- what was fenced by a commit of others is reopened after that commit, or after HOLD_S (hazard 29);
+- who commits past the live segment is handed it over: it is closed, and the next ledger, made
+  ahead, is opened by that commit; where that does not come, by this owner, after the hold. What was
+  fenced instead is reopened after the commit of who did it, or after HOLD_S (hazard 29);
+- each ledger takes what waits before it is handed over, so producers go on between two commits; one
+  that took nothing is not followed by another until a batch comes;
 - seal(old) + open(new) is one commit; a partition without batches for IDLE_S has no ledger open;
 - several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way;
 - of a topic with deduplication a batch whose last sequence id its producer has sent before is not
@@ -20,16 +24,18 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
 from spark_ledger.topic.commit.seal import seal_of, sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
@@ -42,7 +48,8 @@ INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
 """An entry takes more batches up to so many bytes; one batch may be larger."""
 IDLE_S = 60.0
-HOLD_S = 2.0
+AHEAD_S = 0.1
+"""After so long the next ledger is made ahead of a hand-over: producers come first."""
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 
 _log = logging.getLogger(__name__)
@@ -68,12 +75,15 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """When a live ledger is followed by another: whichever comes first. `entries` bounds what a
-    successor has to read to seal it, and what the seal lists."""
+    """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
+    reader's search grows with it, so it is left only so that retention lets go of parts of a
+    partition, and of a copy when a bookie fails there is not too much to make at once. Of a topic
+    with deduplication a successor reads all of it: `entries_read` bounds that."""
 
-    bytes: int = 128 << 20
-    entries: int = 20_000
+    bytes: int = 1 << 30
+    entries: int = 1_000_000
     age_s: float = 4 * 3600.0
+    entries_read: int = 20_000
 
 
 @dataclass(slots=True)
@@ -107,6 +117,7 @@ class LiveWriter:
         self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
         self._again: deque[Waiting] = deque()  # what was sent again before it was stored
         self._queue: deque[Waiting] = deque()
+        self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[_Entry] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -114,9 +125,13 @@ class LiveWriter:
         self._spare: tuple[AsyncLedgerWriter, Intent] | None = None
         self._live: LiveSegment | None = None
         self._ended: SealLive | None = None
-        self._hold = False
+        self._asked: Hold | None = None  # the ledger at hand is to be handed over, or was
+        self._hold: Hold | None = None
+        self._handed = False  # lately others committed past this owner's ledgers
+        self._making = asyncio.Lock()
+        self._ahead: asyncio.Task[None] | None = None
         self._rolls = False  # the next ledger is opened although nothing waits
-        self._entry_rows: list[int] = []  # of the ledger at hand, acknowledged and under way
+        self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
         self._bytes = 0
@@ -139,7 +154,9 @@ class LiveWriter:
     def append(self, batch: Waiting) -> None:
         """Store the batch after all that were appended before it."""
         if self._closing:
-            batch.failed(errors.LedgerClosed("the broker gives this partition up"))
+            self._late.append(batch)
+            if self._task is None:
+                self._fail_late()
             return
         if self._deduplicates and self._is_duplicate(batch):
             return
@@ -157,6 +174,23 @@ class LiveWriter:
         if self._deduplicates:
             known = (await self._commits.state()).partitions[self._number].producers
             self._known, self._pushed = dict(known), dict(known)
+
+    def hand_over(self, ledger_id: int, until_s: float) -> Hold | None:
+        """Stop the live segment of that ledger for who commits past it, and hold until `until_s` of
+        the loop's clock, or until nobody does any more. None if it is not to be handed over. The
+        caller leaves the hold."""
+        asked, live = self._asked, self._live
+        if asked is None and live is not None and not self._closing:
+            if live.ledger_id != ledger_id:
+                return None
+            asked = self._asked = Hold(ledger_id, until_s)
+            if self._entries or self._queue:
+                self._make_ahead(0.0)
+            self._wake.set()
+        if asked is None or asked.ledger_id != ledger_id:
+            return None
+        asked.join()
+        return asked
 
     def last_sequence_id(self, producer_name: str) -> int:
         """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
@@ -179,8 +213,11 @@ class LiveWriter:
         another owner has fenced the ledger, after its CLOSED record has decided what is."""
         self._closing = True
         self._wake.set()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._asked is not None:
+            self._asked.over.set()
+        for task in (self._task, self._ahead):
+            if task is not None:
+                await asyncio.gather(task, return_exceptions=True)
 
     # -- the work ----------------------------------------------------------------------------
 
@@ -194,6 +231,15 @@ class LiveWriter:
             self._end(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
         finally:
             self._task = None
+            if self._closing:
+                self._fail_late()
+
+    def _fail_late(self) -> None:
+        """What came after the last batch that is taken fails after that has its receipt: its
+        producer is sent away, and sends again what has none."""
+        while self._late:
+            given_up = errors.LedgerClosed("the broker gives this partition up")
+            self._late.popleft().failed(given_up)
 
     async def _until_idle(self) -> None:
         """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""
@@ -230,7 +276,7 @@ class LiveWriter:
             acked = writer.append([head, *body], rows)
             acked.add_done_callback(self._acked)
             self._inflight.append(_Entry(batches, rows, acked))
-            self._entry_rows.append(rows)
+            self._entries += 1
             self._sent += rows
             self._bytes += size
             self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
@@ -292,8 +338,9 @@ class LiveWriter:
         assert self._writer is not None
         limits = self._limits
         return (
-            self._bytes >= limits.bytes
-            or len(self._entry_rows) >= limits.entries
+            self._asked is not None
+            or self._bytes >= limits.bytes
+            or self._entries >= limits.entries
             or asyncio.get_running_loop().time() - self._opened_s >= limits.age_s
             or len(self._writer.record.fragments) >= self._fragments_max
         )
@@ -311,7 +358,9 @@ class LiveWriter:
         writer = self._writer
         assert writer is not None
         idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
-        self._rolls = not (idle or self._closing)
+        unused = self._asked is not None and not self._entries
+        self._rolls = not (idle or unused or self._closing)
+        self._handed &= not idle
         try:
             record = await writer.close()
         except (errors.LedgerError, StoreError) as error:
@@ -319,33 +368,38 @@ class LiveWriter:
             await self._decide()
             return
         self._forget(VersionedRecord(record, writer.version))
+        await self._hand()
 
     async def _decide(self) -> None:
         """The ledger failed, or was fenced: what its CLOSED record has is stored, and the rest is
         to be sent again (hazard 31). Raises Deposed."""
         writer = self._writer
         assert writer is not None
-        self._hold = isinstance(writer.failure, errors.LedgerFenced)
+        fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
         known = await self._recovered(writer.ledger_id)
         last = known.record.last_entry
         assert last is not None
-        first = len(self._entry_rows) - len(self._inflight)
+        first = self._entries - len(self._inflight)
         there = last + 1 - first
         if there < 0:
             raise errors.RowsLost(
                 f"ledger {writer.ledger_id} was closed at entry {last}, and {first - 1} was"
                 " acknowledged",
-                rows=sum(self._entry_rows[last + 1 : first]),
+                rows=self._confirmed - (known.record.rows or 0),
             )
         while there > 0:
             self._is_stored(self._inflight.popleft())
             there -= 1
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.batches))
-        del self._entry_rows[last + 1 :]
+            self._sent -= entry.rows
+        self._entries = last + 1
         self._inflight.clear()
         self._forget(known)
+        if fenced:
+            self._hold = Hold(writer.ledger_id, asyncio.get_running_loop().time() + HOLD_S)
+        await self._hand()
 
     async def _recovered(self, ledger_id: int) -> VersionedRecord:
         pause_s = PAUSE_S
@@ -363,12 +417,30 @@ class LiveWriter:
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
         self._ended = seal_of(
-            *(self._number, known, self._entry_rows, self._written_ms or [0], self._ledgers_own)
+            *(self._number, known, self._entries, self._sent, self._written_ms, self._ledgers_own)
         )
         self._ledgers_own = {}
         self._writer, self._live = None, None
-        self._entry_rows, self._written_ms = [], []
-        self._sent = self._confirmed = self._bytes = 0
+        self._written_ms = []
+        self._entries = self._sent = self._confirmed = self._bytes = 0
+
+    async def _hand(self) -> None:
+        """Tell who asked what seals the ledger, and if batches come in which the next are."""
+        asked, ended = self._asked, self._ended
+        if asked is None or ended is None:
+            return
+        handed = Handed(self._commits.topic.id, ended)
+        if (self._queue or self._rolls) and self._number in self._commits.epochs:
+            try:
+                opened = self._opening(await self._new_ledger())
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("partition %d has no ledger ahead: %s", self._number, error)
+            else:
+                assert self._spare is not None
+                intent = self._spare[1]
+                handed = replace(handed, opened=opened, intent=(intent.id, intent.version))
+        self._hold, self._handed = asked, True
+        asked.hand(handed)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -397,13 +469,15 @@ class LiveWriter:
     async def _open_or_seal(self, *, seal_only: bool) -> None:
         """One commit: the seal of what is live, and with it another ledger's opening. Then what is
         live is read back."""
-        await self._commits.check_owner(self._number)
-        state = await self._commits.state()
+        try:
+            state = await self._held()
+        finally:
+            self._asked = self._hold = None
         live = state.partitions[self._number].live
-        if live is not None and self._hold and self._is_mine(live):
-            state = await self._commits.changed_or_after(state, HOLD_S)
-            live = state.partitions[self._number].live
-        self._hold = False
+        if live is not None and self._is_spare(live):
+            self._goes_on(live)
+            return
+        await self._commits.check_owner(self._number)
         actions: list[Action] = []
         if live is not None:
             ended = self._ended if self._is_mine(live) else None
@@ -414,7 +488,28 @@ class LiveWriter:
             self._ended = None
             return
         writer = await self._new_ledger()
-        opened = OpenLive(
+        await self._commits.commit([*actions, self._opening(writer)])
+        live = (await self._commits.state()).partitions[self._number].live
+        if live is None or not self._is_spare(live):
+            raise errors.TxnConflict(f"ledger {writer.ledger_id} is not live any more")
+        self._goes_on(live)
+
+    async def _held(self) -> TopicState:
+        """The topic, not older than this call; while there is a hold, once what is held is over."""
+        state = await self._commits.state()
+        hold = self._hold
+        while hold is not None:
+            live = state.partitions[self._number].live
+            if live is None or live.ledger_id != hold.ledger_id:
+                break
+            moved = await self._commits.moved(state, hold.over, hold.until_s)
+            if moved is None:
+                return await self._commits.state()
+            state = moved
+        return state
+
+    def _opening(self, writer: AsyncLedgerWriter) -> OpenLive:
+        return OpenLive(
             self._number,
             writer.ledger_id,
             writer.version,
@@ -422,24 +517,40 @@ class LiveWriter:
             self._commits.epochs[self._number],
             self._deduplicates,
         )
-        await self._commits.commit([*actions, opened])
-        self._read_back(await self._commits.state(), writer)
 
     def _is_mine(self, live: LiveSegment) -> bool:
         return self._ended is not None and self._ended.ledger_id == live.ledger_id
 
-    def _read_back(self, state: TopicState, writer: AsyncLedgerWriter) -> None:
-        """Raises errors.TxnConflict where the ledger is not the live one."""
-        live = state.partitions[self._number].live
-        if live is None or live.ledger_id != writer.ledger_id:
-            raise errors.TxnConflict(f"ledger {writer.ledger_id} is not live any more")
-        now_s = asyncio.get_running_loop().time()
-        self._writer, self._live, self._ended, self._spare = writer, live, None, None
-        self._opened_s = self._used_s = now_s
+    def _is_spare(self, live: LiveSegment) -> bool:
+        """Whether the log names the ledger that was made for it, and that can be written still."""
+        spare = None if self._spare is None else self._spare[0]
+        return spare is not None and spare.ledger_id == live.ledger_id and spare.failure is None
+
+    def _goes_on(self, live: LiveSegment) -> None:
+        """The opening of the spare ledger was read back."""
+        assert self._spare is not None
+        self._writer, self._live, self._ended, self._spare = self._spare[0], live, None, None
+        self._opened_s = self._used_s = asyncio.get_running_loop().time()
         self._rolls = False
+        if self._handed and not self._closing:
+            self._make_ahead(AHEAD_S)
+
+    def _make_ahead(self, after_s: float) -> None:
+        """Make the next ledger before it is asked for: others commit to the partition, too."""
+        if self._ahead is None or self._ahead.done():
+            self._ahead = asyncio.get_running_loop().create_task(self._try_ahead(after_s))
+
+    async def _try_ahead(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        with suppress(errors.LedgerError, StoreError):
+            await self._new_ledger()
 
     async def _new_ledger(self) -> AsyncLedgerWriter:
         """One of the topic's intent; that of a try before, if it was not opened."""
+        async with self._making:
+            return await self._spare_ledger()
+
+    async def _spare_ledger(self) -> AsyncLedgerWriter:
         intent = await self._commits.intent()
         if self._spare is not None and self._spare[1].id == intent.id:
             if self._spare[0].failure is None:
@@ -472,6 +583,9 @@ class LiveWriter:
         if self._writer is not None:
             self._writer.abandon()
         self._writer, self._live = None, None
+        if self._asked is not None:
+            self._asked.hand(None)
+        self._asked = self._hold = None
         waiting = [batch for entry in self._inflight for batch in entry.batches]
         waiting += [*self._queue, *self._again]
         self._again.clear()

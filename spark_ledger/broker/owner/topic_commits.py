@@ -8,11 +8,11 @@ is under one intent of this broker, whose heartbeat says that it lives.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.state import TopicState
@@ -42,13 +42,15 @@ class TopicCommits:
         self._last_ms = 0
         self._intent: Intent | None = None
         self._opening = asyncio.Lock()
+        self._one_look = asyncio.Lock()
+        self._looking: asyncio.Task[TopicState] | None = None
         self._asked: list[_Asked] = []
         self._task: asyncio.Task[None] | None = None
 
     @property
     def owner_name(self) -> str:
         """What the log says of who opened a segment."""
-        return f"broker {self._ownership.broker_id}"
+        return owner_name(self._ownership.broker_id)
 
     def now_ms(self) -> int:
         """The time with which an entry is stamped: the store's, and it never falls."""
@@ -69,20 +71,41 @@ class TopicCommits:
         return [number for number, epoch in epochs.items() if mine.get(number) != epoch]
 
     async def state(self) -> TopicState:
-        """The topic, not older than this call. Raises errors.TopicDeleted, errors.Unavailable."""
-        state = await self.client.log(self.topic.id).fold(fresh=True)
+        """The topic, not older than this call: partitions that ask at once share a look. Raises
+        errors.TopicDeleted, errors.Unavailable."""
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        state = await asyncio.shield(self._looking)
         if state.deleted:
             raise errors.TopicDeleted(f"topic {self.topic.name} was deleted")
         self._last_ms = max(self._last_ms, state.commit_ms)
         return state
 
-    async def changed_or_after(self, seen: TopicState, within_s: float) -> TopicState:
-        """The topic once its log has moved, or after `within_s`."""
+    async def _look(self) -> TopicState:
+        async with self._one_look:
+            self._looking = None  # whoever asks from now on needs the next one
+            return await self.client.log(self.topic.id).fold(fresh=True)
+
+    async def moved(
+        self, seen: TopicState, over: asyncio.Event, until_s: float
+    ) -> TopicState | None:
+        """The topic as soon as its log has moved on from what was seen; None once it is `over`, or
+        at `until_s` of the loop's clock."""
         follower = await self.client.follow(self.topic.id, self.topic.name.short)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await follower.beyond(seen.next)
-        return await self.state()
+        loop = asyncio.get_running_loop()
+        news = loop.create_task(follower.beyond(seen.next))
+        ended = loop.create_task(over.wait())
+        try:
+            some, left_s = (news, ended), max(0.0, until_s - loop.time())
+            await asyncio.wait(some, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+            ended.cancel()
+            found = (await asyncio.gather(news, return_exceptions=True))[0]
+        if not isinstance(found, TopicState) or found.deleted:
+            return None
+        self._last_ms = max(self._last_ms, found.commit_ms)
+        return found
 
     async def intent(self) -> Intent:
         async with self._opening:

@@ -369,8 +369,9 @@ class _Commit:
         its version does not come back."""
         checks = self._wanted.checks
         if _CHECKS_AT <= failed.index < _CHECKS_AT + len(checks):
+            path = checks[failed.index - _CHECKS_AT].path
             raise errors.TxnConflict(
-                f"{checks[failed.index - _CHECKS_AT].path} has changed since the commit was planned"
+                f"{path} has changed since the commit was planned", path=path
             ) from failed
         if failed.index >= heads_at:
             self._views.lost(topic_ids[(failed.index - heads_at) // 2])

@@ -124,6 +124,10 @@ class CommitViews:
             return True
         return view.contended or view.unfolded >= UNFOLDED_MAX
 
+    def known(self, topic_id: str) -> TopicState | None:
+        """The newest state that is in memory."""
+        return self._known(topic_id, self._view(topic_id))
+
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
         """The topic as it is now, or as it was when this process last looked or committed."""
         view = self._view(topic_id)

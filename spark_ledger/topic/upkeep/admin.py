@@ -9,20 +9,18 @@ more at once; the bookies keep them for the delete delay.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import LONG_AGO_MS, each, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, TopicPolicies, changed
+from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, changed
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo
 from spark_ledger.topic.subscription import seek_target
@@ -91,7 +89,7 @@ class TopicAdmin:
     ) -> TopicInfo:
         """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies when an ensemble
         size is given and fewer bookies are registered."""
-        wanted = TopicPolicies(**(policies or {}))
+        wanted = changed(await self._client.topics.inherited(name), policies or {})
         if policies and ENSEMBLE_SIZE in policies:
             try:
                 await self._check_bookies(name, wanted.ensemble_size)
@@ -174,16 +172,19 @@ class TopicAdmin:
         state; none where there is nothing to do."""
         for tries in range(TRIES_MAX):
             state = await self._state(info)
-            lives = [held.live for held in state.partitions if held.live is not None]
-            seals = await each(partial(sealed, self._client.ledgers), lives)
-            actions = [*seals, *wanted(state)]
-            try:
-                if actions:
-                    await self._commit(info, purpose, actions)
-                return
-            except errors.TxnConflict:  # an owner went on in another ledger meanwhile
-                if tries == TRIES_MAX - 1:
-                    raise
+            lives = [(info.id, held.live) for held in state.partitions if held.live is not None]
+            async with self._client.past_live.ended(lives) as ended:
+                rest = wanted(state)
+                opens = [] if END in rest else ended.opens(info.id)
+                actions = [*ended.seals(info.id), *rest, *opens]
+                try:
+                    if actions:
+                        checks = ended.checks() if opens else []
+                        await self._commit(info, purpose, actions, checks)
+                    return
+                except errors.TxnConflict:  # an owner went on in another ledger meanwhile
+                    if tries == TRIES_MAX - 1:
+                        raise
 
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
         """Rows below the target go: offsets by partition, what was committed before a time, or all
@@ -200,7 +201,7 @@ class TopicAdmin:
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
-            found = seek_target.resolve(state, target, read)
+            found = await seek_target.exactly(self._client.ledgers, state, target, read)
             points = {p: to for p, to in found.items() if to > starts[p]}
             if not points:
                 return Trimmed({}, 0)

@@ -80,7 +80,7 @@ async def owner_of(stage, name="a", limits=None):
 
 async def another_of(stage, name="b"):
     process = await stage.world.client(f"process of {name}")
-    client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+    client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS, stage.owners.ask)
     return Owner(stage, client, name)
 
 
@@ -95,6 +95,26 @@ def test_batches_have_the_offsets_at_which_they_are_read_afterwards():
         assert await stage.rows() == [
             (i, b) for i, b in enumerate([b"a", b"b", b"c", b"d", b"e", b"f"])
         ]
+
+    play(act)
+
+
+def test_what_comes_while_the_partition_is_given_up_fails_after_the_receipts_of_what_came_before():
+    async def act(stage):
+        owner = await owner_of(stage)
+        order = []
+        early, late = owner.send([b"a"], [b"b"])[1], Sent(b"c")
+        early.stored = lambda offset: order.append("early")
+        late.failed = lambda error: order.append("late")
+        closing = asyncio.create_task(owner.writer.close())
+        await asyncio.sleep(0)
+        owner.writer.append(late)
+        assert order == []
+        await closing
+        assert order == ["early", "late"]
+        owner.writer.append(late)
+        assert order == ["early", "late", "late"]
+        await owner.commits.close()
 
     play(act)
 

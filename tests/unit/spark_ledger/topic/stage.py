@@ -1,7 +1,7 @@
 """Where the topic layer is tested: the simulated cluster with real bookies and the real client."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings
 from tests.kit.loop_task import LoopTask
+from tests.kit.owner_calls import OwnerCalls
 from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
@@ -34,6 +35,7 @@ class Stage:
     world: World
     client: TopicClient
     topic: TopicInfo
+    owners: OwnerCalls = field(default_factory=OwnerCalls)
 
     @cached_property
     def janitor(self) -> Janitor:
@@ -43,7 +45,7 @@ class Stage:
     async def another(self) -> TopicClient:
         """The topic layer of another process."""
         process = await self.world.client("other")
-        return TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+        return TopicClient(process.ledgers, process.rng, lambda: NOW_MS, self.owners.ask)
 
     async def intent(self, run_id: str = RUN) -> Intent:
         return await self.client.intents.open_query_intent(QUERY, run_id, TARGET)
@@ -100,9 +102,10 @@ def play(
         world = World(storage)
         await world.prepare(4)
         process = await world.client("main")
-        client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+        owners = OwnerCalls()
+        client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS, owners.ask)
         topic = await client.topics.create("t", partitions)
-        result = await act(Stage(world, client, topic))
+        result = await act(Stage(world, client, topic, owners))
         world.check()
         return result
 

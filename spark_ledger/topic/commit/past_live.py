@@ -1,0 +1,199 @@
+"""Commits past live segments: what brings rows to a partition ends its live segment first, in the
+same multi (hazard 29).
+
+    ask each owner -> fence what nobody hands over -> seals + rows + opens, one multi -> let go
+
+Always true: an owner that hands over has closed its ledger, so nothing is added to what its seal
+says, and holds until the multi is decided or its hold is over; then it goes on by itself, and the
+guards let one of the two win. Each try asks for a longer hold, so that a slow commit comes through;
+between two tries every owner has gone on. What an owner made ahead comes into the log only while
+the intent that it was made under is open (hazard 4). One that does not answer is fenced.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Check
+from spark_ledger.metadata.store_calls import each, reachable, read
+from spark_ledger.topic.commit import hand_over
+from spark_ledger.topic.commit.commit import Committer
+from spark_ledger.topic.commit.draft import CommitOutcome, Wanted
+from spark_ledger.topic.commit.hand_over import Ask, Handed, LetGo, Live
+from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.log.actions import Action, Append, Overwrite
+from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.log.state import TopicState
+
+TRIES_MAX = 20
+"""Of one commit to come past live segments."""
+URLS_KEPT_MAX = 1000
+
+_log = logging.getLogger(__name__)
+Ending = tuple[str, LiveSegment]
+"""A topic's id, and a live segment of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Live segments that are over, as their owners handed them over or as a fence left them."""
+
+    handed: tuple[Handed, ...] = ()
+
+    def seals(self, topic_id: str) -> list[Action]:
+        return [one.seal for one in self.handed if one.topic_id == topic_id]
+
+    def opens(self, topic_id: str) -> list[Action]:
+        """What their owners go on in."""
+        some = (one.opened for one in self.handed if one.topic_id == topic_id)
+        return [opened for opened in some if opened is not None]
+
+    def checks(self) -> list[Check]:
+        """What `opens` depend on."""
+        some = dict.fromkeys(one.intent for one in self.handed if one.opened is not None)
+        return [Check(paths.intent(intent_id), version) for intent_id, version in some]
+
+
+class PastLive:
+    """Of one process."""
+
+    def __init__(self, ledgers: LedgerStore, committer: Committer, ask: Ask) -> None:
+        self._ledgers = ledgers
+        self._committer = committer
+        self._ask = ask
+        self._urls: dict[str, str] = {}
+
+    async def commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
+        """The commit, with what ends the live segments that are in its way. Raises as
+        Committer.commit and `ended`."""
+        fresh, hold_s = False, hand_over.HOLD_S
+        for _ in range(TRIES_MAX):
+            async with self.ended(await self._in_the_way(wanted, fresh=fresh), hold_s) as ended:
+                try:
+                    return await self._committer.commit(_past(wanted, ended), timeout_s)
+                except errors.TxnConflict as conflict:
+                    if not passing(conflict, ended):
+                        raise
+            fresh, hold_s = True, min(2 * hold_s, hand_over.HOLD_S_MAX)
+        raise errors.CommitContended(
+            f"the owners of live segments opened others {TRIES_MAX} times before the commit"
+        )
+
+    async def _in_the_way(self, wanted: Wanted, *, fresh: bool) -> list[Ending]:
+        """The live segments of partitions to which rows are to be added."""
+        found: list[Ending] = []
+        for topic_id, some in wanted.drafts.items():
+            every = any(isinstance(action, Overwrite) for action in some)
+            rows = (s for a in some if isinstance(a, Append | Overwrite) for s in a.segments)
+            meant = {segment.partition for segment in rows}
+            state = await self._state(topic_id, fresh=fresh)
+            lives = (held.live for held in state.partitions) if state else ()
+            found += [(topic_id, one) for one in lives if one and (every or one.partition in meant)]
+        return found
+
+    async def _state(self, topic_id: str, *, fresh: bool) -> TopicState | None:
+        """The topic; unless it is to be fresh, None where this process knows of no live segment: if
+        there is one, the commit finds it."""
+        views = self._committer.views
+        known = views.known(topic_id)
+        if not fresh and not (known and any(held.live for held in known.partitions)):
+            return None
+        with reachable(f"reading topic {topic_id}"):
+            return await views.state(topic_id, fold=True, fresh=fresh)
+
+    @asynccontextmanager
+    async def ended(
+        self, lives: Sequence[Ending], hold_s: float = hand_over.HOLD_S
+    ) -> AsyncIterator[Ended]:
+        """Ends these live segments. Their owners hold while the context lasts, so long at most.
+        Raises as seal.sealed."""
+        holds: list[LetGo] = []
+        try:
+            handed = await self._handed(lives, hold_s, holds) if lives else {}
+            left = [one for one in lives if _asked(one) not in handed]
+
+            async def fenced(one: Ending) -> Handed:
+                return Handed(one[0], await sealed(self._ledgers, one[1]))
+
+            yield Ended((*handed.values(), *await each(fenced, left)))
+        finally:
+            for let_go in holds:
+                let_go()
+
+    async def _handed(
+        self, lives: Iterable[Ending], hold_s: float, holds: list[LetGo]
+    ) -> dict[Live, Handed]:
+        """What owners hand over; each hold that begins is put to `holds`."""
+        by_broker: dict[str, list[Live]] = {}
+        for one in lives:
+            broker = hand_over.broker_of(one[1].owner)
+            if broker is not None:
+                by_broker.setdefault(broker, []).append(_asked(one))
+
+        async def asked(broker: str) -> list[Handed]:
+            try:
+                async with asyncio.timeout(hand_over.ANSWER_S):
+                    return await self._asked(broker, by_broker[broker], hold_s, holds)
+            except (OSError, EOFError, TimeoutError, hand_over.NotUnderstood) as error:
+                _log.warning("broker %s hands nothing over, it is fenced: %r", broker, error)
+                return []
+
+        found: dict[Live, Handed] = {}
+        for broker, some in zip(by_broker, await each(asked, by_broker), strict=True):
+            wanted = set(by_broker[broker])
+            for given in some:
+                key = (given.topic_id, given.seal.partition, given.seal.ledger_id)
+                opens = given.opened is None or given.opened.partition == given.seal.partition
+                if key in wanted and opens:
+                    found[key] = given
+        return found
+
+    async def _asked(
+        self, broker: str, lives: Sequence[Live], hold_s: float, holds: list[LetGo]
+    ) -> list[Handed]:
+        url = await self._url(broker)
+        if url is None:
+            return []
+        answer, let_go = await self._ask(url, hand_over.encode_request(lives, hold_s))
+        holds.append(let_go)
+        return hand_over.decode_answer(answer)
+
+    async def _url(self, broker: str) -> str | None:
+        """Where the broker is reached; None of one that is gone. An id is one process's, whose URL
+        stays."""
+        if broker not in self._urls:
+            with reachable("looking a broker up"):
+                node = await read(self._ledgers.metadata, paths.broker(broker))
+            if node is None:
+                return None
+            if len(self._urls) >= URLS_KEPT_MAX:
+                self._urls.clear()
+            self._urls[broker] = str(json.loads(node.value)["url"])
+        return self._urls[broker]
+
+
+def passing(conflict: errors.TxnConflict, ended: Ended) -> bool:
+    """Whether another try may come through: an owner went on in another ledger meanwhile, or does
+    not go on in the one that it named."""
+    changed = {check.path for check in ended.checks()}
+    return bool(conflict.facts.get("live")) or conflict.facts.get("path") in changed
+
+
+def _asked(one: Ending) -> Live:
+    topic_id, live = one
+    return topic_id, live.partition, live.ledger_id
+
+
+def _past(wanted: Wanted, ended: Ended) -> Wanted:
+    if not ended.handed:
+        return wanted
+    drafts = {
+        id_: (*ended.seals(id_), *some, *ended.opens(id_)) for id_, some in wanted.drafts.items()
+    }
+    return replace(wanted, drafts=drafts, checks=(*wanted.checks, *ended.checks()))

@@ -1,0 +1,443 @@
+"""Live segments that their owners hand over to who commits past them, on the simulated cluster."""
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.topic.commit import hand_over
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+from tests.unit.spark_ledger.broker.test_live_writer import (
+    Owner,
+    another_of,
+    deduplicating,
+    owner_of,
+    sent_by,
+)
+from tests.unit.spark_ledger.topic.stage import play
+
+
+class Port:
+    """Where an owner is asked, as a broker's."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def live_writer(self, topic_id, partition):
+        mine = (topic_id, partition) == (self.owner.stage.topic.id, 0)
+        return self.owner.writer if mine else None
+
+
+def reached(owner):
+    """The owner answers who asks it."""
+    owner.stage.owners.brokers[owner.ownership.url] = Port(owner)
+    return owner
+
+
+async def dies(owner):
+    owner.writer._task.cancel()
+    await asyncio.gather(owner.writer._task, return_exceptions=True)
+
+
+async def by_spark(stage, version=1, value=b"of spark", **options):
+    intent = await stage.intent()
+    return await stage.commit(intent, version, await stage.written(intent, [value]), **options)
+
+
+def before_the_commit(stage, act):
+    """Let `act` happen when the next commit's multi is about to be sent."""
+    multi = stage.client.store.multi
+
+    async def interrupted(operations):
+        if any(one.path == paths.topic_head(stage.topic.id) for one in operations):
+            stage.client.store.multi = multi
+            await act()
+        return await multi(operations)
+
+    stage.client.store.multi = interrupted
+
+
+def now_s():
+    return asyncio.get_running_loop().time()
+
+
+async def another_process(stage):
+    return replace(stage, client=await stage.another())
+
+
+async def values(stage):
+    return [value for _, value in await stage.rows()]
+
+
+async def live(owner):
+    held = (await owner.commits.state()).partitions[0].live
+    return None if held is None else held.ledger_id
+
+
+def test_an_owner_goes_on_in_the_ledger_that_the_batchs_own_commit_opened():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        first = await live(owner)
+        began_s = now_s()
+        await by_spark(stage)
+        assert now_s() - began_s < 1
+        state = await owner.commits.state()
+        assert state.next == 2  # the owner's opening, and the batch
+        assert await live(owner) not in (None, first)
+        assert await owner.all_stored(owner.send([b"b"])) == [[2]]
+        assert (await owner.commits.state()).next == 2
+        await owner.writer.close()
+        assert await values(stage) == [b"a", b"of spark", b"b"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_under_way_when_it_is_asked_for_is_stored_once_and_in_order(seed):
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        sent = owner.send(*([b"%d" % i] for i in range(30)))
+        await asyncio.sleep(0.002 * (seed + 1))
+        await by_spark(stage)
+        sent += owner.send(*([b"%d" % i] for i in range(30, 40)))
+        offsets = await owner.all_stored(sent)
+        await owner.writer.close()
+        rows = dict(await stage.rows())
+        assert [rows[at] for (at,) in offsets] == [b"%d" % i for i in range(40)]
+        assert sorted(rows) == list(range(41))
+
+    play(act, seed=seed)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_owner_goes_on_by_itself_after_a_committer_that_died(closed):
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        request = hand_over.encode_request([(stage.topic.id, 0, await live(owner))], 2.0)
+        answer, let_go = await stage.owners.ask(owner.ownership.url, request)
+        (handed,) = hand_over.decode_answer(answer)
+        assert (handed.seal.segment.rows, handed.opened is None) == (1, False)
+        sent, began_s = owner.send([b"b"]), now_s()
+        if closed:  # its connection tells
+            let_go()
+        assert await owner.all_stored(sent) == [[1]]
+        assert (now_s() - began_s < 0.5) == closed
+        assert now_s() - began_s < 3
+        await owner.writer.close()
+        assert await values(stage) == [b"a", b"b"]
+
+    play(act)
+
+
+def test_an_owner_that_dies_after_it_answered_leaves_an_open_end_to_its_successor():
+    async def act(stage):
+        old = reached(await owner_of(stage))
+        await old.all_stored(old.send([b"a"]))
+        before_the_commit(stage, lambda: dies(old))
+        await by_spark(stage)
+        ledger = await live(old)
+        assert ledger is not None
+        new = await (await another_of(stage)).take()
+        assert await live(new) is None
+        assert await new.all_stored(new.send([b"b"])) == [[2]]
+        await new.writer.close()
+        assert await values(stage) == [b"a", b"of spark", b"b"]
+
+    play(act)
+
+
+def test_of_a_batch_and_an_owner_whose_hold_is_over_one_wins_and_both_go_on():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        batches = await another_process(stage)
+        await owner.all_stored(owner.send([b"a"]))
+        await by_spark(batches, 1)
+        sent = owner.send([b"b"])
+        await owner.all_stored(sent)
+
+        async def late():
+            sent.extend(owner.send([b"c"]))
+            await asyncio.sleep(3)
+
+        before_the_commit(batches, late)
+        await by_spark(batches, 2, b"late")
+        assert await owner.all_stored(sent) == [[2], [3]]
+        assert await owner.all_stored(owner.send([b"d"])) == [[5]]
+        await owner.writer.close()
+        assert await values(stage) == [b"a", b"of spark", b"b", b"c", b"late", b"d"]
+        assert len(stage.owners.asked) == 3
+
+    play(act)
+
+
+def test_each_try_holds_longer_so_a_slow_batch_comes_through():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        batches = await another_process(stage)
+        sent = owner.send([b"a"])
+        await owner.all_stored(sent)
+        store = batches.client.store
+        multi = store.multi
+
+        async def slow(operations):
+            await asyncio.sleep(2.5)
+            return await multi(operations)
+
+        async def produce():
+            while True:
+                sent.extend(owner.send([b"p"]))
+                await asyncio.sleep(0.5)
+
+        producing = asyncio.create_task(produce())
+        store.multi = slow
+        await by_spark(batches)
+        producing.cancel()
+        await owner.all_stored(sent)
+        assert len(stage.owners.asked) == 2
+
+    play(act)
+
+
+def test_two_batches_at_once_share_an_answer_and_both_come():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        other = await another_process(stage)
+        sent = owner.send([b"a"])
+        await owner.all_stored(sent)
+        mine, theirs = await stage.intent(), await another_intent(other)
+        written = await stage.written(mine, [b"1"]), await other.written(theirs, [b"2"])
+        sent += owner.send([b"b"])
+        await asyncio.gather(stage.commit(mine, 1, written[0]), other.commit(theirs, 1, written[1]))
+        sent += owner.send([b"c"])
+        await owner.all_stored(sent)
+        await owner.writer.close()
+        found = await values(stage)
+        assert sorted(found) == [b"1", b"2", b"a", b"b", b"c"]
+        assert [one for one in found if one.isalpha()] == [b"a", b"b", b"c"]
+
+    play(act)
+
+
+async def another_intent(stage):
+    return await stage.client.intents.open_query_intent("other query", "run", "t")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_one_commit_goes_past_live_segments_of_several_owners_and_topics(silent):
+    async def act(stage):
+        topic = await stage.client.topics.create("u", 1)
+        second = replace(stage, topic=topic)
+        one = reached(await owner_of(stage))
+        two = await Owner(second, await stage.another(), "b").take()
+        if not silent:
+            reached(two)
+        for owner in (one, two):
+            await owner.all_stored(owner.send([b"a"]))
+        intent = await stage.intent()
+        results = {at.topic.id: [await at.written(intent, [b"x"])] for at in (stage, second)}
+        txn = TxnKey(intent.app_id, intent.target, 1, intent.run_id)
+        await stage.client.commit_topics(results, txn, intent.id)
+        for owner in (one, two):
+            assert await owner.all_stored(owner.send([b"b"])) == [[2]]
+            await owner.writer.close()
+        assert await values(stage) == await values(second) == [b"a", b"x", b"b"]
+        assert (await stage.client.log(topic.id).fold()).across[-1].others == (stage.topic.id,)
+
+    play(act)
+
+
+def test_an_owner_that_does_not_answer_is_fenced_after_half_a_second():
+    async def act(stage):
+        owner = await owner_of(stage)
+        sent = owner.send([b"a"])
+        await owner.all_stored(sent)
+
+        async def hangs(url, request):
+            await asyncio.sleep(3600)
+
+        stage.client.past_live._ask = hangs
+        began_s = now_s()
+        await by_spark(stage)
+        assert 0.5 <= now_s() - began_s < 1.5
+        assert await owner.all_stored(owner.send([b"b"])) == [[2]]
+        await owner.writer.close()
+        assert await values(stage) == [b"a", b"of spark", b"b"]
+
+    play(act)
+
+
+def test_an_answer_of_an_earlier_ledger_changes_nothing():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        ask, answers = stage.owners.ask, []
+
+        async def first_answer_again(url, request):
+            if not answers:
+                answers.append(await ask(url, request))
+            return answers[0]
+
+        stage.client.past_live._ask = first_answer_again
+        for version in range(1, 4):
+            await owner.all_stored(owner.send([b"%d" % version]))
+            await by_spark(stage, version, b"of spark %d" % version)
+        await owner.writer.close()
+        assert await values(stage) == [
+            one for n in (b"1", b"2", b"3") for one in (n, b"of spark " + n)
+        ]
+
+    play(act)
+
+
+def test_a_ledger_made_under_an_intent_that_has_ended_is_not_opened():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        ended = (await owner.commits.intent()).id
+
+        async def leave():
+            await dies(owner)
+            await stage.client.intents.condemn(ended, "for a test")
+
+        before_the_commit(stage, leave)
+        await by_spark(stage)
+        assert await live(owner) is None
+        assert await values(stage) == [b"a", b"of spark"]
+
+    play(act)
+
+
+def test_a_ledger_that_took_nothing_is_not_followed_by_another():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        lives, made = [], made_by(owner)
+        for version in range(1, 6):
+            await by_spark(stage, version)
+            lives.append(await live(owner))
+        assert [one is not None for one in lives] == [True, False, False, False, False]
+        await asyncio.sleep(1)
+        assert len(made) == 2  # the one that the first batch opened, and one ahead
+        assert await owner.all_stored(owner.send([b"b"])) == [[6]]
+        await owner.writer.close()
+
+    play(act)
+
+
+def made_by(owner):
+    """The ledgers that it makes from now on."""
+    made, spare = [], owner.writer._spare_ledger
+
+    async def noted():
+        writer = await spare()
+        if writer.ledger_id not in made:
+            made.append(writer.ledger_id)
+        return writer
+
+    owner.writer._spare_ledger = noted
+    return made
+
+
+def test_batches_without_pause_let_producers_on_between_them():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        intent = await stage.intent()
+        sent, over = [], asyncio.Event()
+
+        async def produce():
+            while not over.is_set():
+                sent.extend(owner.send([b"p"]))
+                await asyncio.sleep(0.001)
+
+        producing = asyncio.create_task(produce())
+        stored = []
+        for version in range(20):
+            await stage.commit(intent, version, await stage.written(intent, [b"s"]))
+            stored.append(sum(bool(one.offsets) for one in sent))
+        over.set()
+        await producing
+        await owner.all_stored(sent)
+        assert all(a < b for a, b in pairwise(stored[1:]))
+        await owner.writer.close()
+        found = await values(stage)
+        assert (found.count(b"s"), found.count(b"p")) == (20, len(sent))
+
+    play(act)
+
+
+def test_a_successor_knows_of_producers_what_an_owner_handed_over():
+    async def act(stage):
+        old = reached(await deduplicating(Owner(stage, stage.client, "a")))
+        await sent_by(old, 0, 2)
+        await by_spark(stage)
+        assert await sent_by(old, 2, 4) == [True, False]
+        new = await (await another_of(stage)).take()
+        assert new.writer.last_sequence_id("p") == 5
+        assert await sent_by(new, 2, 4, 6) == [True, True, False]
+        await new.writer.close()
+        assert len(await values(stage)) == 1 + 8
+
+    play(act)
+
+
+def test_terminating_a_topic_takes_no_ledger_that_its_owner_made_ahead():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        await TopicAdmin(stage.client).terminate("t")
+        assert len(stage.owners.asked) == 1
+        (late,) = owner.send([b"b"])
+        await late.over.wait()
+        assert [type(one) for one in late.errors] == [errors.TopicTerminated]
+        assert await values(stage) == [b"a"]
+
+    play(act)
+
+
+def test_truncating_a_topic_leaves_its_owner_an_open_end():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a", b"b"]))
+        await TopicAdmin(stage.client).trim("t", End.LATEST)
+        assert await live(owner) is not None
+        assert await owner.all_stored(owner.send([b"c"])) == [[2]]
+        await owner.writer.close()
+
+    play(act)
+
+
+def test_overwriting_past_a_live_segment_is_refused_where_others_came_between():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        overwriting = await stage.client.intents.open_batch_intent(
+            "batch", "run", "t", overwrites=[stage.topic.id]
+        )
+        written = await stage.written(overwriting, [b"all"])
+        await owner.all_stored(owner.send([b"a"]))
+        with pytest.raises(errors.TxnConflict, match="another writer"):
+            await stage.commit(overwriting, 0, written, overwrite=True)
+        assert await owner.all_stored(owner.send([b"b"])) == [[1]]
+        await owner.writer.close()
+
+    play(act)
+
+
+def test_an_owner_that_gives_its_topic_up_ends_the_hold():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        request = hand_over.encode_request([(stage.topic.id, 0, await live(owner))], 2.0)
+        await stage.owners.ask(owner.ownership.url, request)
+        began_s = now_s()
+        await owner.writer.close()
+        assert now_s() - began_s < 1
+        assert await live(owner) is None
+        assert await stage.client.store.get(paths.topic_head(stage.topic.id))
+
+    play(act)
