@@ -74,6 +74,11 @@ def most_memory_mib(pid: int) -> float:
     return _field(Path(f"/proc/{pid}/status"), "VmHWM") / 1024
 
 
+def memory_mib(pid: int) -> float:
+    """VmRSS: the memory it holds now."""
+    return _field(Path(f"/proc/{pid}/status"), "VmRSS") / 1024
+
+
 def command(pid: int) -> str:
     """Its command line."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()

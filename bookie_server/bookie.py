@@ -71,11 +71,12 @@ class Bookie:
         self.phase = ""
         """What Info says of the state instead: "starting" until the node's maker has
         registered it."""
-        self._storage = storage
+        self.storage = storage
         self._config = config
-        self._ledgers = LedgerHandles(storage, metadata, bookie_id, repair_credential)
-        self._adder = Adder(storage, self._ledgers, config)
-        self._under_way = 0
+        self.ledgers = LedgerHandles(storage, metadata, bookie_id, repair_credential)
+        self._adder = Adder(storage, self.ledgers, config)
+        self.under_way = 0
+        """Requests that have no response yet."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -86,11 +87,11 @@ class Bookie:
         self.long_polls = 0
         """How many wait for news of a last add confirmed; each is an object, none a thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
-        self.reclaim = Reclaim(storage, self._ledgers, metadata, config, bookie_id, cluster_id)
+        self.reclaim = Reclaim(storage, self.ledgers, metadata, config, bookie_id, cluster_id)
         self._reclaiming = asyncio.ensure_future(self.reclaim.run())
         records = ClusterLedgers(metadata, cluster_id)
         self._limbo = Limbo(
-            *(bookie_id, self._ledgers, metadata, records, config.limbo_check_s),
+            *(bookie_id, self.ledgers, metadata, records, config.limbo_check_s),
             self._standing_changed,
         )
         disks.listeners.append(self._limbo.wake)
@@ -155,13 +156,13 @@ class Bookie:
 
     @property
     def _limbo_reason(self) -> str:
-        if self._ledgers.every().limbo == LimboReason.LOST:
+        if self.ledgers.every().limbo == LimboReason.LOST:
             return "acknowledged data may have been lost here; every ledger is in limbo"
-        return self._storage.damage
+        return self.storage.damage
 
     @property
     def _is_exhausted(self) -> bool:
-        unflushed_bytes = self._storage.unflushed_bytes
+        unflushed_bytes = self.storage.unflushed_bytes
         return disk_monitor.exhausted(self.disks.states, unflushed_bytes, self._config)
 
     @property
@@ -179,7 +180,7 @@ class Bookie:
             return _refuse_all(request, Status.SHUTTING_DOWN, "the bookie is stopping")
         if self.failed.done():
             return _refuse_all(request, Status.IO_ERROR, str(self.failed.exception()))
-        self._under_way += 1
+        self.under_way += 1
         self._idle.clear()
         lane = travelling.set(Lane.RECOVERY if _is_recovery(request) else Lane.BULK)
         try:
@@ -190,8 +191,8 @@ class Bookie:
             return _refuse_all(request, error.status, error.reason)
         finally:
             travelling.reset(lane)
-            self._under_way -= 1
-            if not self._under_way:
+            self.under_way -= 1
+            if not self.under_way:
                 self._idle.set()
 
     def drain(self) -> None:
@@ -199,8 +200,8 @@ class Bookie:
         waits for disk space any more."""
         self._stopping = True
         self.phase = "draining"
-        self._ledgers.wake_all()
-        self._storage.hurry()
+        self.ledgers.wake_all()
+        self.storage.hurry()
 
     async def stop(self) -> None:
         """Drain what is under way, flush, seal the journals, close the index.
@@ -212,9 +213,9 @@ class Bookie:
         self._doubting.cancel()
         self._watching.cancel()
         await self._idle.wait()
-        self._storage.stop()
+        self.storage.stop()
         await self._storage_task
-        await self._storage.close()
+        await self.storage.close()
 
     def abandon(self) -> None:
         """End at once, as a crash would: nothing is flushed, no response is sent."""
@@ -223,7 +224,7 @@ class Bookie:
         self._doubting.cancel()
         self._watching.cancel()
         self._storage_task.cancel()
-        self._storage.abandon()
+        self.storage.abandon()
 
     def _standing_changed(self) -> None:
         for listener in self.disks.listeners:
@@ -265,15 +266,15 @@ class Bookie:
         if request.ledger_id < 0 or not 0 <= first <= last:
             reason = f"no range of entries: {request.ledger_id}:{first}..{last}"
             return m.ReadResponse(Status.BAD_REQUEST, reason=reason)
-        if not request.fence and not self._ledgers.known(request.ledger_id):
+        if not request.fence and not self.ledgers.known(request.ledger_id):
             return m.ReadResponse(Status.NO_SUCH_LEDGER)
-        handle = await self._ledgers.meet(request.ledger_id)
+        handle = await self.ledgers.meet(request.ledger_id)
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
             await self._fence(handle)
             handle.adds += 1  # what repair finds here it counts on: it is no garbage
-            await self._ledgers.settled([request.ledger_id])
+            await self.ledgers.settled([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()
         if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):
@@ -287,7 +288,7 @@ class Bookie:
             if not locate or not request.ahead:
                 return response
             ahead = ids_in(request.ahead, RESULTS_MAX)
-            return response._replace(ahead=await self._storage.locations(request.ledger_id, ahead))
+            return response._replace(ahead=await self.storage.locations(request.ledger_id, ahead))
         finally:  # handler.encoded_response counts its own bytes, with no await in between
             self.responses.give_back(bytes_max, caller)
 
@@ -295,9 +296,9 @@ class Bookie:
         """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
         before: then it is looked up again. Raises DiskFailed."""
         while True:
-            doubt = self._storage.limbo(ledger_id)
-            found = await self._storage.read(ledger_id, ids, max_bytes, locate=locate)
-            now = self._storage.limbo(ledger_id)
+            doubt = self.storage.limbo(ledger_id)
+            found = await self.storage.read(ledger_id, ids, max_bytes, locate=locate)
+            now = self.storage.limbo(ledger_id)
             if worse(doubt, now) == now:
                 return found
 
@@ -332,22 +333,22 @@ class Bookie:
         if request.ledger_id < 0 or not 0 <= first <= last:
             reason = f"no range of entries: {request.ledger_id}:{first}..{last}"
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
-        if not self._ledgers.known(request.ledger_id):
+        if not self.ledgers.known(request.ledger_id):
             return m.StoredResponse(Status.OK, last)
-        handle = await self._ledgers.meet(request.ledger_id)
+        handle = await self.ledgers.meet(request.ledger_id)
         if not handle.allows("read", request.token):
             return m.StoredResponse(Status.UNAUTHORIZED)
         through = min(last, first + STORED_AT_ONCE - 1)
         flushes = -1
-        while flushes != self._storage.flushes:  # else one may have moved meanwhile
-            flushes = self._storage.flushes
-            found = await self._storage.stored(request.ledger_id, first, through)
+        while flushes != self.storage.flushes:  # else one may have moved meanwhile
+            flushes = self.storage.flushes
+            found = await self.storage.stored(request.ledger_id, first, through)
         return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
 
     def _absence(self, handle: LedgerHandle) -> Status:
         """What an entry that is not stored gets: a node responds *no such entry* only if it is
         certain."""
-        return absence(self._storage.limbo(handle.ledger_id))
+        return absence(self.storage.limbo(handle.ledger_id))
 
     # -- fence, last add confirmed --
 
@@ -355,17 +356,17 @@ class Bookie:
         """Returns when the fence is durable. Raises JournalFailed."""
         lost = handle.fence_durable is not None and _has_failed(handle.fence_durable)
         if lost or not handle.state.fenced:  # lost: with a journal, and others go on
-            state = self._storage.set_state(replace(handle.state, fenced=True))
+            state = self.storage.set_state(replace(handle.state, fenced=True))
             handle.end_waiting()
             record = Record(RecordKind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
-            handle.fence_durable = self._storage.append([record], Lane.RECOVERY)
+            handle.fence_durable = self.storage.append([record], Lane.RECOVERY)
         if handle.fence_durable is not None:  # None: fenced in an earlier run, durable since
             await asyncio.shield(handle.fence_durable)
 
     async def _read_lac(self, request: m.ReadLacRequest) -> m.ReadLacResponse:
         if request.ledger_id < 0:
             return m.ReadLacResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
-        handle = await self._ledgers.meet(request.ledger_id)
+        handle = await self.ledgers.meet(request.ledger_id)
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadLacResponse(Status.UNAUTHORIZED)
         if request.fence:
@@ -384,16 +385,16 @@ class Bookie:
     async def _write_lac(self, request: m.WriteLacRequest) -> m.WriteLacResponse:
         if request.ledger_id < 0 or request.last_add_confirmed < NO_ENTRY:
             return m.WriteLacResponse(Status.BAD_REQUEST, reason="negative ids")
-        handle = await self._ledgers.meet(request.ledger_id)
+        handle = await self.ledgers.meet(request.ledger_id)
         if not handle.allows("add", request.token):
             return m.WriteLacResponse(Status.UNAUTHORIZED)
         if handle.state.deleted:
             return m.WriteLacResponse(Status.LEDGER_DELETED)
         lac = max(handle.state.explicit_lac, request.last_add_confirmed)
-        state = self._storage.set_state(replace(handle.state, explicit_lac=lac))
+        state = self.storage.set_state(replace(handle.state, explicit_lac=lac))
         handle.heard_lac(lac)
         record = Record(RecordKind.LAC, state.ledger_id, state.explicit_lac, b"", 0)
-        await asyncio.shield(self._storage.append([record]))
+        await asyncio.shield(self.storage.append([record]))
         return m.WriteLacResponse(Status.OK)
 
     async def _info(self) -> m.InfoResponse:
@@ -403,14 +404,14 @@ class Bookie:
             self.phase or ("readonly" if self.readonly_reason else "writable"),
             self.readonly_reason,
             *disk_monitor.total_space(self.disks.states),
-            self._storage.ledger_count,
+            self.storage.ledger_count,
             self._config.entry_bytes_max,
             __version__,
             [
                 m.DirectoryInfo(each.name, each.role.value, *each.space, each.full, each.failure)
                 for each in self.disks.states
             ],
-            len(self._ledgers.in_limbo()) + bool(self._ledgers.every().limbo),
+            len(self.ledgers.in_limbo()) + bool(self.ledgers.every().limbo),
             self.reclaim.describe(),
         )
 

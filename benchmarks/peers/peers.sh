@@ -3,7 +3,8 @@
 #   peers.sh install [NAME...]       fetch the jars (needs mvn and Java 17): kafka, spark-kafka, bk, pulsar
 #   peers.sh up kafka [N]            N combined KRaft brokers (default 3) on 127.0.0.1:9092...
 #   peers.sh up bookkeeper           ZooKeeper on 127.0.0.1:2182 and 3 Java bookies (journal synced)
-#   peers.sh up pulsar               Pulsar standalone on 127.0.0.1:6650 (E=Qw=Qa=1)
+#   peers.sh up pulsar [PORT SYNC]   Pulsar standalone (E=Qw=Qa=1) on 127.0.0.1:6650, its admin API on the port
+#                                    1430 above; SYNC (true): whether its journal is synced before a receipt
 #   peers.sh down                    stop what `up` started and delete its data
 #   peers.sh bk-bench SIZE RATE      BookKeeper's own benchmark, E=3 Qw=3 Qa=2, 12 s
 #   peers.sh spark-kafka-jars        the jars of Spark's Kafka connector, comma separated
@@ -117,24 +118,25 @@ up_bookkeeper() {
   for i in 1 2 3; do wait_for_port $((3280 + i)) 60; done
 }
 
-up_pulsar() {
-  local folder=$RUN/pulsar opens=() name
+up_pulsar() { # up_pulsar [PORT [SYNC]]
+  local port=${1:-6650} sync=${2:-true} folder=$RUN/pulsar opens=() name
+  local web=$((port + 1430))
   mkdir -p "$folder"
   for name in sun.net java.lang jdk.internal.misc jdk.internal.platform java.nio; do
     opens+=(--add-opens "java.base/$name=ALL-UNNAMED")
   done
   printf '%s\n' zookeeperServers= metadataStoreUrl= configurationMetadataStoreUrl= \
-    brokerServicePort=6650 webServicePort=8080 bindAddress=127.0.0.1 advertisedAddress=127.0.0.1 \
+    brokerServicePort=$port webServicePort=$web bindAddress=127.0.0.1 advertisedAddress=127.0.0.1 \
     clusterName=standalone managedLedgerDefaultEnsembleSize=1 managedLedgerDefaultWriteQuorum=1 \
-    managedLedgerDefaultAckQuorum=1 allowLoopback=true diskUsageThreshold=0.99 \
+    managedLedgerDefaultAckQuorum=1 journalSyncData=$sync nettyMaxFrameSizeBytes=5253120 allowLoopback=true diskUsageThreshold=0.99 \
     diskUsageWarnThreshold=0.98 > "$folder/standalone.conf"
   cd "$folder"
   start "$folder/pulsar.log" java -Xmx1g -XX:MaxDirectMemorySize=1g "${opens[@]}" \
     -Dio.netty.tryReflectionSetAccessible=true -cp "$HOME_DIR/pulsar/lib/*" \
     org.apache.pulsar.PulsarStandaloneStarter --config standalone.conf -nss -nfw \
     --metadata-dir ./meta --bookkeeper-dir ./bk
-  wait_for_port 6650 60
-  wait_for_port 8080 60
+  wait_for_port "$port" 90
+  wait_for_port "$web" 90
 }
 
 bk_bench() {
@@ -164,6 +166,6 @@ case "${1:-} ${2:-}" in
   "down "*) down ;;
   "up kafka") up_kafka "${3:-3}" ;;
   "up bookkeeper") up_bookkeeper ;;
-  "up pulsar") up_pulsar ;;
-  *) sed -n 2,10p "$0"; exit 2 ;;
+  "up pulsar") up_pulsar "${@:3}" ;;
+  *) sed -n 2,11p "$0"; exit 2 ;;
 esac

@@ -372,77 +372,27 @@ def _decode_location(data: memoryview) -> m.EntryLocation:
 # -- the rest, through the generated code -----------------------------------------------------
 
 
-def _encode_read_lac_request(r: m.ReadLacRequest) -> bytes:
-    return bytes(
-        pb.ReadLacRequest(
-            bookie_id=r.bookie_id,
-            ledger_id=r.ledger_id,
-            fence=r.fence,
-            token=r.token,
-            previous_lac=r.previous_lac,
-            wait_ms=r.wait_ms,
-        ).SerializeToString()
-    )
+def _encode_alike(message: Any) -> bytes:
+    """A message whose fields are those of the contract."""
+    generated = getattr(pb, type(message).__name__)
+    return bytes(generated(**message._asdict()).SerializeToString())
 
 
-def _decode_read_lac_request(data: memoryview) -> m.ReadLacRequest:
-    r = pb.ReadLacRequest.FromString(bytes(data))
-    return m.ReadLacRequest(r.bookie_id, r.ledger_id, r.fence, r.token, r.previous_lac, r.wait_ms)
+def _like(kind: Any) -> Callable[[memoryview], Any]:
+    """Decodes a message whose fields are those of the contract."""
+    generated = getattr(pb, kind.__name__)
+
+    def decode(data: memoryview) -> Any:
+        return _of_generated(kind, generated.FromString(bytes(data)))
+
+    return decode
 
 
-def _encode_read_lac_response(r: m.ReadLacResponse) -> bytes:
-    return bytes(
-        pb.ReadLacResponse(
-            status=int(r.status),
-            retry_after_ms=r.retry_after_ms,
-            reason=r.reason,
-            last_add_confirmed=r.last_add_confirmed,
-            fenced=r.fenced,
-        ).SerializeToString()
-    )
-
-
-def _decode_read_lac_response(data: memoryview) -> m.ReadLacResponse:
-    r = pb.ReadLacResponse.FromString(bytes(data))
-    return m.ReadLacResponse(
-        Status(r.status), r.last_add_confirmed, r.fenced, r.retry_after_ms, r.reason
-    )
-
-
-def _encode_write_lac_request(r: m.WriteLacRequest) -> bytes:
-    return bytes(
-        pb.WriteLacRequest(
-            bookie_id=r.bookie_id,
-            ledger_id=r.ledger_id,
-            last_add_confirmed=r.last_add_confirmed,
-            token=r.token,
-        ).SerializeToString()
-    )
-
-
-def _decode_write_lac_request(data: memoryview) -> m.WriteLacRequest:
-    r = pb.WriteLacRequest.FromString(bytes(data))
-    return m.WriteLacRequest(r.bookie_id, r.ledger_id, r.last_add_confirmed, r.token)
-
-
-def _decode_write_lac_response(data: memoryview) -> m.WriteLacResponse:
-    r = pb.WriteLacResponse.FromString(bytes(data))
-    return m.WriteLacResponse(Status(r.status), r.retry_after_ms, r.reason)
-
-
-def _decode_clear_limbo_request(data: memoryview) -> m.ClearLimboRequest:
-    r = pb.ClearLimboRequest.FromString(bytes(data))
-    return m.ClearLimboRequest(r.bookie_id, r.ledger_id, r.token, r.clear, r.revision)
-
-
-def _decode_clear_limbo_response(data: memoryview) -> m.ClearLimboResponse:
-    r = pb.ClearLimboResponse.FromString(bytes(data))
-    return m.ClearLimboResponse(Status(r.status), r.limbo, r.revision, r.retry_after_ms, r.reason)
-
-
-def _decode_stored_request(data: memoryview) -> m.StoredRequest:
-    r = pb.StoredRequest.FromString(bytes(data))
-    return m.StoredRequest(r.bookie_id, r.ledger_id, r.first_entry, r.last_entry, r.token)
+def _of_generated(kind: Any, found: Any) -> Any:
+    values = {name: getattr(found, name) for name in kind._fields}
+    if "status" in values:
+        values["status"] = Status(values["status"])
+    return kind(**values)
 
 
 def _encode_stored_response(r: m.StoredResponse) -> bytes:
@@ -450,15 +400,9 @@ def _encode_stored_response(r: m.StoredResponse) -> bytes:
     for first, last in r.spans:
         pairs += [first - before - 1, last - first + 1]
         before = last
-    return bytes(
-        pb.StoredResponse(
-            status=int(r.status),
-            retry_after_ms=r.retry_after_ms,
-            reason=r.reason,
-            through=r.through,
-            stored=pairs,
-        ).SerializeToString()
-    )
+    fields = r._asdict() | {"stored": pairs}
+    del fields["spans"]
+    return bytes(pb.StoredResponse(**fields).SerializeToString())
 
 
 def _decode_stored_response(data: memoryview) -> m.StoredResponse:
@@ -470,54 +414,17 @@ def _decode_stored_response(data: memoryview) -> m.StoredResponse:
     return m.StoredResponse(Status(r.status), r.through, spans, r.retry_after_ms, r.reason)
 
 
-def _decode_info_request(data: memoryview) -> m.InfoRequest:
-    return m.InfoRequest(pb.InfoRequest.FromString(bytes(data)).bookie_id)
-
-
 def _encode_info_response(r: m.InfoResponse) -> bytes:
+    directories = [pb.DirectoryInfo(**each._asdict()) for each in r.directories]
     return bytes(
-        pb.InfoResponse(
-            status=int(r.status),
-            bookie_id=r.bookie_id,
-            state=r.state,
-            reason=r.reason,
-            free_bytes=r.free_bytes,
-            total_bytes=r.total_bytes,
-            ledgers=r.ledgers,
-            entry_bytes_max=r.entry_bytes_max,
-            version=r.version,
-            directories=[pb.DirectoryInfo(**each._asdict()) for each in r.directories],
-            limbo_ledgers=r.limbo_ledgers,
-            reclaim=r.reclaim,
-        ).SerializeToString()
+        pb.InfoResponse(**(r._asdict() | {"directories": directories})).SerializeToString()
     )
 
 
 def _decode_info_response(data: memoryview) -> m.InfoResponse:
-    r = pb.InfoResponse.FromString(bytes(data))
-    return m.InfoResponse(
-        Status(r.status),
-        r.bookie_id,
-        r.state,
-        r.reason,
-        r.free_bytes,
-        r.total_bytes,
-        r.ledgers,
-        r.entry_bytes_max,
-        r.version,
-        [
-            m.DirectoryInfo(d.path, d.role, d.free_bytes, d.total_bytes, d.full, d.failure)
-            for d in r.directories
-        ],
-        r.limbo_ledgers,
-        r.reclaim,
-    )
-
-
-def _encode_alike(message: Any) -> bytes:
-    """A message whose fields are those of the contract."""
-    generated = getattr(pb, type(message).__name__)
-    return bytes(generated(**message._asdict()).SerializeToString())
+    r: m.InfoResponse = _of_generated(m.InfoResponse, pb.InfoResponse.FromString(bytes(data)))
+    directories = [_of_generated(m.DirectoryInfo, each) for each in r.directories]
+    return r._replace(directories=directories)
 
 
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
@@ -527,9 +434,9 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     m.ReadRequest: _encode_read_request,
     m.ReadStreamRequest: _encode_read_stream_request,
     m.ReadResponse: _encode_read_response,
-    m.ReadLacRequest: _encode_read_lac_request,
-    m.ReadLacResponse: _encode_read_lac_response,
-    m.WriteLacRequest: _encode_write_lac_request,
+    m.ReadLacRequest: _encode_alike,
+    m.ReadLacResponse: _encode_alike,
+    m.WriteLacRequest: _encode_alike,
     m.WriteLacResponse: _encode_alike,
     m.ClearLimboRequest: _encode_alike,
     m.ClearLimboResponse: _encode_alike,
@@ -548,14 +455,14 @@ _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.ReadRequest: _decode_read_request,
     m.ReadStreamRequest: _decode_read_stream_request,
     m.ReadResponse: _decode_read_response,
-    m.ReadLacRequest: _decode_read_lac_request,
-    m.ReadLacResponse: _decode_read_lac_response,
-    m.WriteLacRequest: _decode_write_lac_request,
-    m.WriteLacResponse: _decode_write_lac_response,
-    m.ClearLimboRequest: _decode_clear_limbo_request,
-    m.ClearLimboResponse: _decode_clear_limbo_response,
-    m.InfoRequest: _decode_info_request,
+    m.ReadLacRequest: _like(m.ReadLacRequest),
+    m.ReadLacResponse: _like(m.ReadLacResponse),
+    m.WriteLacRequest: _like(m.WriteLacRequest),
+    m.WriteLacResponse: _like(m.WriteLacResponse),
+    m.ClearLimboRequest: _like(m.ClearLimboRequest),
+    m.ClearLimboResponse: _like(m.ClearLimboResponse),
+    m.InfoRequest: _like(m.InfoRequest),
     m.InfoResponse: _decode_info_response,
-    m.StoredRequest: _decode_stored_request,
+    m.StoredRequest: _like(m.StoredRequest),
     m.StoredResponse: _decode_stored_response,
 }

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import identity
-from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File
-from bookie_server.disk.reserve import Reserve
+from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
 from bookie_server.storage_config import MIB, StorageConfig
 
+RESERVE = "reserve"  # the file's name
 FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: back soon, stop in time
 SPARE_BYTES = 8 * MIB  # what index and checkpoint take beside the entries of a flush
 UNASKED_BYTES = 16 << 20
@@ -386,6 +386,65 @@ class _Watch:
 
 
 # -- the disks of what is watched -----------------------------------------------------------
+
+
+class Reserve:
+    """A file of `size_bytes` in one directory whose blocks are really allocated; 0: there is none,
+    and nothing is missing. While it is held, so many bytes can be had at once by giving it back, as
+    a whole: for fences, recovery's adds and compaction, when other entries are refused."""
+
+    def __init__(self, disk: Disk, size_bytes: int) -> None:
+        self._disk = disk
+        self._size_bytes = size_bytes
+        self._held = not size_bytes
+
+    @property
+    def held(self) -> bool:
+        return self._held
+
+    @property
+    def missing_bytes(self) -> int:
+        """What making it again would take from the free bytes."""
+        return 0 if self._held else self._size_bytes
+
+    async def find(self) -> None:
+        """Take up what an earlier run left; another size is given back. Raises DiskFailed."""
+        try:
+            file = await self._disk.open(RESERVE)
+        except NoSuchFile:
+            return
+        found_bytes = file.end
+        await file.close()
+        if found_bytes == self._size_bytes:
+            self._held = True
+        else:
+            await self._remove()
+
+    async def make(self) -> bool:
+        """Whether it is held afterwards; False: there is no space. Raises DiskFailed."""
+        if self._held:
+            return True
+        try:
+            file = await self._disk.create(RESERVE, self._size_bytes)
+        except DiskFull:
+            return False
+        try:
+            await file.sync()
+        finally:
+            await file.close()
+        await self._disk.sync_dir()
+        self._held = True
+        return True
+
+    async def release(self) -> None:
+        """Its bytes are free when this returns. Raises DiskFailed."""
+        if self._held and self._size_bytes:
+            await self._remove()
+            self._held = False
+
+    async def _remove(self) -> None:
+        await self._disk.remove(RESERVE)
+        await self._disk.sync_dir()
 
 
 class _WatchedDisk(Disk):

@@ -30,7 +30,8 @@ class Journals:
     ) -> None:
         self._live = dict(journals)
         self._present = present
-        self._home: dict[int, str] = {}
+        self.home: dict[int, str] = {}
+        """By ledger: the journal that its records go to."""
         self._ledgers = dict.fromkeys(journals, 0)  # how many of them are at home in each
         self._unrelieved: dict[int, asyncio.Future[None]] = {}  # by ledger of a failed journal
         self._reliefs: list[asyncio.Future[None]] = []
@@ -70,12 +71,12 @@ class Journals:
         parts: dict[str, tuple[list[Record], list[int]]] = {}
         moved: list[asyncio.Future[None]] = []
         for record in records:
-            if record.ledger_id not in self._home:
+            if record.ledger_id not in self.home:
                 moved += self._move(record.ledger_id)
-            parts.setdefault(self._home[record.ledger_id], ([], []))[0].append(record)
+            parts.setdefault(self.home[record.ledger_id], ([], []))[0].append(record)
         for ledger_id in after:
-            if ledger_id in self._home:
-                parts.setdefault(self._home[ledger_id], ([], []))[1].append(ledger_id)
+            if ledger_id in self.home:
+                parts.setdefault(self.home[ledger_id], ([], []))[1].append(ledger_id)
         ledgers = dict.fromkeys([*(record.ledger_id for record in records), *after])
         waiting = [self._unrelieved[i] for i in ledgers if i in self._unrelieved]
         waiting += [
@@ -86,7 +87,7 @@ class Journals:
     def _move(self, ledger_id: int) -> list[asyncio.Future[None]]:
         """Choose the ledger's journal; after a failure its record comes first there."""
         home = min(self._live, key=lambda i: (self._live[i].pending_bytes, self._ledgers[i]))
-        self._home[ledger_id] = home
+        self.home[ledger_id] = home
         self._ledgers[home] += 1
         record = self._present(ledger_id) if self.failures else None
         return [self._live[home].append([record])] if record is not None else []
@@ -153,7 +154,7 @@ class Journals:
 
     def forget(self, ledger_id: int) -> None:
         """Nothing of the ledger waits or is needed; what comes of it later may go elsewhere."""
-        if (home := self._home.pop(ledger_id, None)) is not None:
+        if (home := self.home.pop(ledger_id, None)) is not None:
             self._ledgers[home] -= 1
 
     async def set_aside(self, journal_id: str, file_id: int) -> None:
@@ -197,8 +198,8 @@ class Journals:
         relief: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         relief.add_done_callback(retrieve)
         self._reliefs.append(relief)
-        for ledger_id in [i for i, home in self._home.items() if home == journal_id]:
-            del self._home[ledger_id]
+        for ledger_id in [i for i, home in self.home.items() if home == journal_id]:
+            del self.home[ledger_id]
             self._unrelieved[ledger_id] = relief
         self.on_failure()
 

@@ -18,6 +18,10 @@ class TooLate(CallFailed):
     """Nothing was heard in the time that the caller allowed."""
 
 
+class Unreachable(Exception):
+    """A bookie gave no response, or a malformed one; what was stored is unknown."""
+
+
 class Stream(Protocol):
     """Messages in both directions, bytes of bookie.proto; of one task at a time."""
 

@@ -27,17 +27,21 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.log.names import TopicName
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
+from spark_ledger.topic.log.policies import NamespacePolicies
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 SEAL_S = 5.0
+SETTLE_S = 30.0
+"""Partitions move to the brokers on which they fall once these have been the same for so long."""
+GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
+ROLL_BYTES_MIN = 1 << 20
 ENTRY_OVERHEAD_BYTES = 16 << 10
 
 _log = logging.getLogger(__name__)
@@ -77,6 +81,17 @@ class StoreClock:
             self._measured_s = now_s
 
 
+@dataclass(slots=True)
+class HeldChunks:
+    """What waits for the last chunks of messages (chunks.py). `message_bytes_max`: of a message
+    with the metadata of its chunks, an entry has to take it. `given_up`: messages whose last chunk
+    did not come."""
+
+    message_bytes_max: int
+    bytes: int = 0
+    given_up: int = 0
+
+
 class Broker:
     """On one event loop. `url` is what clients are told."""
 
@@ -97,6 +112,7 @@ class Broker:
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
+        self.held_chunks = HeldChunks(ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES)
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
@@ -171,16 +187,36 @@ class Broker:
         found = await self.client.topics.find(name.full)
         if found is not None:
             return found
-        if not (create and self.settings.auto_create):
+        namespace = f"{name.tenant}/{name.namespace}"
+        policies = await self.client.topics.namespace(namespace)
+        if policies is None and namespace != f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}":
+            raise Refusal(
+                ServerError.TOPIC_NOT_FOUND,
+                f"there is no namespace '{namespace}': `spark-ledger namespace set` makes it",
+            )
+        may, wanted = self._auto_create(policies or NamespacePolicies())
+        if not (create and may):
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
-        wanted = self.settings.auto_create_partitions
-        policies = TopicPolicies(partitioned=wanted > 0)
         with suppress(errors.TopicExists):
-            return await self.client.topics.create(name.full, max(1, wanted), policies)
+            own = {"partitioned": wanted > 0}
+            return await self.client.topics.create(name.full, max(1, wanted), own)
         return await self.client.topics.open(name.full)
 
-    async def partitions(self, info: TopicInfo) -> int:
-        """As a client is told: 0 of one that is not partitioned."""
+    def _auto_create(self, namespace: NamespacePolicies) -> tuple[bool, int]:
+        """Whether a topic is made by naming it, and with how many partitions."""
+        may, wanted = namespace.auto_create, namespace.auto_create_partitions
+        settings = self.settings
+        return (
+            settings.auto_create if may is None else may,
+            settings.auto_create_partitions if wanted is None else wanted,
+        )
+
+    async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
+        """As a client is told: 0 of one that is not partitioned, and of a partition. Raises as
+        `find`."""
+        if name.partition is not None:
+            return 0
+        info = await self.find(name.topic, create=create)
         if not info.policies.partitioned:
             return 0
         return len((await self.client.log(info.id).fold()).partitions)
@@ -198,7 +234,7 @@ class Broker:
         """The URL of the broker that has the partition, and whether that is this one. Raises
         Refusal, errors of the topic layer."""
         self._check_open()
-        info = await self.find(name.topic, create=True)
+        info = await self.find(name.topic, create=name.partition is None)
         number, partitions = await self._numbered(info, name.partition)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         return owner.url, owner.broker == self.id
@@ -207,10 +243,14 @@ class Broker:
         """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
         the topic layer."""
         self._check_open()
-        info = await self.find(name.topic, create=True)
+        info = await self.find(name.topic, create=name.partition is None)
         number, partitions = await self._numbered(info, name.partition)
         topic = await self._topic(info)
         if not topic.has(number):
+            # one that was looked up at another broker, which saw that it falls on this one
+            owner = await self.ownership.choose(info.id, number, partitions, here=False)
+            if owner.broker != self.id:
+                topic.partition(number)  # refused
             owners = await self.ownership.owners(info.id, fresh=True)
             failed = await topic.own(owners.epochs_of(self.id, partitions))
             if number in failed:
@@ -260,12 +300,16 @@ class Broker:
         return made
 
     def _limits(self, info: TopicInfo) -> RollLimits:
-        """A live ledger is never older than a quarter of what the topic keeps."""
-        roll, kept_ms = self.settings.roll, info.policies.retention_ms
-        if kept_ms is None:
-            return roll
-        age_s = min(roll.age_s, max(1.0, kept_ms / 1000 / RETENTION_PARTS))
-        return RollLimits(roll.bytes, roll.entries, age_s)
+        """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
+        roll, policies = self.settings.roll, info.policies
+        size, entries, age_s = roll.bytes, roll.entries, roll.age_s
+        if policies.retention_ms is not None:
+            age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
+        if policies.retention_bytes is not None:
+            size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
+        if policies.deduplication:
+            entries = min(entries, roll.entries_read)
+        return RollLimits(size, entries, age_s)
 
     def _ended(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id, None)
@@ -283,17 +327,36 @@ class Broker:
                 _log.warning("the broker cannot register now: %s", error)
 
     async def _watch(self) -> None:
-        """See other brokers die, and take what falls on this one of what they had."""
+        """See other brokers die, and take what falls on this one of what they had; see others
+        come, and give them what falls on them."""
         known: frozenset[str] = frozenset()
+        loop = asyncio.get_running_loop()
+        give_s = loop.time() + SETTLE_S
         while True:
             try:
                 alive = await self.ownership.probe()
                 if known - alive:
                     await self._take_over()
+                if known != alive:
+                    give_s = loop.time() + SETTLE_S
                 known = alive
+                if loop.time() >= give_s:
+                    gave = await self._give()
+                    give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("other brokers are not watched now: %s", error)
+                await asyncio.sleep(TICK_S)
             await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _give(self) -> int:
+        """How many partitions of all topics were given away."""
+        count = 0
+        for topic in self._opened():
+            given = await self.ownership.give(topic.info.id, GIVE_MAX)
+            if given:
+                count += given
+                await topic.look()
+        return count
 
     async def _take_over(self) -> None:
         for topic_id, owners in (await self.ownership.take_over()).items():

@@ -16,6 +16,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker import names, requests
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.committers import CommitterConnection
 from spark_ledger.broker.consumers.subscription import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
@@ -61,6 +62,7 @@ class Connection(asyncio.Protocol):
         self.consumers: dict[int, tuple[Consumer, OwnedTopic, str]] = {}
         self.open = False
         self.connected = False
+        self._chunks: dict[int, ChunksOfProducer] = {}  # of producers that sent some
         self._begun = False
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
         self._drop = ServerError.NOT_ALLOWED
@@ -275,17 +277,30 @@ class Connection(asyncio.Protocol):
                         f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages",
                     )
         if refused is not None:
+            if part.is_chunk:
+                self._chunks_of(producer).damaged()
             producer.refuse(part.sequence_id, refused)
             return
+        if parsed.is_chunk:
+            self._chunks_of(producer).take(part, batch, parsed, self._append)
+            return
+        if self._chunks and producer.id in self._chunks:
+            self._chunks[producer.id].give_up("it sent another message")
         producer.came()
-        sent = SentBatch(producer, part, batch, parsed)
+        self._append(SentBatch(producer, part, batch, parsed))
+
+    def _append(self, sent: SentBatch) -> None:
         self._waiting_bytes += sent.waiting_bytes
         self.broker.waiting_bytes += sent.waiting_bytes
-        producer.topic.append(producer.partition, sent)
+        sent.producer.topic.append(sent.producer.partition, sent)
+
+    def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
+        if producer.id not in self._chunks:
+            held = self.broker.held_chunks
+            self._chunks[producer.id] = ChunksOfProducer(producer, held, self._drop)
+        return self._chunks[producer.id]
 
     def _refused(self, part: Any, batch: bytes) -> Refusal | None:
-        if part.is_chunk:
-            return Refusal(self._drop, "chunked messages are not taken yet")
         bytes_max = self.broker.message_bytes_max
         if len(batch) > bytes_max + METADATA_BYTES_MAX:
             return Refusal(
@@ -357,6 +372,9 @@ class Connection(asyncio.Protocol):
         if self.producers.get(producer.id) is not producer:
             return False
         del self.producers[producer.id]
+        chunks = self._chunks.pop(producer.id, None)
+        if chunks is not None:
+            chunks.give_up("it left", refuse=False)
         return True
 
     def forget_consumer(self, consumer: Consumer) -> bool:
@@ -372,6 +390,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def send_producer_away(self, producer: Producer) -> None:
+        if producer.id in self._chunks:
+            self._chunks.pop(producer.id).forget()  # they come again
         if self.forget_producer(producer):
             self._away[producer.id] = None
             self.send(encode(_closed(producer.id)))

@@ -6,18 +6,18 @@ made of the topic's id, so that an id of a deleted namesake is another; the entr
 the first message of the batch. Always true: offset = entry + max(batch index, 0).
 """
 
-import re
 from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed, unsigned
-from spark_ledger.topic.log.names import TopicName, parse_topic
+from spark_ledger.topic.log.names import TopicName, of_partition, parse_topic
 
-_PARTITION = re.compile(r"(.+)-partition-(\d+)")
 _LEDGER_BITS = 47
 _TEXT_MAX = 1000
 _NON_PERSISTENT = "non-persistent://"
 NO_BATCH = -1
+NOWHERE = unsigned(-1)
+"""Ledger and entry of the id of no message."""
 NOT_PARTITIONED = -1
 
 
@@ -38,10 +38,7 @@ def parse(text: str) -> PartitionName:
     except errors.TopicNameInvalid as error:
         # by InvalidTopicName the C++ client would ask again until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
-    found = _PARTITION.fullmatch(topic.name)
-    if found is None:
-        return PartitionName(topic, None)
-    return PartitionName(TopicName(topic.tenant, topic.namespace, found[1]), int(found[2]))
+    return PartitionName(*(of_partition(topic) or (topic, None)))
 
 
 def ledger_number(topic_id: str) -> int:
@@ -57,10 +54,8 @@ def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_B
 
 
 def nothing(partition: int) -> MessageId:
-    """The id of no message: the last one of an empty partition, and the receipt of one that was
-    stored before."""
-    nowhere = unsigned(-1)
-    return MessageId(ledgerId=nowhere, entryId=nowhere, partition=partition)
+    """The id of no message: the last one of an empty partition."""
+    return MessageId(ledgerId=NOWHERE, entryId=NOWHERE, partition=partition)
 
 
 def offset_of(found: MessageId, ledger: int) -> int:

@@ -8,12 +8,11 @@ from collections import deque
 from typing import Any, Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker import names
+from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.wire.commands import (
     AccessMode,
-    MessageId,
     Refusal,
     ServerError,
     command,
@@ -135,23 +134,25 @@ class SentBatch:
         self.producer = producer
         self.data = data
         self.waiting_bytes = len(data) + OVERHEAD_BYTES
-        self.messages = parsed.messages
         self.batched = parsed.batched
+        self.messages = parsed.messages if self.batched else 1
         self.producer_name: str = parsed.metadata.producer_name
         self.last_sequence_id = parsed.last_sequence_id
         self.sequence_id: int = send.sequence_id
         self.highest: int = send.highest_sequence_id
 
     def stored(self, offset: int) -> None:
-        producer = self.producer
-        self._received(names.message_id(producer.topic.ledger, offset, producer.shown_partition))
+        self._received(self.producer.topic.ledger, offset)
 
     def duplicate(self) -> None:
-        self._received(names.nothing(self.producer.shown_partition))
+        self._received(NOWHERE, NOWHERE)
 
-    def _received(self, at: MessageId) -> None:
+    def _received(self, ledger: int, entry: int) -> None:
         producer = self.producer
-        made = receipt(producer.id, self.sequence_id, self.highest, at)
+        made = receipt(
+            *(producer.id, self.sequence_id, self.highest),
+            *(ledger, entry, producer.shown_partition),
+        )
         producer.connection.send(encode(made))
         producer.received()
         producer.connection.stored(self.waiting_bytes)

@@ -113,11 +113,8 @@ def _success(connection: Client, part: Any) -> None:
 
 
 async def _partitioned_metadata(connection: Client, part: Any) -> None:
-    name, count = names.parse(part.topic), 0
-    if name.partition is None:
-        broker = connection.broker
-        info = await broker.find(name.topic, create=part.metadata_auto_creation_enabled)
-        count = await broker.partitions(info)
+    create = part.metadata_auto_creation_enabled
+    count = await connection.broker.partitions_of(names.parse(part.topic), create=create)
     response = command(
         "partitioned_metadata_response", request_id=part.request_id, partitions=count, response=0
     )

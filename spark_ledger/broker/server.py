@@ -9,14 +9,17 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Awaitable, Iterator
 
 from spark_ledger.broker.broker import Broker, BrokerSettings
 from spark_ledger.broker.connection import Connection
+from spark_ledger.broker.http_lookup import HEAD_BYTES_MAX, HttpLookup
+from spark_ledger.broker.requests import refusal_of
 from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
 from spark_ledger.ledger.connect import connect
 
-PORT = 6650
+PORT, ADMIN_PORT = 6650, 8080
 SESSION_TIMEOUT_S = 10.0
 ORPHANED = 5  # exit status, as a bookie's
 
@@ -24,12 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerServer:
-    """A broker and the port that it listens on."""
+    """A broker and the ports that it listens on."""
 
-    def __init__(self, broker: Broker, server: asyncio.Server, url: str) -> None:
+    def __init__(
+        self, broker: Broker, servers: list[asyncio.Server], url: str, admin_url: str
+    ) -> None:
         self.broker = broker
         self.url = url
-        self._server = server
+        self.admin_url = admin_url
+        self._servers = servers
         self._connections: dict[Connection, None] = {}
 
     @staticmethod
@@ -38,11 +44,12 @@ class BrokerServer:
         *,
         host: str = "127.0.0.1",
         port: int = PORT,
+        admin_port: int = ADMIN_PORT,
         advertised_host: str | None = None,
         settings: BrokerSettings | None = None,
     ) -> "BrokerServer":
-        """Listen, then register. `port` 0: a free one. Raises errors.BadConfig (the port is taken,
-        the URL is malformed), errors.Unavailable."""
+        """Listen, then register. A port of 0: a free one. Raises errors.BadConfig (a port is
+        taken, the URL is malformed), errors.Unavailable."""
         config = client_config(service_url=service_url, session_timeout_s=SESSION_TIMEOUT_S)
         made: list[BrokerServer] = []
 
@@ -52,35 +59,53 @@ class BrokerServer:
             server._connections[one] = None
             return one
 
+        def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
+            return HttpLookup(made[0].broker, refusal_of).serve(reader, writer)
+
         loop = asyncio.get_running_loop()
+        listening: list[asyncio.Server] = []
         try:
-            listening = await loop.create_server(accept, host, port, start_serving=False)
-        except OSError as error:
-            raise BadConfig(
-                f"the broker cannot listen on {host}:{port}: {error.strerror}",
-                "Stop what uses the port, or give another with --broker-port.",
-            ) from None
-        number = listening.sockets[0].getsockname()[1]
-        url = f"pulsar://{advertised_host or host}:{number}"
-        try:
+            with _taken(host, port, "--broker-port"):
+                listening.append(await loop.create_server(accept, host, port, start_serving=False))
+            with _taken(host, admin_port, "--admin-port"):
+                asked = asyncio.start_server(
+                    ask, host, admin_port, limit=HEAD_BYTES_MAX, start_serving=False
+                )
+                listening.append(await asked)
+            number, admin = (one.sockets[0].getsockname()[1] for one in listening)
+            shown = advertised_host or host
+            url, admin_url = f"pulsar://{shown}:{number}", f"http://{shown}:{admin}"
             ledgers = await connect(service_url, config)
-            rng = random.Random(os.urandom(16))
-            broker = Broker(ledgers, rng, url, settings)
-            made.append(BrokerServer(broker, listening, url))
+            broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
+            made.append(BrokerServer(broker, listening, url, admin_url))
             await broker.start()
         except BaseException:
-            listening.close()
+            for one in listening:
+                one.close()
             raise
-        await listening.start_serving()
+        for one in listening:
+            await one.start_serving()
         return made[0]
 
     async def close(self) -> None:
         """Take no more, store what waits, and end."""
         await self.broker.seal()
-        self._server.close()  # from now on others take over
+        for one in self._servers:
+            one.close()  # from now on others take over
         await self.broker.close()
         await asyncio.gather(*(one.close_and_wait() for one in list(self._connections)))
         await self.broker.client.ledgers.close()
+
+
+@contextlib.contextmanager
+def _taken(host: str, port: int, flag: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadConfig(
+            f"the broker cannot listen on {host}:{port}: {error.strerror}",
+            f"Stop what uses the port, or give another with {flag}.",
+        ) from None
 
 
 def serve(
@@ -88,6 +113,7 @@ def serve(
     *,
     host: str,
     port: int,
+    admin_port: int,
     advertised_host: str | None,
     settings: BrokerSettings,
     parent_pipe: bool = False,
@@ -100,12 +126,17 @@ def serve(
 
     async def work() -> None:
         server = await BrokerServer.start(
-            service_url, host=host, port=port, advertised_host=advertised_host, settings=settings
+            service_url,
+            host=host,
+            port=port,
+            admin_port=admin_port,
+            advertised_host=advertised_host,
+            settings=settings,
         )
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        print(json.dumps({"broker_url": server.url}), flush=True)
+        print(json.dumps({"broker_url": server.url, "admin_url": server.admin_url}), flush=True)
         try:
             await stop.wait()
         finally:

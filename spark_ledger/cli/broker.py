@@ -8,7 +8,7 @@ from spark_ledger.cli.common import App, UrlOption
 from spark_ledger.config import resolve_service_url
 
 app = App(help="The broker: Pulsar's clients write and read topics.", no_args_is_help=True)
-PORT = 6650  # as broker/server.py, which takes a while to import
+PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while to import
 
 
 @app.callback()
@@ -21,6 +21,10 @@ def start(
     broker_port: Annotated[
         int, typer.Option(help="Where it listens; 0: a free port.", min=0, max=65535)
     ] = PORT,
+    admin_port: Annotated[
+        int,
+        typer.Option(help="Where it answers lookups by HTTP; 0: a free port.", min=0, max=65535),
+    ] = ADMIN_PORT,
     host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
     advertised_host: Annotated[
         str | None, typer.Option(help="What clients are told to connect to; else --host.")
@@ -44,6 +48,7 @@ def start(
         resolve_service_url(service_url),
         host=host,
         port=broker_port,
+        admin_port=admin_port,
         advertised_host=advertised_host,
         settings=BrokerSettings(auto_create, auto_create_partitions),
         parent_pipe=parent_pipe,

@@ -17,7 +17,7 @@ FolderOption = Annotated[
 ]
 FOLDER = Path(".spark-ledger")
 MERGE_BYTES = 128 << 20  # as topic/upkeep/merging.py, which takes a while to import
-BROKER_PORT = 6650  # as broker/server.py
+BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py
 
 
 def add_to(app: App) -> None:
@@ -36,6 +36,9 @@ def up(
     broker_port: Annotated[
         int, typer.Option(help="Where Pulsar's clients connect.", min=1, max=65535)
     ] = BROKER_PORT,
+    admin_port: Annotated[
+        int, typer.Option(help="Where they look topics up by HTTP.", min=1, max=65535)
+    ] = ADMIN_PORT,
     broker: Annotated[
         bool, typer.Option(help="With a broker for Pulsar's clients, or without.")
     ] = True,
@@ -45,12 +48,20 @@ def up(
     from spark_ledger.local import background
 
     wanted_port = broker_port if broker else None
-    here = background.up(data_dir, bookies, port, merge_bytes=merge_bytes, broker_port=wanted_port)
+    here = background.up(
+        data_dir,
+        bookies,
+        port,
+        merge_bytes=merge_bytes,
+        broker_port=wanted_port,
+        admin_port=admin_port if broker else None,
+    )
     if json:
         print_json(
             {
                 "service_url": here.service_url,
                 "broker_url": here.broker_url or None,
+                "admin_url": here.admin_url or None,
                 "pid": here.pid,
                 "data_dir": here.data_dir,
             }
@@ -58,7 +69,7 @@ def up(
     else:
         _say_up(here.service_url, here.data_dir, data_dir, bookies)
         if here.broker_url:
-            print(f"Pulsar's clients connect to {here.broker_url}")
+            print(f"Pulsar's clients connect to {here.broker_url} or {here.admin_url}")
 
 
 def down(data_dir: FolderOption = FOLDER) -> None:

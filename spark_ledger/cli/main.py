@@ -5,7 +5,16 @@ from typing import Annotated
 import typer
 
 from spark_ledger import __version__
-from spark_ledger.cli import autorecovery, bookie, broker, cluster, ledger, subscription, topic
+from spark_ledger.cli import (
+    autorecovery,
+    bookie,
+    broker,
+    cluster,
+    ledger,
+    namespace,
+    subscription,
+    topic,
+)
 from spark_ledger.cli.common import App
 
 app = App(
@@ -16,6 +25,7 @@ app = App(
 )
 cluster.add_to(app)
 app.add_typer(topic.app, name="topic")
+app.add_typer(namespace.app, name="namespace")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(bookie.app, name="bookie")

@@ -51,7 +51,7 @@ def create(
     service_url: UrlOption = None,
 ) -> None:
     """Make a topic."""
-    policies = _changes(policy or [])
+    policies = changes_of(policy or [])
 
     async def work(client: "TopicClient") -> "TopicInfo":
         return await _admin(client).create(name, partitions, policies)
@@ -148,7 +148,7 @@ def set_policies(
     service_url: UrlOption = None,
 ) -> None:
     """Change a topic's policies: retention, delete delay, quorums and rolling of new ledgers."""
-    changes = _changes(policy)
+    changes = changes_of(policy)
 
     async def work(client: "TopicClient") -> "TopicInfo":
         return await _admin(client).change_policies(name, changes)
@@ -356,7 +356,7 @@ def _admin(client: "TopicClient") -> "TopicAdmin":
     return TopicAdmin(client)
 
 
-def _changes(given: list[str]) -> dict[str, object]:
+def changes_of(given: list[str]) -> dict[str, object]:
     """Policies by name. Raises errors.BadConfig."""
     from spark_ledger.topic.log.policies import value_of_text
 

@@ -27,7 +27,7 @@ from spark_ledger.repair.decommission import Left, cancel, decommission
 from spark_ledger.repair.status import Status as AutorecoveryStatus
 from spark_ledger.repair.work_list import Work
 from spark_ledger.topic import blocking
-from spark_ledger.topic.log.policies import TopicPolicies, changed
+from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies, changed
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import Compatibility, SchemaVersion
 from spark_ledger.topic.schema.registry import TopicSchema
@@ -130,6 +130,20 @@ class Admin:
         on follow them; open ones keep their quorums. Raises errors.BadConfig,
         errors.NotEnoughBookies as `create_topic`."""
         return self._run(self._topics.change_policies(topic, changes))
+
+    def namespace(self, namespace: str) -> NamespacePolicies:
+        """What `tenant/name` says of topics that are made in it. Changes nothing."""
+        return self._run(self._namespace(namespace))
+
+    async def _namespace(self, namespace: str) -> NamespacePolicies:
+        return await self._client.topics.namespace(namespace) or NamespacePolicies()
+
+    def set_namespace(self, namespace: str, **changes: Any) -> NamespacePolicies:
+        """Change what `tenant/name` says of topics that are made in it from now on: policies of
+        topics by name, and auto_create and auto_create_partitions. It is made if it is not there.
+
+        Durable on return: all of the changes, in one write. Raises errors.BadConfig."""
+        return self._run(self._client.topics.set_namespace(namespace, changes))
 
     def truncate(self, topic: str, *, force: bool = False) -> Trimmed:
         """Remove all committed rows; the next row gets the next offset. See `trim`."""

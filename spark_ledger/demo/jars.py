@@ -1,10 +1,10 @@
-"""Delta Lake's jars, fetched once by the Ivy among pyspark's jars: later runs need no network.
+"""Jars, fetched once by the Ivy among pyspark's jars: Delta Lake's for all, others for who asks.
 
     python -m spark_ledger.demo.jars        fetch them now; says in one line what is missing
 
-Always true: the folder exists under its final name only when every jar is in it. Only jars that
-pyspark does not bring itself are fetched: an older twin of a Spark jar on the class path helps
-nobody.
+Always true: a folder exists under its final name only when every jar is in it; later runs need no
+network. Of Delta only jars that pyspark does not bring itself are fetched: an older twin of a Spark
+jar on the class path helps nobody.
 """
 
 import importlib.util
@@ -13,10 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-DELTA = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
-COORDINATE = ":".join(DELTA)
 MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"  # Spark's own variable
 FETCH_TIMEOUT_S = 300
 NETWORK_SIGNS = ("not found. url", "Server access error", "timed out", "refused", "unreachable")
@@ -39,6 +38,33 @@ class JarsMissing(RuntimeError):
     """The jars are not there and could not be fetched; the text says why, in one line."""
 
 
+@dataclass(frozen=True)
+class Library:
+    """What is fetched with all it needs, but for groups of jars that are there already. `name`: of
+    its folder."""
+
+    name: str
+    group: str
+    artifact: str
+    version: str
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def coordinate(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+    @property
+    def folder(self) -> Path:
+        """In the environment that uses the jars, so removing it removes them."""
+        base = Path(sys.prefix) / "share"
+        if not os.access(sys.prefix, os.W_OK):
+            base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        return base / "spark-ledger" / "jars" / f"{self.name}-{self.version}"
+
+
+DELTA = Library("delta", "io.delta", "delta-spark_4.2_2.13", "4.4.0", IN_SPARK)
+
+
 def spark_jars() -> Path:
     """The folder of jars inside the installed pyspark, found without importing it."""
     spec = importlib.util.find_spec("pyspark")
@@ -56,34 +82,31 @@ def java() -> str:
     return found
 
 
-def delta_folder() -> Path:
-    """Where the jars are kept: in the environment that uses them, so removing it removes them."""
-    base = Path(sys.prefix) / "share"
-    if not os.access(sys.prefix, os.W_OK):
-        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return base / "spark-ledger" / "jars" / f"delta-{DELTA[2]}"
-
-
 def delta_jars() -> list[Path]:
     """The jars to put on Spark's class path, fetched first if they are not there yet."""
-    folder = delta_folder()
-    if not folder.is_dir():
-        _fetch(folder)
-    return sorted(folder.glob("*.jar"))
+    return jars_of(DELTA)
 
 
-def _fetch(folder: Path) -> None:
+def jars_of(library: Library) -> list[Path]:
+    """Its jars, fetched first if they are not there yet. Raises JarsMissing."""
+    if not library.folder.is_dir():
+        _fetch(library)
+    return sorted(library.folder.glob("*.jar"))
+
+
+def _fetch(library: Library) -> None:
+    folder = library.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as scratch:
         work = Path(scratch)
-        (work / "ivy.xml").write_text(_module())
+        (work / "ivy.xml").write_text(_module(library))
         (work / "settings.xml").write_text(_settings())
-        _run_ivy(work)
+        _run_ivy(work, library)
         if not folder.is_dir():  # another process may have been quicker
             (work / "jars").rename(folder)
 
 
-def _run_ivy(work: Path) -> None:
+def _run_ivy(work: Path, library: Library) -> None:
     command = [java(), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-warn"]
     command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
     command += ["-cache", str(work / "cache"), "-types", "jar", "bundle"]
@@ -93,19 +116,21 @@ def _run_ivy(work: Path) -> None:
             command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise JarsMissing(f"no network: {COORDINATE} not fetched in {FETCH_TIMEOUT_S} s") from None
-    if done.returncode or not any((work / "jars").glob("delta-spark*.jar")):
-        raise JarsMissing(_why(done.stdout + done.stderr))
+        raise JarsMissing(
+            f"no network: {library.coordinate} not fetched in {FETCH_TIMEOUT_S} s"
+        ) from None
+    if done.returncode or not any((work / "jars").glob(f"{library.artifact}*.jar")):
+        raise JarsMissing(_why(done.stdout + done.stderr, library.coordinate))
 
 
-def _why(output: str) -> str:
+def _why(output: str, coordinate: str) -> str:
     if "No space left" in output:
-        return f"the disk is full: {COORDINATE} could not be stored"
+        return f"the disk is full: {coordinate} could not be stored"
     if any(sign in output for sign in NETWORK_SIGNS):
         where = os.environ.get(MIRROR, "Maven Central")
-        return f"no network: {COORDINATE} could not be fetched from {where}"
+        return f"no network: {coordinate} could not be fetched from {where}"
     last = [line.strip() for line in output.splitlines() if line.strip()]
-    return f"{COORDINATE} could not be fetched: {last[-1] if last else 'Ivy printed nothing'}"
+    return f"{coordinate} could not be fetched: {last[-1] if last else 'Ivy printed nothing'}"
 
 
 def _settings() -> str:
@@ -118,14 +143,13 @@ def _settings() -> str:
     )
 
 
-def _module() -> str:
-    group, artifact, version = DELTA
-    excludes = "".join(f'<exclude org="{name}" matcher="glob"/>' for name in IN_SPARK)
+def _module(library: Library) -> str:
+    excludes = "".join(f'<exclude org="{name}" matcher="glob"/>' for name in library.excluded)
     return (
         '<ivy-module version="2.0"><info organisation="spark-ledger" module="demo"/>'
         '<configurations><conf name="default"/></configurations><dependencies>'
-        f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->default">'
-        f"{excludes}</dependency></dependencies></ivy-module>"
+        f'<dependency org="{library.group}" name="{library.artifact}" rev="{library.version}"'
+        f' conf="default->default">{excludes}</dependency></dependencies></ivy-module>'
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import AddLane, Done
+from spark_ledger.bookies.bookie_client import AddLane, Done
 from spark_ledger.errors import (
     ClientClosed,
     LedgerClosed,

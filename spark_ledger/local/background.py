@@ -34,12 +34,13 @@ START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
 @dataclass(frozen=True, slots=True)
 class Background:
     """A cluster that is up: the process that holds it, where it serves, where its data are, and
-    where its broker serves Pulsar's clients, "" without one."""
+    where its broker serves Pulsar's clients, also by HTTP, "" without one."""
 
     pid: int
     service_url: str
     data_dir: str
     broker_url: str = ""
+    admin_url: str = ""
 
 
 def up(
@@ -49,10 +50,12 @@ def up(
     *,
     merge_bytes: int = PASS_BYTES,
     broker_port: int | None = None,
+    admin_port: int | None = None,
 ) -> Background:
     """Start a cluster in the background; a ledger can be created when this returns. Once a minute
     it copies `merge_bytes` at most, about, to merge small segments of topics. `broker_port`: where
-    its broker listens; None: it has none.
+    its broker listens; None: it has none. `admin_port`: where it answers by HTTP; None: a free
+    port.
 
     Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
     """
@@ -67,12 +70,14 @@ def up(
     options += ["--port", str(port)] if port else []
     options += ["--merge-bytes", str(merge_bytes)]
     if broker_port is not None:
-        if not port_is_free(broker_port):
-            raise BadConfig(
-                f"the broker's port {broker_port} is taken",
-                "Choose another with --broker-port, or start without a broker: --no-broker.",
-            )
+        for port_, flag in ((broker_port, "--broker-port"), (admin_port, "--admin-port")):
+            if port_ is not None and not port_is_free(port_):
+                raise BadConfig(
+                    f"the broker's port {port_} is taken",
+                    f"Choose another with {flag}, or start without a broker: --no-broker.",
+                )
         options += ["--broker-port", str(broker_port)]
+        options += ["--admin-port", str(admin_port)] if admin_port else []
     command = [sys.executable, "-m", "spark_ledger.local.background", *options]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:
@@ -164,6 +169,7 @@ def main() -> None:
     parser.add_argument("--bookies", type=int, default=3)
     parser.add_argument("--port", type=int)
     parser.add_argument("--broker-port", type=int)
+    parser.add_argument("--admin-port", type=int)
     parser.add_argument("--merge-bytes", type=int, default=PASS_BYTES)
     arguments = parser.parse_args()
     stop = threading.Event()
@@ -177,10 +183,12 @@ def main() -> None:
             port=arguments.port,
             autorecovery=False,
             broker_port=arguments.broker_port,
+            admin_port=arguments.admin_port,
         ) as cluster:  # hosted here, without another process
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
-            url = "" if cluster.broker is None else cluster.broker.url
-            here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir), url)
+            broker = cluster.broker
+            urls = ("", "") if broker is None else (broker.url, broker.admin_url)
+            here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir), *urls)
             _write(state, json.dumps(asdict(here)))
             maintenance = background_loop().submit(
                 maintain_on(cluster.service_url, merge_bytes=arguments.merge_bytes)

@@ -39,8 +39,8 @@ class LocalCluster:
     conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
     `autorecovery`: a process hosts self-healing and upkeep of topics; it is not waited for.
     `lost_bookie_delay_s`: it makes this the cluster's setting; None: that stays. `broker_port`: a
-    broker for Pulsar's clients is started on it; None: on a free port, when `broker_url` is first
-    asked for.
+    broker for Pulsar's clients is started on it; None: on a free port, when `broker_url` or
+    `admin_url` is first asked for. `admin_port`: where it answers by HTTP; None: a free port.
 
     Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
     written) and errors.Unavailable (a process did not come up; quotes its log).
@@ -56,6 +56,7 @@ class LocalCluster:
         autorecovery: bool = True,
         lost_bookie_delay_s: float | None = None,
         broker_port: int | None = None,
+        admin_port: int | None = None,
     ) -> None:
         self._temporary = data_dir is None
         self._owner = os.getpid()
@@ -83,7 +84,7 @@ class LocalCluster:
                 self.autorecovery = LocalAutorecovery(log, self.service_url)
                 self.autorecovery.start()
             if broker_port is not None:
-                self._start_broker(broker_port)
+                self._start_broker(broker_port, admin_port)
         except BaseException:
             self.stop()
             raise
@@ -96,10 +97,12 @@ class LocalCluster:
     def broker_url(self) -> str:
         """Where Pulsar's clients connect. Raises errors.Unavailable when the broker does not come
         up."""
-        if self.broker is None:
-            self._start_broker(None)
-        assert self.broker is not None
-        return self.broker.url
+        return self._started_broker().url
+
+    @property
+    def admin_url(self) -> str:
+        """Where they ask by HTTP; else as `broker_url`."""
+        return self._started_broker().admin_url
 
     def add_bookie(self) -> LocalBookie:
         """One more bookie on an empty folder; returns when it is registered as writable."""
@@ -152,10 +155,15 @@ class LocalCluster:
         for bookie in self.bookies:
             bookie.wait_until_registered()
 
-    def _start_broker(self, port: int | None) -> None:
-        broker = LocalBroker(self.data_dir / "broker.log", self.service_url, port)
+    def _started_broker(self) -> LocalBroker:
+        return self.broker or self._start_broker(None, None)
+
+    def _start_broker(self, port: int | None, admin_port: int | None) -> LocalBroker:
+        log = self.data_dir / "broker.log"
+        broker = LocalBroker(log, self.service_url, port, admin_port)
         broker.start()
         self.broker = broker
+        return broker
 
     def _new_bookie(self, number: int) -> LocalBookie:
         folder = self.data_dir / "bookies" / str(number)

@@ -19,7 +19,7 @@ class LocalBookie(LocalProcess):
         super().__init__(folder / "bookie.log")
         self.folder = folder
         self._service_url = service_url
-        self._settings = settings
+        self.settings = settings
         self._id = ""
         self._address = ""
         self._frames = ""
@@ -49,7 +49,7 @@ class LocalBookie(LocalProcess):
         if self.running:
             raise ValueError(f"bookie {self._id} is running already")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._child = Child(f"bookie in {self.folder.name}", self._command(), self.log)
+        self._child = Child(f"bookie in {self.folder.name}", self.command(), self.log)
 
     def wait_until_registered(self) -> None:
         if self._child is None:
@@ -64,7 +64,7 @@ class LocalBookie(LocalProcess):
         for directory in self._directories():
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         overrides = [part for one in self._overrides() for part in ("--set", one)]
         return [sys.executable, "-m", "bookie_server", "--parent-pipe", *overrides]
 
@@ -75,7 +75,7 @@ class LocalBookie(LocalProcess):
     def _all_settings(self) -> dict[str, object]:
         """One process heals the whole cluster (local_autorecovery.py), so a bookie hosts none."""
         ours = {"service_url": self._service_url, "listen": "127.0.0.1:0", "autorecovery": False}
-        settings = {**ours, **self._settings}
+        settings = {**ours, **self.settings}
         for kind, name in (("journal", "journal"), ("ledger", "ledgers")):
             if f"{kind}_directories" not in settings:
                 settings.setdefault(f"{kind}_directory", self.folder / name)

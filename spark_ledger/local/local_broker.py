@@ -1,6 +1,6 @@
 """The broker of an embedded cluster, as a process.
 
-Always true: it keeps the port that it had first, so that clients find it again after a kill; it is
+Always true: it keeps the ports that it had first, so that clients find it again after a kill; it is
 started again by `start` alone.
 """
 
@@ -15,24 +15,33 @@ START_TIMEOUT_S = 60.0
 
 
 class LocalBroker(LocalProcess):
-    """`log`: what it says. `port` None: a free one."""
+    """`log`: what it says. A port of None: a free one."""
 
-    def __init__(self, log: Path, service_url: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        service_url: str,
+        port: int | None = None,
+        admin_port: int | None = None,
+    ) -> None:
         super().__init__(log)
         self._service_url = service_url
-        self._port = port
+        self._ports = {"--broker-port": port, "--admin-port": admin_port}
         self.url = ""
         """Where Pulsar's clients reach it, once it was started."""
+        self.admin_url = ""
+        """And by HTTP."""
 
     def start(self) -> None:
         """Start it, and return when it serves; of no effect if it runs. Raises
         errors.Unavailable, which quotes its log."""
         if self.running:
             return
-        if self._port is None:
-            self._port = free_port()
-        options = ["--parent-pipe", "--broker-port", str(self._port)]
-        options += ["--service-url", self._service_url]
+        self._ports = {flag: port or free_port() for flag, port in self._ports.items()}
+        options = ["--parent-pipe", "--service-url", self._service_url]
+        for flag, port in self._ports.items():
+            options += [flag, str(port)]
         command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
         self._child = Child("the broker", command, self.log)
-        self.url = str(json.loads(self._child.first_line(START_TIMEOUT_S))["broker_url"])
+        said = json.loads(self._child.first_line(START_TIMEOUT_S))
+        self.url, self.admin_url = str(said["broker_url"]), str(said["admin_url"])

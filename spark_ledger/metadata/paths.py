@@ -81,8 +81,13 @@ def limbo(bookie_id: str, ledger_id: int | None = None) -> str:
     return listed if ledger_id is None else f"{listed}/{ledger_id}"
 
 
-def topic_name(tenant: str, namespace: str, topic: str) -> str:
-    return f"{TOPICS}/{tenant}/{namespace}/{topic}"
+def namespace(tenant: str, name: str) -> str:
+    """What the namespace says of its topics, whose names are below it."""
+    return f"{TOPICS}/{tenant}/{name}"
+
+
+def topic_name(tenant: str, in_namespace: str, topic: str) -> str:
+    return f"{namespace(tenant, in_namespace)}/{topic}"
 
 
 def topic(topic_id: str) -> str:

@@ -15,9 +15,10 @@ from spark_ledger import errors
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
+from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
     NAMED_MAX,
-    LiveRows,
+    NOTHING,
     ReadTask,
     lost_of,
     rows_lost,
@@ -190,7 +191,7 @@ def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> R
     ledger_id = gone.facts.get("ledger_id")
     if not isinstance(ledger_id, int):
         return task
-    lost = lost_of(task, {ledger_id: -1})
+    lost = lost_of(task, {ledger_id: NOTHING})
     if lost and not lossy:
         raise rows_lost(lost)
     return without(task, lost)

@@ -395,7 +395,7 @@ def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBat
         of_numpy(last),
         of_numpy(last - first + 1),
         column("bytes"),
-        pc.list_value_length(column("entry_rows")),
+        of_numpy(part.entry_counts),
         pc.if_else(pc.equal(ledgers, INLINE), None, ledgers),
         column("shared"),
         column("commit"),

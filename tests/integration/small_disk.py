@@ -43,8 +43,8 @@ class SmallDiskBookie(LocalBookie):
         self._size_bytes = size_bytes
         self._small.mkdir(parents=True)
 
-    def _command(self) -> list[str]:
-        return [*_NAMESPACE, str(self._size_bytes), str(self._small), *super()._command()]
+    def command(self) -> list[str]:
+        return [*_NAMESPACE, str(self._size_bytes), str(self._small), *super().command()]
 
     @property
     def small(self) -> Path:

@@ -209,7 +209,7 @@ def test_a_directory_that_holds_something_else_ends_it_with_status_8(
 
 def test_indexes_that_are_whole_are_made_anew_by_force_only(home: LocalCluster, tmp_path: Path):
     bookie = stopped_bookie(home, tmp_path / "one")
-    command = [*bookie._command(), "--rebuild-index"]
+    command = [*bookie.command(), "--rebuild-index"]
     refusal, forced = (
         subprocess.run(
             [part for part in [*command, *more] if part != "--parent-pipe"],

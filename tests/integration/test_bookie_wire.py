@@ -13,10 +13,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bookie_server import __version__
 from bookie_server.api import bookie_pb2 as pb
-from bookie_server.api.bookie_pb2_grpc import BookieStub
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalBookie, LocalCluster
+from tests.kit.bookie_pb2_grpc import BookieStub
 
 SERVICE = "spark_ledger.bookie.v1.Bookie"
 TIMEOUT_S = 20

@@ -48,7 +48,7 @@ class Rig:
         return reader, writer
 
     async def nothing_is_left(self):
-        await until(lambda: self.bookie._under_way == 0)
+        await until(lambda: self.bookie.under_way == 0)
         await until(lambda: self.bookie.received.used == 0)
         await until(lambda: self.bookie.responses.used == 0)
 
@@ -98,7 +98,7 @@ def test_many_calls_are_under_way_on_one_connection_and_answered_in_any_order():
 @pytest.mark.parametrize("how", ["cancelled", "too late", "disconnected"])
 def test_long_polls_cost_no_thread_and_leave_nothing_when_their_caller_goes_away(how):
     async def test(rig):
-        handle = await rig.bookie._ledgers.meet(1)
+        handle = await rig.bookie.ledgers.meet(1)
         polls = [rig.poll() for _ in range(POLLS)]
         await until(lambda: rig.bookie.long_polls == POLLS)
         assert handle.waiter_count == POLLS
@@ -338,7 +338,7 @@ def test_a_request_under_way_when_the_service_stops_gets_its_answer():
         rig.node.journal_disk.faults.sync_s = (0.5, 0.5)
         adding = asyncio.ensure_future(rig.ask("Add", m.AddRequest(ID, [m.Add([entry(1, 3)])])))
         polling = rig.poll()
-        await until(lambda: rig.bookie._under_way == 2)
+        await until(lambda: rig.bookie.under_way == 2)
         stopping = asyncio.ensure_future(rig.bookie.stop())
         await rig.service.stop(PATIENCE_S)
         await stopping

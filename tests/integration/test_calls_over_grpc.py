@@ -13,9 +13,9 @@ from bookie_server import bookie as bookie_module
 from bookie_server.api import bookie_pb2 as pb
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.bookie_pb2_grpc import BookieStub
 from bookie_server.api.status import Status
 from bookie_server.serve.gateway import SERVICE, BookieService
+from tests.kit.bookie_pb2_grpc import BookieStub
 from tests.kit.waiting import until
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
 
@@ -59,7 +59,7 @@ def test_long_polls_cost_no_thread_and_leave_nothing_when_their_caller_goes_away
             await channel.close()
         await until(lambda: node.bookie.long_polls == 0)
         assert handle.waiter_count == 0
-        assert node.bookie._under_way == 0
+        assert node.bookie.under_way == 0
         assert node.bookie.received.used == 0
         await channel.close()
 
@@ -107,7 +107,7 @@ ASKER = """
 import sys, time
 import grpc
 from bookie_server.api.bookie_pb2 import ReadLacRequest
-from bookie_server.api.bookie_pb2_grpc import BookieStub
+from tests.kit.bookie_pb2_grpc import BookieStub
 ask = BookieStub(grpc.insecure_channel(sys.argv[1])).ReadLac
 request = ReadLacRequest.FromString(bytes.fromhex(sys.argv[2]))
 calls = [ask.future(request) for _ in range(50)]
@@ -180,7 +180,7 @@ def test_a_request_under_way_when_the_service_stops_gets_its_answer():
             polling = channel.unary_unary(f"/{SERVICE}/ReadLac")(
                 codec.encode(m.ReadLacRequest(ID, 1, previous_lac=9, wait_ms=60_000))
             )
-            await until(lambda: node.bookie._under_way == 2)
+            await until(lambda: node.bookie.under_way == 2)
             stopping = asyncio.ensure_future(node.bookie.stop())
             await service.stop(PATIENCE_S)
             await stopping

@@ -66,7 +66,7 @@ def up(tmp_path_factory: pytest.TempPathFactory):
     """A cluster brought up by `spark-ledger up`: its folder and what `up` said."""
     folder = tmp_path_factory.mktemp("up") / "cluster"
     port = free_port()
-    ports = ("--port", port, "--broker-port", free_port())
+    ports = ("--port", port, "--broker-port", free_port(), "--admin-port", free_port())
     said = succeeds("up", "--bookies", 3, *ports, "--data-dir", folder, "--json")
     yield folder, json.loads(said)
     if spark_ledger("status", "--data-dir", folder).returncode == 0:
@@ -87,7 +87,7 @@ def test_status_lists_the_bookies_of_the_folders_cluster(up):
 
 
 def test_what_is_up_already_is_said_with_the_remedy(up):
-    ports = ("--port", free_port(), "--broker-port", free_port())
+    ports = ("--port", free_port(), "--broker-port", free_port(), "--admin-port", free_port())
     assert "up already" in fails("up", "--data-dir", up[0], *ports)
 
 
@@ -97,14 +97,18 @@ def test_a_taken_port_is_named(up, tmp_path: Path):
     assert f"port {port} is taken" in fails("up", "--data-dir", tmp_path / "c", *wanted)
 
 
-def test_pulsars_port_is_served_and_a_taken_one_is_named_with_its_flag(up, tmp_path: Path):
-    port = up[1]["broker_url"].rpartition(":")[2]
+@pytest.mark.parametrize(("url", "flag"), [("broker_url", "broker"), ("admin_url", "admin")])
+def test_the_brokers_ports_are_served_and_a_taken_one_is_named_with_its_flag(
+    up, tmp_path: Path, url: str, flag: str
+):
+    port = up[1][url].rpartition(":")[2]
     with socket.create_connection(("127.0.0.1", int(port))):
         pass
-    wanted = ("--port", free_port(), "--broker-port", port)
-    said = fails("up", "--data-dir", tmp_path / "c", *wanted)
+    ports = {"--broker-port": free_port(), "--admin-port": free_port(), f"--{flag}-port": port}
+    wanted = [part for pair in ports.items() for part in pair]
+    said = fails("up", "--data-dir", tmp_path / "c", "--port", free_port(), *wanted)
     assert f"port {port} is taken" in said
-    assert "--broker-port" in said
+    assert f"--{flag}-port" in said
 
 
 def test_without_java_up_says_so(tmp_path: Path):

@@ -175,7 +175,7 @@ def test_a_corrupt_table_of_one_of_several_indexes_costs_its_directory_and_the_c
     bookie, second = cluster.bookies[0], tmp_path / "second"
     bookie.stop()
     folders = f"{Path(bookie.folder) / 'ledgers'},{second}"
-    bookie._settings = {"refresh_s": 600, "ledger_directories": folders}
+    bookie.settings = {"refresh_s": 600, "ledger_directories": folders}
     bookie.start()
     with LedgerClient(cluster.service_url) as client:
         written = many_small_entries(client)

@@ -90,7 +90,7 @@ def bookie_of_two_directories(cluster: LocalCluster, tmp_path: Path) -> tuple[Lo
     bookie, second = cluster.bookies[0], tmp_path / "second"
     bookie.stop()
     folders = (bookie.folder / "ledgers", second)
-    bookie._settings = {**SETTINGS, **SOON, "ledger_directories": ",".join(map(str, folders))}
+    bookie.settings = {**SETTINGS, **SOON, "ledger_directories": ",".join(map(str, folders))}
     bookie.start()
     return bookie, second
 

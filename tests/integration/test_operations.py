@@ -28,7 +28,7 @@ def changed(bookie: LocalBookie, **settings: object) -> None:
     """Stopped, with other settings, started."""
     bookie.stop()
     assert bookie.exit_code == 0
-    bookie._settings = {**bookie._settings, **settings}
+    bookie.settings = {**bookie.settings, **settings}
     bookie.start()
 
 

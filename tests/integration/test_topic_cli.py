@@ -99,3 +99,16 @@ def test_what_cannot_be_is_one_line_that_says_what_to_do(topic):
     assert "[LEDGER_OFFSETS" in fails(*trim, "--to-offset", "0=5")
     assert "partitions only grow" in fails("topic", "grow", "cli-wrong", 1, *url)
     assert "is no policy" in fails("topic", "set", "cli-wrong", "7d", *url)
+
+
+def test_a_namespace_is_set_and_shown_and_its_topics_take_its_policies(topic):
+    def namespace(*arguments: object):
+        return json.loads(succeeds("namespace", *arguments, "--json", "--service-url", topic.url))
+
+    wanted = {"auto_create": False, "auto_create_partitions": 4, "retention_ms": 604_800_000}
+    given = ("auto_create=false", "auto_create_partitions=4", "retention_ms=7d")
+    assert namespace("set", "acme/cli", *given) == wanted
+    assert namespace("show", "acme/cli") == wanted
+    assert "acme/cli" in namespace("list")
+    topic("create", "acme/cli/t")
+    assert topic("describe", "acme/cli/t")["policies"]["retention_ms"] == 604_800_000

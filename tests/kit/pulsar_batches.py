@@ -74,3 +74,35 @@ def lone(one: Message, *, producer: str = "p", sequence_id: int = 0, publish_ms:
     )
     _say(metadata, one)
     return built(metadata, one.value or b"")
+
+
+def chunked(
+    value: bytes,
+    chunks: int,
+    *,
+    uuid: str = "u",
+    key: str | None = None,
+    sequence_id: int = 5,
+    compression: int = 0,
+    compress: Callable[[bytes], bytes] = bytes,
+) -> list[bytes]:
+    """A message in so many chunks."""
+    payload = compress(value)
+    size = -(-len(payload) // chunks)
+    found = []
+    for i in range(chunks):
+        metadata = MessageMetadata(
+            producer_name="p",
+            sequence_id=sequence_id,
+            publish_time=1,
+            uuid=uuid,
+            num_chunks_from_msg=chunks,
+            total_chunk_msg_size=len(payload),
+            chunk_id=i,
+            compression=compression,
+            uncompressed_size=len(value),
+        )
+        if key is not None:
+            metadata.partition_key = key
+        found.append(built(metadata, payload[i * size : (i + 1) * size]))
+    return found

@@ -147,7 +147,7 @@ class Audit:
         """The bookies that lack what they lost, and those that lack what was torn."""
         lost, torn = [], []
         for node in self._world.nodes:
-            handles = node.bookie._ledgers if node.bookie is not None else None
+            handles = node.bookie.ledgers if node.bookie is not None else None
             limbo = handles.limbo(ledger_id)[0] if handles is not None else ""
             if limbo == "lost" or self._world.ghost.bookie(node.bookie_id).rotten:
                 lost.append(node.bookie_id)
@@ -184,7 +184,7 @@ class Audit:
         for node in self._world.nodes:
             if node.bookie is not None:
                 counts[f"waiters at {node.address}"] = node.waiters
-                counts[f"requests at {node.address}"] = node.bookie._under_way
+                counts[f"requests at {node.address}"] = node.bookie.under_way
                 counts[f"request bytes at {node.address}"] = node.bookie.received.used
                 counts[f"reads at {node.address}"] = node.bookie.responses.used
         for client, writer in self._work.writers:

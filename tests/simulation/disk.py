@@ -281,7 +281,7 @@ class SimDisk:
 
     async def open(self, path: str) -> SimFile:
         self.deadline.check()
-        inode = self._inode(path)
+        inode = self.inode_of(path)
         return SimFile(self, path, inode, inode.size())
 
     async def list(self, folder: str = "") -> list[str]:
@@ -304,14 +304,14 @@ class SimDisk:
             await self.make_folder(new)
             self._lists.clear()  # both have other names in them now
             return self._change(_FolderRename(new, gone=old))
-        self._change(_NameChange(new, self._inode(old), gone=old))
+        self._change(_NameChange(new, self.inode_of(old), gone=old))
         if self.faults.renamed is not None:
             self.faults.renamed(self, new)
         return None
 
     async def remove(self, path: str) -> None:
         self.deadline.check()
-        self._inode(path)
+        self.inode_of(path)
         self._change(_NameChange(path, None))
 
     async def make_folder(self, path: str) -> None:
@@ -388,7 +388,7 @@ class SimDisk:
 
     async def look(self, path: str, position: int, length: int) -> bytes:
         """What another process of the host reads there. Raises DiskFailed."""
-        inode = self._inode(path)
+        inode = self.inode_of(path)
         if self.faults.hangs:
             await asyncio.get_running_loop().create_future()
         if self.faults.read_s[1] > 0:
@@ -397,7 +397,7 @@ class SimDisk:
 
     def content(self, path: str) -> bytes:
         """What a read of the whole file returns."""
-        return bytes(self._inode(path).cache)
+        return bytes(self.inode_of(path).cache)
 
     def durable(self, path: str) -> bytes:
         """What survives the worst crash; b"" when the name does not."""
@@ -430,7 +430,7 @@ class SimDisk:
 
     def flip_bit(self, path: str, bit: int) -> None:
         """Rot: one bit of the file, on the platter and in the cache."""
-        inode = self._inode(path)
+        inode = self.inode_of(path)
         inode.rotten = True
         for image in (inode.cache, inode.durable):
             if bit // 8 < len(image):
@@ -439,18 +439,18 @@ class SimDisk:
     def overwrite(self, path: str, position: int, data: bytes, *, in_cache: bool) -> None:
         """Damage: these bytes are there on the platter; with `in_cache` they are read at once,
         else after the next crash."""
-        inode = self._inode(path)
+        inode = self.inode_of(path)
         inode.rotten = True
         for image in (inode.durable, inode.cache) if in_cache else (inode.durable,):
             image[position : position + len(data)] = data[: max(0, len(image) - position)]
 
     def make_unreadable(self, path: str, position: int) -> None:
         """Damage: from now on reads of the block with that byte raise EIO."""
-        self._inode(path).unreadable[position // BLOCK_BYTES] = None
+        self.inode_of(path).unreadable[position // BLOCK_BYTES] = None
 
     def truncate(self, path: str, length: int) -> None:
         """Damage: the file ends after `length` bytes."""
-        inode = self._inode(path)
+        inode = self.inode_of(path)
         del inode.cache[length:], inode.durable[length:]
         inode.reserved = min(inode.reserved, length)
 
@@ -496,7 +496,7 @@ class SimDisk:
     def _total(self) -> int:
         return sum(inode.size() for inode in self._names.values())
 
-    def _inode(self, path: str) -> _Inode:
+    def inode_of(self, path: str) -> _Inode:
         inode = self._names.get(path)
         if inode is None:
             raise NoSuchFile(f"{path}: no such file")

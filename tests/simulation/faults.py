@@ -450,7 +450,7 @@ def forgery(chaos: "Chaos", rng: random.Random) -> str:
         (node.bookie_id, ledger_id)
         for node in chaos.running()
         if node.bookie is not None
-        for ledger_id in node.bookie._ledgers.in_limbo()
+        for ledger_id in node.bookie.ledgers.in_limbo()
     }
     ledgers = chaos.world.ghost.ledgers
     held = _choice(

@@ -253,7 +253,7 @@ class Healing:
         else:
             self._world.drained.pop(bookie_id, None)
         if node.running and node.bookie is not None and node.bookie_id == bookie_id:
-            node._standing_changed()
+            node.standing_changed()
 
     def _holds(self, bookie_id: str) -> bool:
         return any(not each.deleted and each.names(bookie_id) for each in self._ledgers())
@@ -321,7 +321,7 @@ class Healing:
         world.drained.clear()
         for node in world.nodes:
             if node.running and node.bookie is not None:
-                node._standing_changed()
+                node.standing_changed()
         deadline = world.loop.now + WHOLE_S
         while left := await client.run(self._left(client)):
             if world.loop.now > deadline:

@@ -101,9 +101,9 @@ class LimboWork:
         for node in self._world.nodes:
             if node.bookie is None or node.bookie_id in self._world.ghost.cut_off:
                 continue
-            if node.bookie._ledgers.every().limbo:
+            if node.bookie.ledgers.every().limbo:
                 found.append(f"every ledger at {node.address}")
-            for ledger_id, reason in node.bookie._ledgers.in_limbo().items():
+            for ledger_id, reason in node.bookie.ledgers.in_limbo().items():
                 ledger = self._world.ghost.ledgers.get(ledger_id)
                 if ledger is None or ledger.closed or ledger.deleted:
                     found.append(f"ledger {ledger_id} at {node.address}, {reason}")

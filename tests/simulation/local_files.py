@@ -90,8 +90,8 @@ class SimFiles(HostFiles):
             raise PermissionError("another user's")
         for node in self._nodes:
             for number, disk in enumerate(node.ledger_disks):
-                if number not in node._missing:
-                    yield node, root(node.address, node._ledger_names[number]), disk
+                if number not in node.missing:
+                    yield node, root(node.address, node.ledger_names[number]), disk
 
 
 class NearClient(SimClient):

@@ -124,6 +124,14 @@ class Process:
         cancelled)."""
         return self._loop.create_task(coro, name=name or None, context=self._context)
 
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Call it in this process at that second of the loop; of a dead process nothing is."""
+        self._loop.call_at(when + self.ahead_s, self._call, callback, args, context=self._context)
+
+    def _call(self, callback: Callable[..., object], args: Any) -> None:
+        if self.alive:
+            callback(*args)
+
     def kill(self) -> None:
         """Cancel every task, in the order of their making; further ones are still-born."""
         self.resume()

@@ -40,6 +40,8 @@ HARM, ALONE = ("bit rot", "lost directory", "misdirected write", "index lost"), 
 budget of losses to the end, and where that is one disk no other is lost any more."""
 OPERATORS = 0.25
 """The share of the runs with operators."""
+BROKERS = 0.35
+"""The share of the runs with topics in which brokers serve one (brokers/work.py)."""
 ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "replacements": 0.2}
 """What more may happen to topics in a run: queries that read them go on where they saved that they
 were (topic_source.py); two janitors clean at once, topics get more partitions, topics are deleted
@@ -110,6 +112,8 @@ class Plan:
     healing: bool = False
     """Bookies are lost for good, one after another, and drained; what they held is made elsewhere,
     and the budget of losses is for what was not yet (healing.py)."""
+    brokers: bool = False
+    """Brokers serve a topic to producers and consumers (brokers/work.py)."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -161,6 +165,7 @@ class Plan:
             *(["own policy"] if self.own_policy else []),
             *(["page cache"] if self.page_cache else []),
             *(["healing"] if self.healing else []),
+            *(["brokers"] if self.brokers else []),
         ]
 
     def _numbers(self) -> str:
@@ -219,6 +224,7 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         racks=rng.choice(RACKS),
         own_policy=rng.random() < OWN_POLICY,
         page_cache=rng.random() < PAGE_CACHE and not over_budget,
+        brokers=topics and _beside(of_each, "brokers") < BROKERS,
     )
     heals = _beside(of_each, "healing") < HEALING and not over_budget
     return healed(plan, alone=_beside(of_each, "losses alone") < ALONE) if heals else plan

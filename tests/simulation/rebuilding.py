@@ -26,9 +26,9 @@ INDEX = "index"
 async def rebuild_index(node: "BookieNode", number: int, rng: random.Random, cuts: int) -> None:
     """The index of directory `number` is lost, and made anew; so many power cuts come between."""
     assert not node.running
-    disk, name = node.ledger_disks[number], node._ledger_names[number]
+    disk, name = node.ledger_disks[number], node.ledger_names[number]
     disk.lose(INDEX)
-    node._direct_log_watch.forgets_logs()
+    node.direct_log_watch.forgets_logs()
     others = [at for at in range(len(node.ledger_disks)) if at != number]
     states = await _known(node, others)
     for left in range(cuts, -1, -1):

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
+from tests.simulation.brokers.work import BrokerWork
 from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.healing import SESSION_S, Healing, draw_settings
@@ -206,6 +207,9 @@ class Scenario:
         work = self.topics = TopicWork(world, self.plan)
         self._until_the_end.enter_context(limited(work.limits, work.noted))
         upkeep, live = TopicUpkeep(work), TopicLive(work)
+        self.brokers = BrokerWork(work) if self.plan.brokers else None
+        if self.brokers is not None:
+            self._until_the_end.enter_context(self.brokers.in_place())
         self.live, self.source, self.keys = live, TopicSource(work), TopicKeys(work)
         if "keys" in self.plan.also:
             self._until_the_end.enter_context(every_entry_filtered())
@@ -230,6 +234,8 @@ class Scenario:
                 for _ in range(count)
             ),
         ]
+        if self.brokers is not None:
+            supervised.append(("supervisor of brokers", self.brokers.supervise()))
         return [asyncio.create_task(doing, name=name) for name, doing in supervised]
 
     async def _finish(self, world: World, actors: list["asyncio.Task[Any]"]) -> None:
@@ -260,6 +266,8 @@ class Scenario:
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))
             await auditor.run(self.live.audit(auditor))
+            if self.brokers is not None:
+                self.brokers.audit()
             if "keys" in self.plan.also:
                 await auditor.run(self.keys.audit(auditor))
             if "sources" in self.plan.also:

@@ -85,7 +85,7 @@ class SimStore:
         self.sessions: list[SimSession] = []
         self.stalled_until = 0.0
         self._held: list[Callable[[], None]] = []
-        self._tree = Tree()
+        self.tree = Tree()
         self._next_session = 1
 
     def session(self, name: str = "session") -> "SimSession":
@@ -133,22 +133,22 @@ class SimStore:
 
     def peek(self, path: str) -> Versioned | None:
         """The truth about a node now, without a session."""
-        return self._tree.nodes.get(path)
+        return self.tree.nodes.get(path)
 
     def peek_children(self, path: str) -> list[str]:
-        return sorted(self._tree.children.get(path, ()))
+        return sorted(self.tree.children.get(path, ()))
 
     def child_count(self, path: str) -> int:
-        return len(self._tree.children.get(path, ()))
+        return len(self.tree.children.get(path, ()))
 
     def ephemerals_of(self, owner: int) -> int:
         """How many nodes go when that session ends."""
-        return sum(node.owner == owner for node in self._tree.nodes.values())
+        return sum(node.owner == owner for node in self.tree.nodes.values())
 
     def walk(self, path: str = "/") -> list[tuple[str, Versioned]]:
         """Every node at or below `path`, in the order of paths."""
         prefix = path.rstrip("/") + "/"
-        nodes = self._tree.nodes.items()
+        nodes = self.tree.nodes.items()
         return sorted((p, n) for p, n in nodes if p == path or p.startswith(prefix))
 
     # -- for sessions --------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class SimStore:
     def write(self, session: str, evaluate: Callable[[Write], Any]) -> Any:
         """Apply one transaction, or raise and change nothing."""
         now = _now()
-        write = Write(self._tree, EPOCH_MS + int(now * 1000))
+        write = Write(self.tree, EPOCH_MS + int(now * 1000))
         try:
             result = evaluate(write)
         except StoreError:
@@ -177,7 +177,7 @@ class SimStore:
 
     def drop_ephemerals(self, owner: int) -> None:
         """The server ends a session."""
-        mine = [path for path, node in self._tree.nodes.items() if node.owner == owner]
+        mine = [path for path, node in self.tree.nodes.items() if node.owner == owner]
         for path in sorted(mine, reverse=True):
             self.write("", lambda write, path=path: write.delete(path, ANY_VERSION))
 
@@ -200,7 +200,7 @@ class SimSession:
         self._id = store.new_session_id()
         self._state = SessionState.CONNECTED
         self._listeners: list[tuple[Callable[[SessionState], None], Context]] = []
-        self._replica = Tree()
+        self.replica = Tree()
         self._seen = 0
         """The zxid the replica has reached."""
         self._data_watches: _Watches = {}
@@ -230,7 +230,7 @@ class SimSession:
         def read() -> Versioned:
             if watch is not None:
                 _add_watch(self._data_watches, path, watch, context)
-            return self._replica.get(path)
+            return self.replica.get(path)
 
         return await self._read(read)  # type: ignore[no-any-return]
 
@@ -241,10 +241,10 @@ class SimSession:
         context = copy_context()
 
         def read() -> list[str]:
-            self._replica.get(path)
+            self.replica.get(path)
             if watch is not None:
                 _add_watch(self._child_watches, path, watch, context)
-            return sorted(self._replica.children[path])
+            return sorted(self.replica.children[path])
 
         return await self._read(read)  # type: ignore[no-any-return]
 
@@ -310,6 +310,10 @@ class SimSession:
         ping_s = self._store.rng.uniform(0, self._store.faults.session_timeout_s / 3)
         loop.call_later(ping_s, self._ping, self._id, context=_outside(loop))
 
+    def lose_watches(self) -> None:
+        """Nobody hears of changes of values any more."""
+        self._data_watches.clear()
+
     def abandon(self) -> None:
         """The client was killed: nothing more is answered, its ephemerals go at the time-out."""
         if self._ended:
@@ -318,7 +322,7 @@ class SimSession:
         for request in list(self._requests):
             self._decide_lost(request)
         self._requests.clear()
-        self._data_watches.clear()
+        self.lose_watches()
         self._child_watches.clear()
         loop = asyncio.get_running_loop()
         timeout = self._store.faults.session_timeout_s
@@ -534,7 +538,7 @@ class SimSession:
             commit = self._store.log[self._seen]
             self._seen += 1
             for change in commit.changes:
-                self._replica.put(change.path, change.after)
+                self.replica.put(change.path, change.after)
             if self._data_watches or self._child_watches:
                 for change in commit.changes:
                     self._fire_for(change)

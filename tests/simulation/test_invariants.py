@@ -12,6 +12,7 @@ from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.kit.history import History
 from tests.simulation import invariants
+from tests.simulation.brokers.histories import OF_BROKERS
 from tests.simulation.ghost import Ghost, Home, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import ALL, Violation
 from tests.simulation.repair_histories import OF_REPAIR
@@ -419,6 +420,7 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
     ),
     *OF_TOPICS,
     *OF_REPAIR,
+    *OF_BROKERS,
 ]
 
 OVER_BUDGET = ("5", "7", "11", "16", "34")

@@ -29,8 +29,8 @@ def host(*disks, missing=()):
         address="b1:1",
         bookie_id="an id",
         ledger_disks=disks,
-        _ledger_names=names,
-        _missing=dict.fromkeys(missing),
+        ledger_names=names,
+        missing=dict.fromkeys(missing),
     )
 
 

@@ -9,7 +9,7 @@ fold and a fold from a checkpoint both go through it, and unit tests know its re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Versioned
@@ -39,12 +39,19 @@ from tests.simulation.store import Commit as Written
 from tests.simulation.store_tree import Change
 from tests.simulation.world import World
 
+if TYPE_CHECKING:
+    from tests.simulation.brokers.truth import Truth
+
 EPHEMERALS_MAX = 2
 """Of a session (hazard 45): a bookie makes its new one before the other goes."""
 LISTING_BYTES_MAX = 1 << 20
 """As much as ZooKeeper answers with (jute.maxbuffer)."""
 LIVE = "live"
 """The topic whose only partition ends in a live segment."""
+BROKERED = "b"
+"""The topic that brokers serve."""
+PRODUCED = "produced in "
+"""How who wrote a row begins that brokers stored."""
 
 Shape = tuple[tuple[int, int, int, int], ...]
 """Of each partition: start, end, rows kept, the last commit that did not just append."""
@@ -70,6 +77,8 @@ class Span:
     base: int
     attempt: str
     commit_ms: int
+    rows: tuple[bytes, ...] | None = None
+    """Of what brokers stored: each row."""
 
 
 Positions = dict[int, int]
@@ -155,6 +164,12 @@ class LogGhost:
         ended = offset >= self.state.partitions[partition].end_offset
         return None if at < 0 or ended else spans[at]
 
+    def stored_by_brokers(self, partition: int, offset: int) -> tuple[str, int] | None:
+        """Its place, if brokers stored the row there."""
+        span = self.span_at(partition, offset)
+        stored = span is not None and span.rows is not None
+        return (f"{PRODUCED}{partition}", offset) if stored else None
+
     def places(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Partition and offset of each row, by attempt and number: of attempts whose rows are all
         in one partition, for which of several has a row is known to who wrote it."""
@@ -216,6 +231,8 @@ class TopicGhost:
     """By (commit id, topic id): the last body that was about to be committed."""
     offsets: dict[Any, bytes] = field(default_factory=dict)
     """(topic id, partition, offset): the row first read there."""
+    truth: "Truth | None" = None
+    """Of the topic that brokers serve."""
     ends_told: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     """(client, topic id): where each partition ended when it last polled."""
 
@@ -351,18 +368,20 @@ class TopicJudge:
         invariants.commits_follow_one_another(ghost, topic_id, before.next, number)
         log.commits[number], log.logged_at[number] = commit, written.zxid
         log.logged_s.append(written.time)
+        ends = before.end_offsets()
         for action in commit.actions:
             if isinstance(action, Trim):
                 self._rows_let_go(log, commit, action, written.time)
             if isinstance(action, Append | Overwrite):
                 commit_ms = max(before.commit_ms, node.created_ms)
-                self._rows_come(log, commit, action.segments, commit_ms, written.time)
+                self._rows_come(log, commit, action.segments, ends, commit_ms, written.time)
             if isinstance(action, Grow):
                 log.grown(action.partitions)
             if isinstance(action, OpenLive):
                 log.lives[action.ledger_id] = written.time
-            if isinstance(action, SealLive) and action.segment is not None:
-                self._rows_sealed(log, action.segment, node.created_ms, written.time)
+            if isinstance(action, SealLive):
+                commit_ms = max(before.commit_ms, node.created_ms)
+                self._rows_sealed(log, action, ends, commit_ms, written.time)
             for segment in getattr(action, "segments", ()):
                 if not segment.inline:
                     self._named(segment.ledger_id, segment.entries[-1][1])
@@ -379,6 +398,7 @@ class TopicJudge:
         log: LogGhost,
         commit: Commit,
         segments: Sequence[Segment],
+        ends: dict[int, int],
         commit_ms: int,
         commit_s: float,
     ) -> None:
@@ -388,7 +408,6 @@ class TopicJudge:
             self._world.ghost, log.topic_id, attempts is not None
         )
         assert attempts is not None
-        ends = log.state.end_offsets()
         for segment, attempt in zip(segments, attempts, strict=True):
             if segment.partition >= log.made_with:
                 self._world.ghost.meet("rows in a partition that came later")
@@ -421,12 +440,29 @@ class TopicJudge:
         )
 
     def _rows_sealed(
-        self, log: LogGhost, segment: Segment, commit_ms: int, commit_s: float
+        self, log: LogGhost, seal: SealLive, ends: dict[int, int], commit_ms: int, commit_s: float
     ) -> None:
-        name = live_name(segment.ledger_id)
-        self._ghost.committed[name], self._ghost.rows_of[name] = commit_s, segment.rows
-        base = log.state.partitions[segment.partition].end_offset
-        log.spans.setdefault(segment.partition, []).append(Span(base, name, commit_ms))
+        segment, name, rows = seal.segment, live_name(seal.ledger_id), None
+        truth = self._ghost.truth
+        if truth is not None and truth.log is log:
+            live = log.state.partitions[seal.partition].live
+            assert live is not None
+            rows = truth.sealed(live, seal)
+            for offset, row in enumerate(rows, ends[seal.partition]):
+                place = (log.topic_id, seal.partition, offset)
+                known = self._ghost.offsets
+                invariants.an_offset_is_one_row_for_ever(self._world.ghost, known, place, row)
+        if segment is None:
+            return
+        if rows is None:
+            self._ghost.committed[name], self._ghost.rows_of[name] = commit_s, segment.rows
+        if segment.counted:  # its rows have their owner's times
+            spans = log.spans.get(segment.partition, ())
+            earlier_ms = max((span.commit_ms for span in spans), default=0)
+            commit_ms = min(max(segment.max_ms, earlier_ms), commit_ms)
+        base = ends[segment.partition]
+        ends[segment.partition] += segment.rows
+        log.spans.setdefault(segment.partition, []).append(Span(base, name, commit_ms, rows))
 
     def _named(self, ledger_id: int, last_entry: int) -> None:
         """At the commit its ledger is there, and every entry of it was acked to its writer."""

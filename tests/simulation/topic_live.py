@@ -13,22 +13,24 @@ from contextlib import aclosing
 import pyarrow as pa
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.entry.message_batch import Share
-from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
+from spark_ledger.topic.log.actions import Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
-from spark_ledger.topic.log.segments import LiveSegment, Segment
+from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import LiveEnds
-from spark_ledger.topic.read.plan import LiveRows, ReadTask
+from spark_ledger.topic.read.pieces import LiveRows
+from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.slice_reader import read_task
 from tests.kit.message_batches import encode_batch
 from tests.simulation import invariants
+from tests.simulation.store import EPOCH_MS
 from tests.simulation.topic_ghost import LIVE, LogGhost, live_name
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
@@ -92,7 +94,7 @@ class TopicLive:
         """A ledger that the log names as live; None if another owner was faster."""
         state = await topics.log(info.id).fold(fresh=True)
         live = state.partitions[0].live
-        actions: list[Action] = [] if live is None else [await _sealed(client.ledgers, live)]
+        actions: list[Action] = [] if live is None else [await sealed(client.ledgers, live)]
         writer = await client.ledgers.create(
             *self.work.plan.quorum,
             intent=intent.id,
@@ -115,7 +117,9 @@ class TopicLive:
             values = [f"{name}:0:{row}".encode() for row in range(written, written + rows)]
             batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
             sent_s = self.world.loop.now
-            payload = encode_batch(batch, [Share(0, rows, written)], written_ms=1)
+            payload = encode_batch(
+                batch, [Share(0, rows, written)], written_ms=EPOCH_MS + int(sent_s * 1000)
+            )
             await writer.append(payload, rows=rows)
             written += rows
             self._acked[name] = written
@@ -229,21 +233,3 @@ class TopicLive:
             place = (index[name], int(row))
             invariants.a_chain_is_read_in_the_order_of_its_acks(self.world.ghost, 0, before, place)
             before = place
-
-
-async def _sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
-    """The end of a live segment, by the record of its ledger once that is CLOSED."""
-    reader = await ledgers.open(live.ledger_id, recover=True)
-    last, sizes, before = reader.last_add_confirmed, [], 0
-    if last < 0:
-        return SealLive(live.partition, live.ledger_id, None)
-    async with aclosing(reader.read(0, last)) as entries:
-        async for _, entry in entries:
-            sizes.append(entry.header.cumulative_rows - before)
-            before = entry.header.cumulative_rows
-    version = (await ledgers.record(live.ledger_id)).version
-    segment = Segment(
-        *(live.partition, live.ledger_id, version, ((0, last),), tuple(sizes), before),
-        *(reader.record.length_bytes or 0, 1, 1),
-    )
-    return SealLive(live.partition, live.ledger_id, segment)

@@ -35,7 +35,7 @@ from tests.kit.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS
-from tests.simulation.topic_ghost import LogGhost, TopicGhost, TopicJudge, live_name
+from tests.simulation.topic_ghost import PRODUCED, LogGhost, TopicGhost, TopicJudge, live_name
 from tests.simulation.topic_limits import draw_limits
 from tests.simulation.topic_replays import Checkpoints, PlannedBatch
 from tests.simulation.world import Client, World
@@ -90,6 +90,8 @@ class TopicWork:
         self.checkpoints = Checkpoints(world, rewinds, self.ghost.next_version)
         self.inline_bytes = (0, 0, INLINE_TASK_BYTES_MAX)
         """Of these a task draws up to how many bytes it makes no ledger for."""
+        self.ask: Any = None
+        """How owners of live segments are asked for them (brokers/process.py)."""
         self._attempts = 0
         self._runs = 0
         self.used: list[tuple[Client, TopicClient]] = []
@@ -168,9 +170,12 @@ class TopicWork:
             await asyncio.sleep(1)
         invariants.every_committer_ends(self.world.ghost, "the topic", False)
 
-    async def _start_run(self, query: str) -> "asyncio.Task[None]":
+    def next_run(self) -> int:
         self._runs += 1
-        run = self._runs
+        return self._runs
+
+    async def _start_run(self, query: str) -> "asyncio.Task[None]":
+        run = self.next_run()
         driver = await self.world.client("driver")
         executor = await self.world.client("executor")
         self.world.ghost.meet("topic run")
@@ -223,7 +228,7 @@ class TopicWork:
             except errors.LedgerFenced as error:
                 self.met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
-            self._judge_commit((query, version, content), run, outcome)
+            self.judge_commit((query, version, content), run, outcome)
             self.checkpoints.done(query)
             checkpoint[query] = max(checkpoint[query], version + 1)
             await asyncio.sleep(driver.rng.uniform(0, 1.5))
@@ -339,7 +344,7 @@ class TopicWork:
             state = await tasks.log(info.id).fold()
         return len(state.partitions)
 
-    def _judge_commit(self, key: tuple[str, int, str], run: int, outcome: Any) -> None:
+    def judge_commit(self, key: tuple[str, int, str], run: int, outcome: Any) -> None:
         """It returned success: T1 and T2 at that moment."""
         ghost = self.world.ghost
         self.world.trace.note("commit", f"{key} by run {run}: {outcome.kind.value}")
@@ -428,7 +433,7 @@ class TopicWork:
                 self.world.ghost, partition, offsets[partition], start, end
             )
         rows = {
-            (partition, offset): _author(value)
+            (partition, offset): _author(value, log.stored_by_brokers(partition, offset))
             for partition, values in found.items()
             for offset, value in zip(offsets[partition], values, strict=True)
         }
@@ -439,12 +444,16 @@ class TopicWork:
         ghost = self.world.ghost
         place = (log.topic_id, partition, offset)
         invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)
+        span = log.span_at(partition, offset)
+        if span is not None and span.rows is not None:  # brokers stored it
+            row = span.rows[offset - span.base].decode()
+            invariants.a_row_is_where_its_commit_put_it(ghost, place, value.decode(), row)
+            return
         attempt = value.decode().split(":")[0]
         invariants.nothing_of_one_topic_is_in_another(
             ghost, place, self.ghost.topic_of.get(attempt, ""), log.topic_id
         )
         invariants.every_row_read_was_committed(ghost, attempt in self.ghost.committed, value)
-        span = log.span_at(partition, offset)
         if offset < log.state.partitions[partition].start_offset:
             ghost.meet("row read that was taken away before")
         wanted = "nobody" if span is None else span.attempt
@@ -474,6 +483,8 @@ class TopicWork:
                 history.let_go(topic_id, self._rows_of(attempt))
         for read in self._reads:
             begun, whole = (read.begun_s or 0.0) - MOMENT_S, read.begun_s is not None
+            produced = [row for row in read.rows.values() if row[0].startswith(PRODUCED)]
+            history.attempted(read.topic_id, produced)  # judged by the brokers' truth
             history.read(read.topic_id, read.rows.items(), begun=begun, whole=whole)
         invariants.what_was_promised_of_topics_is_read(self.world.ghost, history)
 
@@ -486,6 +497,7 @@ class TopicWork:
         """The topic layer of one simulated process."""
         loop = client.world.loop
         topics = TopicClient(client.ledgers, client.rng, lambda: EPOCH_MS + int(loop.time() * 1000))
+        topics._ask = self.ask  # type: ignore[attr-defined]
         topics.checkpoints = Checkpointer(
             *(client.ledgers, topics.intents, topics.blobs, topics.chunks, topics.log),
             every=self.limits.every,
@@ -503,8 +515,11 @@ class TopicWork:
         self.ghost.bodies[commit_id, topic_id] = body
 
 
-def _author(value: bytes) -> tuple[str, int]:
-    """The task attempt that wrote the row, and which of its rows it is."""
+def _author(value: bytes, produced: tuple[str, int] | None) -> tuple[str, int]:
+    """The task attempt that wrote the row, and which of its rows it is; of what brokers stored,
+    where it is."""
+    if produced is not None:
+        return produced
     attempt, _, row = value.decode().split(":")
     return attempt, int(row)
 

@@ -100,11 +100,9 @@ def watch_reader(reader: Any, observers: Observers, who: str) -> None:
         known = max(known, lac)
         return lac
 
-    async def runs(
-        ids: Any, known_confirmed: int | None = None, max_bytes: int | None = None
-    ) -> AsyncIterator[Any]:
+    async def runs(ids: Any, known_confirmed: int | None) -> AsyncIterator[Any]:
         told = NO_ENTRY if known_confirmed is None else known_confirmed
-        async with aclosing(plain_runs(ids, known_confirmed, max_bytes)) as found:
+        async with aclosing(plain_runs(ids, known_confirmed)) as found:
             async for run in found:
                 for entry in run:
                     entry_id = entry.header.entry_id
@@ -173,4 +171,4 @@ def watch_session(session: SimSession, store: SimStore, observers: Observers) ->
 
 def half_written(disk: SimDisk) -> bool:
     """Whether something that was written to the disk is not synced: the middle of a flush."""
-    return any(inode.unsynced for inode in disk._names.values())
+    return any(disk.inode_of(path).unsynced for path in disk.paths())

@@ -178,16 +178,16 @@ class BookieNode:
         journals, ledgers = self.world.directories
         self.journal_disks = [self._disk(f"{name} {seed}") for name in _names("journal", journals)]
         self.ledger_disks = [self._disk(f"{name} {seed}") for name in _names("ledger", ledgers)]
-        self._ledger_names = _names("ledger", ledgers)
+        self.ledger_names = _names("ledger", ledgers)
         self._to_miss: dict[int, None] = {}
-        self._missing: dict[int, None] = {}
+        self.missing: dict[int, None] = {}
         self._missed: dict[int, None] = {}  # until a start has them again
         self._is_new = True
         self._lost: list[int] = []
         """Ledgers that it said it lost entries of when it ran last."""
         self._up_to_date: list[str] = []
         """Ledger directories that were there to the last, so that they know what became of all."""
-        self._direct_log_watch = DirectLogWatch(self.world.ghost)
+        self.direct_log_watch = DirectLogWatch(self.world.ghost)
 
     def _disk(self, seed: str) -> SimDisk:
         return SimDisk(self.world.loop.keep(f"disk {seed}", random.Random(seed)))
@@ -237,18 +237,18 @@ class BookieNode:
 
     async def _directories(self) -> Directories:
         """Raises DiskFailed when no index can be opened."""
-        self._missing, self._to_miss = self._to_miss, {}
-        self._missed.update(self._missing)
+        self.missing, self._to_miss = self._to_miss, {}
+        self._missed.update(self.missing)
         journals = zip(_names("journal", len(self.journal_disks)), self.journal_disks, strict=True)
         ledgers: list[LedgerDirectory] = []
         failed: dict[str, str] = {}
-        named = list(zip(self._ledger_names, self.ledger_disks, strict=True))
-        self._direct_log_watch.starts()
-        for name, disk in [each for n, each in enumerate(named) if n not in self._missing]:
+        named = list(zip(self.ledger_names, self.ledger_disks, strict=True))
+        self.direct_log_watch.starts()
+        for name, disk in [each for n, each in enumerate(named) if n not in self.missing]:
             try:
                 path, index = root(self.address, name), await SimIndex.open(disk)
                 ledgers.append(LedgerDirectory(name, disk, index, path=path))
-                self._direct_log_watch.watch_index(name, ledgers[-1].index, disk)
+                self.direct_log_watch.watch_index(name, ledgers[-1].index, disk)
             except DiskFailed as error:
                 if len(self.ledger_disks) == 1:
                     raise
@@ -266,8 +266,8 @@ class BookieNode:
             *(self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID),
             repair_credential=CREDENTIAL.encode(),
         )
-        self._direct_log_watch.watch(self.bookie._storage)
-        self._watch_quarantine(self.bookie._storage)
+        self.direct_log_watch.watch(self.bookie.storage)
+        self._watch_quarantine(self.bookie.storage)
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
         handler = self.world.observers.listening(self.bookie)
@@ -275,7 +275,7 @@ class BookieNode:
         self.world.network.serve(self.address, handler, self.process, streams)
         self.world.ghost.serving[self.address] = self.bookie_id
         self.session.add_session_listener(self._session_changed)
-        self.bookie.disks.listeners.append(self._standing_changed)
+        self.bookie.disks.listeners.append(self.standing_changed)
         await self._register()
 
     def _watch_quarantine(self, storage: Any) -> None:
@@ -326,14 +326,14 @@ class BookieNode:
         self.running = False
         if self.bookie is not None:
             self._lost = self._lost_now()
-            stores = self.bookie._storage._stores
+            stores = self.bookie.storage._stores
             self._up_to_date = [s.id for s in stores.live] or [*stores.failures][-1:]
         self.bookie = None
         self.world.trace.note(self.address, f"killed, keeps {keep}")
         self.world.network.down(self.address)
         self.session.abandon()
         self.world.observers.situations.crashed(any(map(half_written, self.ledger_disks)))
-        self._direct_log_watch.crashes()
+        self.direct_log_watch.crashes()
         for disk in self.disks:
             disk.crash(keep)
         self.process.kill()
@@ -352,24 +352,24 @@ class BookieNode:
         self._bereave().rotten = True
         for folder in ("entrylog", "index"):
             self.ledger_disk.lose(folder)
-        self._direct_log_watch.forgets_logs()
+        self.direct_log_watch.forgets_logs()
 
     def may_lose_one_directory(self, number: int) -> bool:
         """Whether another one would be left that has all that the node knows of its ledgers."""
         if self.bookie is None:
             return False
-        living = [store.id for store in self.bookie._storage.stores]
-        return self._ledger_names[number] in living and len(living) > 1
+        living = [store.id for store in self.bookie.storage.stores]
+        return self.ledger_names[number] in living and len(living) > 1
 
     def lose_one_directory(self, number: int) -> None:
         """One of several is gone, under the running node or while it is down; a new one is in its
         place at the next start."""
         self._bereave()
-        lost, self._lost_directories = self._ledger_names[number], self._lost_directories + 1
-        self._ledger_names[number] = f"{lost.partition('/')[0]}/{self._lost_directories}"
+        lost, self._lost_directories = self.ledger_names[number], self._lost_directories + 1
+        self.ledger_names[number] = f"{lost.partition('/')[0]}/{self._lost_directories}"
         self.ledger_disks[number] = self._disk(f"{self._rng.random()}")
         if self.bookie is not None:
-            self.bookie._storage.drop(lost, DiskFailed("it is gone"))
+            self.bookie.storage.drop(lost, DiskFailed("it is gone"))
 
     def miss_one_directory(self, number: int) -> None:
         """One of several is not given to the next start, and to the one after it again: nothing is
@@ -422,7 +422,7 @@ class BookieNode:
         """It could not make its next journal segment, and exits once this one is full."""
         if self.bookie is None:
             return False
-        journals = self.bookie._storage._journals._live.values()
+        journals = self.bookie.storage._journals._live.values()
         following = [journal._next for journal in journals]
         return all(f.done() and not f.cancelled() and bool(f.exception()) for f in following)
 
@@ -441,13 +441,13 @@ class BookieNode:
         """It runs without a directory that failed or is away; a restart takes that up again."""
         if self.bookie is None:
             return False
-        return bool(self._missing or self.bookie._storage.failures)
+        return bool(self.missing or self.bookie.storage.failures)
 
     @property
     def waiters(self) -> int:
         """Long polls that wait here."""
         assert self.bookie is not None
-        return sum(handle.waiter_count for handle in self.bookie._ledgers._handles.values())
+        return sum(handle.waiter_count for handle in self.bookie.ledgers._handles.values())
 
     @property
     def readonly(self) -> bool:
@@ -463,20 +463,20 @@ class BookieNode:
         ghost = self.world.ghost
         mine = ghost.bookie(self.bookie_id)
         mine.partial = dict.fromkeys(self._partial())
-        mine.unsure = mine.unsure or (self._is_new and bool(self.bookie._storage.failures))
+        mine.unsure = mine.unsure or (self._is_new and bool(self.bookie.storage.failures))
         self._is_new = False
-        self._up_to_date = [store.id for store in self.bookie._storage.stores]
-        again = any(number not in self._missing for number in self._missed)
-        self._missed = dict(self._missing)
+        self._up_to_date = [store.id for store in self.bookie.storage.stores]
+        again = any(number not in self.missing for number in self._missed)
+        self._missed = dict(self.missing)
         self.judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost(), again)
-        unsaid = self._direct_log_watch.unsaid()
+        unsaid = self.direct_log_watch.unsaid()
         self.judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)
         await promises.check(self, self.bookie)
 
     def _partial(self) -> list[int]:
         """Ledgers of which a directory is not there."""
-        ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie._storage
-        if self.bookie._ledgers.every().limbo == "lost":
+        ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie.storage
+        if self.bookie.ledgers.every().limbo == "lost":
             return [ledger_id for ledger_id, _ in ghost.stored]
         return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
 
@@ -489,7 +489,7 @@ class BookieNode:
 
     def _lost_now(self) -> list[int]:
         assert self.bookie is not None
-        states = self.bookie._storage.states()
+        states = self.bookie.storage.states()
         return [state.ledger_id for state in states if state.limbo == "lost"]
 
     def judge(self, judge: Any, *args: Any) -> None:
@@ -506,7 +506,7 @@ class BookieNode:
         if state is SessionState.CONNECTED and self.process.alive:
             self.process.spawn(self._register(), name=f"{self.address} registers")
 
-    def _standing_changed(self) -> None:
+    def standing_changed(self) -> None:
         if self.process.alive:
             self.process.spawn(self._register(), name=f"{self.address} registers")
 

@@ -4,9 +4,9 @@ import pyarrow as pa
 
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.entry.message_batch import Share
-from spark_ledger.topic.log.actions import Grow, OpenLive, SealLive
-from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.actions import Grow, OpenLive
 from tests.kit.message_batches import encode_batch
 
 
@@ -47,7 +47,7 @@ class Owner:
 
     def __init__(self, by_hand, topic, base):
         self._by_hand, self._topic, self._base = by_hand, topic, base
-        self._next, self._sizes = base, []
+        self._next = base
         by_hand.run(self._open())
 
     async def _open(self):
@@ -60,27 +60,22 @@ class Owner:
         live = OpenLive(0, self._writer.ledger_id, 0, "owner", 1)
         await client.commit_actions(self._info.id, [live], self._intent)
 
-    def append(self, rows):
-        self._by_hand.run(self._append(rows))
+    def append(self, rows, written_ms=1):
+        self._by_hand.run(self._append(rows, written_ms))
 
-    async def _append(self, rows):
+    async def _append(self, rows, written_ms):
         values = [b"%d" % n for n in range(self._next, self._next + rows)]
         batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
         shares = [Share(0, rows, self._next - self._base)]
-        await self._writer.append(encode_batch(batch, shares, written_ms=1), rows=rows)
+        await self._writer.append(encode_batch(batch, shares, written_ms=written_ms), rows=rows)
         self._next += rows
-        self._sizes.append(rows)
 
     def seal(self):
         self._by_hand.run(self._seal())
 
     async def _seal(self):
-        record = await self._writer.close()
-        known = await self._by_hand.client.ledgers.record(self._writer.ledger_id)
-        entries, rows = ((0, record.last_entry),), sum(self._sizes)
-        segment = Segment(
-            *(0, self._writer.ledger_id, known.version, entries, tuple(self._sizes), rows),
-            *(record.length_bytes, 1, 1),
-        )
-        sealed = SealLive(0, self._writer.ledger_id, segment)
-        await self._by_hand.client.commit_actions(self._info.id, [sealed], self._intent)
+        await self._writer.close()
+        client = self._by_hand.client
+        state = await client.log(self._info.id).fold(fresh=True)
+        seal = await sealed(client.ledgers, state.partitions[0].live)
+        await client.commit_actions(self._info.id, [seal], self._intent)

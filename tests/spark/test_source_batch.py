@@ -9,7 +9,7 @@ import pyspark.sql.functions as F
 import pytest
 
 from spark_ledger.topic.log.actions import Trim
-from tests.spark.by_hand import Cluster
+from tests.spark.by_hand import Cluster, Owner
 from tests.spark.topics import error_of
 
 PLACE = "value STRING, partition INT, offset BIGINT"
@@ -199,3 +199,23 @@ def test_many_partitions_are_read_by_few_tasks_each_in_order_once(topics, topic,
     topics.copy(rows.select("key", "value"), f"{topic}-copy", tmp_path / "checkpoint")
     copied = topics.read(f"{topic}-copy", "value STRING").collect()
     assert sorted(int(row.value.split()[0]) for row in copied) == list(range(6_300))
+
+
+def test_rows_of_a_live_segment_have_their_own_times_before_and_after_it_is_sealed(
+    topics, topic, by_hand
+):
+    by_hand.run(by_hand.client.topics.create(topic, 1))
+    owner, now_ms = Owner(by_hand, topic, 0), int(time.time() * 1000)
+    for ago_s in (40, 30, 20, 10):
+        owner.append(3, now_ms - 1000 * ago_s)
+
+    def since(ago_s, **more):
+        moment = str(now_ms - 1000 * ago_s)
+        return topics.numbers(topic, startingTimestamp=moment, **more)
+
+    for seal in (lambda: None, owner.seal):
+        seal()
+        assert since(50) == list(range(12))
+        assert since(25) == list(range(6, 12))
+        assert since(20, endingTimestamp=str(now_ms - 15_000)) == list(range(6, 9))
+        assert since(5, startingOffsetsByTimestampStrategy="latest") == []

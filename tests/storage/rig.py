@@ -227,7 +227,7 @@ class Rig:
 
     async def walked(self) -> None:
         """Returns when the node knows again which ledgers are in limbo."""
-        while self.bookie._ledgers.every().limbo and not self.failed:
+        while self.bookie.ledgers.every().limbo and not self.failed:
             await _moment()
 
     async def look_at_space(self) -> None:
@@ -238,7 +238,7 @@ class Rig:
     @property
     def storage(self) -> LedgerStorage:
         """The bookie's engine, which only tests look at from outside."""
-        return self.bookie._storage
+        return self.bookie.storage
 
     def drop(self, disk: SimDisk) -> None:
         """The directory was found to be lost, as the monitor finds it."""

@@ -62,6 +62,7 @@ FLOORS = {
         server
         connection
         requests
+        chunks
         producer committers
         broker
         owned_topic

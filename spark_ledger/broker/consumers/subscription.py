@@ -16,7 +16,6 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.consumers.acks import Acks, ack_set, acked_in
-from spark_ledger.broker.names import message_id
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import (
@@ -25,9 +24,11 @@ from spark_ledger.broker.wire.commands import (
     ServerError,
     SubscriptionType,
     command,
+    message,
     signed,
 )
 from spark_ledger.broker.wire.frames import encode_with_batch
+from spark_ledger.topic.entry.pulsar_batch import chunks_of
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
 SENT_BATCHES_MAX = 20_000
@@ -192,16 +193,13 @@ class Consumer:
 
     def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
         place = self.place
-        sent = command(
-            "message",
-            consumer_id=self.id,
-            message_id=message_id(place.ledger, batch.offset, place.partition.shown),
-            redelivery_count=0,
-        )
+        sent = message(self.id, place.ledger, batch.offset, place.partition.shown)
         if batch.batched:
             sent.message.ack_set.extend(ack_set(missing, batch.offset, batch.messages))
-        self.link.send(encode_with_batch(sent, batch.data))
-        self._permits -= sum(hi - lo for lo, hi in missing)
+        chunks = chunks_of(batch.data)
+        for one in chunks:  # each takes a permit, and together they have one id
+            self.link.send(encode_with_batch(sent, one))
+        self._permits -= sum(hi - lo for lo, hi in missing) + len(chunks) - 1
         self._sent[batch.offset] = batch.messages
         if len(self._sent) > SENT_BATCHES_MAX:
             self._sent.popitem(last=False)

@@ -75,12 +75,15 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """When a live ledger is followed by another: whichever comes first. `entries` bounds what a
-    successor has to read to seal it, and what the seal lists."""
+    """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
+    reader's search grows with it, so it is left only so that retention lets go of parts of a
+    partition, and of a copy when a bookie fails there is not too much to make at once. Of a topic
+    with deduplication a successor reads all of it: `entries_read` bounds that."""
 
-    bytes: int = 128 << 20
-    entries: int = 20_000
+    bytes: int = 1 << 30
+    entries: int = 1_000_000
     age_s: float = 4 * 3600.0
+    entries_read: int = 20_000
 
 
 @dataclass(slots=True)
@@ -114,6 +117,7 @@ class LiveWriter:
         self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
         self._again: deque[Waiting] = deque()  # what was sent again before it was stored
         self._queue: deque[Waiting] = deque()
+        self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[_Entry] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -127,7 +131,7 @@ class LiveWriter:
         self._making = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
         self._rolls = False  # the next ledger is opened although nothing waits
-        self._entry_rows: list[int] = []  # of the ledger at hand, acknowledged and under way
+        self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
         self._bytes = 0
@@ -150,7 +154,9 @@ class LiveWriter:
     def append(self, batch: Waiting) -> None:
         """Store the batch after all that were appended before it."""
         if self._closing:
-            batch.failed(errors.LedgerClosed("the broker gives this partition up"))
+            self._late.append(batch)
+            if self._task is None:
+                self._fail_late()
             return
         if self._deduplicates and self._is_duplicate(batch):
             return
@@ -178,7 +184,7 @@ class LiveWriter:
             if live.ledger_id != ledger_id:
                 return None
             asked = self._asked = Hold(ledger_id, until_s)
-            if self._entry_rows or self._queue:
+            if self._entries or self._queue:
                 self._make_ahead(0.0)
             self._wake.set()
         if asked is None or asked.ledger_id != ledger_id:
@@ -225,6 +231,15 @@ class LiveWriter:
             self._end(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
         finally:
             self._task = None
+            if self._closing:
+                self._fail_late()
+
+    def _fail_late(self) -> None:
+        """What came after the last batch that is taken fails after that has its receipt: its
+        producer is sent away, and sends again what has none."""
+        while self._late:
+            given_up = errors.LedgerClosed("the broker gives this partition up")
+            self._late.popleft().failed(given_up)
 
     async def _until_idle(self) -> None:
         """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""
@@ -261,7 +276,7 @@ class LiveWriter:
             acked = writer.append([head, *body], rows)
             acked.add_done_callback(self._acked)
             self._inflight.append(_Entry(batches, rows, acked))
-            self._entry_rows.append(rows)
+            self._entries += 1
             self._sent += rows
             self._bytes += size
             self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
@@ -325,7 +340,7 @@ class LiveWriter:
         return (
             self._asked is not None
             or self._bytes >= limits.bytes
-            or len(self._entry_rows) >= limits.entries
+            or self._entries >= limits.entries
             or asyncio.get_running_loop().time() - self._opened_s >= limits.age_s
             or len(self._writer.record.fragments) >= self._fragments_max
         )
@@ -343,7 +358,7 @@ class LiveWriter:
         writer = self._writer
         assert writer is not None
         idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
-        unused = self._asked is not None and not self._entry_rows
+        unused = self._asked is not None and not self._entries
         self._rolls = not (idle or unused or self._closing)
         self._handed &= not idle
         try:
@@ -365,20 +380,21 @@ class LiveWriter:
         known = await self._recovered(writer.ledger_id)
         last = known.record.last_entry
         assert last is not None
-        first = len(self._entry_rows) - len(self._inflight)
+        first = self._entries - len(self._inflight)
         there = last + 1 - first
         if there < 0:
             raise errors.RowsLost(
                 f"ledger {writer.ledger_id} was closed at entry {last}, and {first - 1} was"
                 " acknowledged",
-                rows=sum(self._entry_rows[last + 1 : first]),
+                rows=self._confirmed - (known.record.rows or 0),
             )
         while there > 0:
             self._is_stored(self._inflight.popleft())
             there -= 1
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.batches))
-        del self._entry_rows[last + 1 :]
+            self._sent -= entry.rows
+        self._entries = last + 1
         self._inflight.clear()
         self._forget(known)
         if fenced:
@@ -401,12 +417,12 @@ class LiveWriter:
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
         self._ended = seal_of(
-            *(self._number, known, self._entry_rows, self._written_ms or [0], self._ledgers_own)
+            *(self._number, known, self._entries, self._sent, self._written_ms, self._ledgers_own)
         )
         self._ledgers_own = {}
         self._writer, self._live = None, None
-        self._entry_rows, self._written_ms = [], []
-        self._sent = self._confirmed = self._bytes = 0
+        self._written_ms = []
+        self._entries = self._sent = self._confirmed = self._bytes = 0
 
     async def _hand(self) -> None:
         """Tell who asked what seals the ledger, and if batches come in which the next are."""

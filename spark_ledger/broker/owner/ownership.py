@@ -195,6 +195,26 @@ class Ownership:
                 f" {topic_id} now"
             )
 
+    async def give(self, topic_id: str, some_max: int) -> int:
+        """Give partitions that fall on other brokers to these, so many at most; returns how many.
+        This broker then finds itself deposed, as by any other."""
+        now = await self.owners(topic_id, fresh=True)
+        partitions = max(now.by_partition, default=-1) + 1
+        others = await self._others_alive()
+        falls = {
+            number: self._falls_on(topic_id, number, others)
+            for number in now.epochs_of(self.broker_id, partitions)
+        }
+        given = {number: to for number, to in falls.items() if to != self.broker_id}
+        given = dict(list(given.items())[:some_max])
+        after = now
+        for to in sorted(set(given.values())):
+            some = [number for number, broker in given.items() if broker == to]
+            after = after.with_taken(to, others[to], some, partitions)
+        if given and not await self._put(topic_id, after):
+            return 0
+        return len(given)
+
     async def choose(
         self, topic_id: str, partition: int = 0, partitions: int = 1, *, here: bool
     ) -> Owner:
@@ -241,16 +261,20 @@ class Ownership:
 
     async def _take(self, topic_id: str, now: Owners, some: list[int], partitions: int) -> bool:
         """Try once to have these; False: the record is another by now, or it is not known."""
-        path = paths.brokers_of_topic(topic_id)
-        value = _encoded(now.with_taken(self.broker_id, self.url, dict.fromkeys(some), partitions))
+        mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(some), partitions)
+        return await self._put(topic_id, mine)
+
+    async def _put(self, topic_id: str, owners: Owners) -> bool:
+        """Whether that is the record now, in the place of the one of its version."""
+        path, value = paths.brokers_of_topic(topic_id), _encoded(owners)
         with (
-            reachable(f"taking partitions of topic {topic_id}"),
+            reachable(f"writing which brokers have topic {topic_id}"),
             suppress(NodeExists, BadVersion, NoNode, OutcomeUnknown),
         ):
-            if now.version == NOT_THERE:
+            if owners.version == NOT_THERE:
                 await self._store.create(path, value, parents=True)
             else:
-                await self._store.set(path, value, now.version)
+                await self._store.set(path, value, owners.version)
             return True
         return False
 

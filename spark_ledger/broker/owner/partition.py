@@ -37,8 +37,8 @@ from spark_ledger.topic.entry.message_batch import (
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.read.pieces import WANTED, Wanted
-from spark_ledger.topic.read.plan import LiveRows, ReadTask, plan_read
+from spark_ledger.topic.read.pieces import WANTED, LiveRows, Wanted
+from spark_ledger.topic.read.plan import ReadTask, plan_read
 from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.subscription.seek_target import CommittedSince, chunks_needed, offset_since

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from bookie_server.api.entry import Buffer
 from spark_ledger.broker.wire.commands import BaseCommand
 
 MESSAGE_BYTES_MAX = 5 << 20
@@ -99,7 +100,7 @@ def encode(command: BaseCommand) -> bytes:
     return _SIZES.pack(len(body) + _SIZE.size, len(body)) + body
 
 
-def encode_with_batch(command: BaseCommand, batch: bytes) -> bytes:
+def encode_with_batch(command: BaseCommand, batch: Buffer) -> bytes:
     """The frame of a command that a batch follows."""
     body = command.SerializeToString()
     return b"".join((_SIZES.pack(len(body) + _SIZE.size + len(batch), len(body)), body, batch))

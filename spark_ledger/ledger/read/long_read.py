@@ -11,8 +11,8 @@ Always true:
 from bookie_server.api.entry import Entry
 from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import Unreachable
-from spark_ledger.bookies.read_stream import ReadStream, Silent
+from spark_ledger.bookies.bookie_client import ReadStream, Silent
+from spark_ledger.bookies.network import Unreachable
 from spark_ledger.ledger.cluster import Cluster, judge
 from spark_ledger.ledger.read.ledger_view import LedgerView
 

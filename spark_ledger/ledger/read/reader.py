@@ -35,12 +35,12 @@ from spark_ledger.ledger.cluster import BAD_COPY, Cluster
 from spark_ledger.ledger.read.ledger_view import LedgerView
 from spark_ledger.ledger.read.long_read import LongRead
 from spark_ledger.ledger.read.range_fetch import RangeFetch, ReadChunk, Refusals
-from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped
+from spark_ledger.ledger.read.tail import Entries, EntryStream, News
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError
 
-__all__ = ["Entries", "EntryStream", "AsyncLedgerReader", "RangeRead", "Stopped"]
+__all__ = ["Entries", "EntryStream", "AsyncLedgerReader"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
@@ -162,20 +162,6 @@ class AsyncLedgerReader:
             self._entry_bytes = HEADER_BYTES + entry_bytes
         return self._runs(ids, known_confirmed)
 
-    def scan(
-        self, first: int, last: int | None = None, *, max_bytes: int | None = None
-    ) -> RangeRead:
-        """Read from `first` on as `read` does, but stop, and say why, where that would fail.
-
-        `last` None: as far as the ledger goes. An open ledger is read up to what is confirmed
-        when the read begins, a closed one to its end. `max_bytes`: bytes of payload to return at
-        most (one entry at least, however large). Raises what `read` raises, but NoSuchEntry.
-        """
-        _check_id(first)
-        if max_bytes is not None and max_bytes <= 0:
-            raise ValueError(f"max_bytes is positive, got {max_bytes}")
-        return RangeRead(first, lambda scan: self._scan(scan, first, last, max_bytes))
-
     async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
         """Entries after `after`, in order, as soon as some are confirmed: at least one, up to
         `read_request_bytes` of them. `after` -1: from the first entry on.
@@ -187,16 +173,18 @@ class AsyncLedgerReader:
         """
         config, found = self._cluster.config, list[tuple[int, Entry]]()
         deadline = asyncio.get_running_loop().time() + (timeout_s or config.read_timeout_s)
-        last = await self.wait_beyond(after, timeout_s)
-        if last > after:
-            limit = config.read_request_bytes
-            with suppress(TimeoutError):
-                async with (
-                    asyncio.timeout_at(deadline),
-                    aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries,
-                ):
-                    async for entry in entries:
-                        found.append(entry)
+        last, left = await self.wait_beyond(after, timeout_s), config.read_request_bytes
+        last = min(last, after + max(1, left // max(1, self._entry_bytes - HEADER_BYTES)))
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout_at(deadline),
+                aclosing(self.read(after + 1, last)) as entries,
+            ):
+                async for entry_id, entry in entries:
+                    left -= len(entry.payload)
+                    if left < 0 and found:
+                        break
+                    found.append((entry_id, entry))
         return found
 
     def tail(self, first: int = 0) -> EntryStream:
@@ -246,38 +234,13 @@ class AsyncLedgerReader:
             return self.last_add_confirmed
         return max(self.last_add_confirmed, known_confirmed)
 
-    async def _scan(
-        self, scan: RangeRead, first: int, last: int | None, max_bytes: int | None
-    ) -> Entries:
-        """What `scan` iterates over. Where the range ends is found out once, at its beginning."""
-        if not self.is_closed and (last is None or last > self.last_add_confirmed):
-            await self._view.refresh()
-        limit = self.last_add_confirmed
-        whole = last is not None and last <= limit
-        stop = Stopped.END_OF_LEDGER if self.is_closed else Stopped.LAST_CONFIRMED
-        end = last if last is not None and whole else limit
-        ids = range(scan.next_entry, end + 1)
-        async with aclosing(_each(self._runs(ids, max_bytes=max_bytes))) as entries:
-            async for entry_id, entry in entries:
-                size = scan.payload_bytes + len(entry.payload)
-                if max_bytes is not None and size > max_bytes and scan.next_entry > first:
-                    scan.stop = Stopped.BYTE_LIMIT
-                    return
-                yield entry_id, entry
-        scan.stop = Stopped.END_OF_RANGE if whole else stop
-
-    async def _runs(
-        self, ids: EntryIds, known_confirmed: int | None = None, max_bytes: int | None = None
-    ) -> Runs:
+    async def _runs(self, ids: EntryIds, known_confirmed: int | None) -> Runs:
         """The entries, fetched ahead, in runs as they come: long parts of fragments in a stream
-        from one bookie, others chunk by chunk. With `max_bytes` about so much is asked for."""
+        from one bookie, others chunk by chunk."""
         if ids:
             await self._check_confirmed(ids[-1], known_confirmed)
         quorum, ahead_bytes = self._view.quorum, self._cluster.config.read_ahead_bytes
-        tries, request_bytes = quorum.ensemble_size, self._request_bytes(ahead_bytes, CHUNKS_AHEAD)
-        if max_bytes is not None:
-            ahead_bytes = min(ahead_bytes, quorum.write_quorum * (max_bytes + HEADER_BYTES))
-            tries, request_bytes = 0, self._request_bytes(ahead_bytes, 1)
+        tries, request_bytes = quorum.ensemble_size, self._request_bytes(ahead_bytes)
         while ids:
             long = None
             count = self._count_short(ids, ahead_bytes) if tries else len(ids)
@@ -365,9 +328,9 @@ class AsyncLedgerReader:
                 window.give_up()  # and ask again, by the record as it is now
         return []
 
-    def _request_bytes(self, ahead_bytes: int, chunks: int) -> int:
-        """Bytes to ask for at a time: `chunks` and the other copies of one fit `ahead_bytes`."""
-        responses = chunks + self._view.quorum.write_quorum - 1
+    def _request_bytes(self, ahead_bytes: int) -> int:
+        """Bytes to ask for at a time: chunks and the other copies of one fit `ahead_bytes`."""
+        responses = CHUNKS_AHEAD + self._view.quorum.write_quorum - 1
         return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // responses))
 
     def _room(self, window: "Window") -> bool:

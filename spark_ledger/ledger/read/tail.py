@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Self
 
 from bookie_server.api.entry import Entry
@@ -30,15 +29,6 @@ from spark_ledger.ledger.read.ledger_view import LedgerView
 from spark_ledger.metadata.ledger_record import LedgerState
 
 Entries = AsyncGenerator[tuple[int, Entry], None]
-
-
-class Stopped(Enum):
-    """Why a ranged read returned no further entries."""
-
-    END_OF_RANGE = "end of range"  # all that was asked for was returned
-    BYTE_LIMIT = "byte limit"  # the next entry would have exceeded max_bytes
-    LAST_CONFIRMED = "last confirmed"  # the ledger is open; more may come
-    END_OF_LEDGER = "end of ledger"  # the ledger is closed; nothing more will ever come
 
 
 class EntryStream:
@@ -74,22 +64,6 @@ class EntryStream:
         if self._entries is None:
             self._entries = self._begin(self.next_entry)
         await self._entries.aclose()
-
-
-class RangeRead(EntryStream):
-    """An EntryStream made by AsyncLedgerReader.scan; what is given to `begin` sets `stop` at its
-    end."""
-
-    def __init__(self, first: int, begin: Callable[["RangeRead"], Entries]) -> None:
-        super().__init__(first, lambda _: begin(self))
-        self.stop: Stopped | None = None
-        self.payload_bytes = 0
-        """Of the entries that were returned."""
-
-    async def __anext__(self) -> tuple[int, Entry]:
-        found = await super().__anext__()
-        self.payload_bytes += len(found[1].payload)
-        return found
 
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between requests to a bookie that does not respond

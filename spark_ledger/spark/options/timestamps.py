@@ -5,7 +5,8 @@ which in the driver is the zone that a session of Spark starts with; tasks see a
 given another, and refuse to read by such a text (`check_zone`). A moment before 1970 or beyond the
 year 9999 is refused. Parts of a millisecond are rounded up: a read that starts at a moment has no
 row from before it. The time of a row is that of its commit, by the
-metadata store's clock; no row that was committed at or after a moment is missed.
+metadata store's clock; of one that came by a broker it is that at which it was stored, by the
+broker's, which follows it. No row that was committed at or after a moment is missed.
 """
 
 import datetime
@@ -73,8 +74,8 @@ def chunks_to_look_up(state: TopicState, wanted: Mapping[int, int]) -> list[Chun
 
 def look_up(state: TopicState, wanted: Mapping[int, int], read: Tables = UNREAD) -> dict[int, int]:
     """For each partition of `wanted` the first offset committed at or after its milliseconds; one
-    without such a row is left out. Rows of a live segment, which no commit has yet, count as
-    committed now."""
+    without such a row is left out. Rows of a segment born live are told apart by its entries alone:
+    of one that is sealed the first counts, if any was stored since, of an open one always."""
     found = {}
     for partition, millis in wanted.items():
         held = state.partitions[partition]

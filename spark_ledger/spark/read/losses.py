@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.topic.read.plan import LastEntries, ReadTask, lost_of, rows_lost, without
+from spark_ledger.topic.read import plan
+from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost, without
 
 RECORDS_AT_ONCE = 256
 LEDGERS_MAX = 2_000
 CLOSED_KEPT = 100_000
-GONE = -2
-"""As the last entry of a ledger: there is no such ledger."""
+GONE = LedgerEnd(-2, 0)
+"""There is no such ledger."""
 
 
 class LedgerEnds:
@@ -26,17 +27,17 @@ class LedgerEnds:
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._closed: dict[int, int] = {}
+        self._closed: dict[int, LedgerEnd] = {}
 
-    async def of(self, tasks: Iterable[ReadTask]) -> LastEntries:
+    async def of(self, tasks: Iterable[ReadTask]) -> plan.LedgerEnds:
         """The ends of the ledgers that the tasks read, as many as are looked at."""
         every = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
-        found: dict[int, int | None] = {}
+        found: dict[int, LedgerEnd | None] = {}
         found.update((one, self._closed[one]) for one in every if one in self._closed)
         wanted = [one for one in every if one not in found][:LEDGERS_MAX]
         for first in range(0, len(wanted), RECORDS_AT_ONCE):
             some = wanted[first : first + RECORDS_AT_ONCE]
-            ends = await asyncio.gather(*(self._last_entry(ledger_id) for ledger_id in some))
+            ends = await asyncio.gather(*(self._end(ledger_id) for ledger_id in some))
             found.update(zip(some, ends, strict=True))
         return found
 
@@ -44,14 +45,17 @@ class LedgerEnds:
         """What is closed may have been deleted since."""
         self._closed.clear()
 
-    async def _last_entry(self, ledger_id: int) -> int | None:
+    async def _end(self, ledger_id: int) -> LedgerEnd | None:
         try:
-            last = (await self._record(ledger_id)).record.last_entry
+            record = (await self._record(ledger_id)).record
         except NoSuchLedger:
             return GONE
-        if last is not None and len(self._closed) < CLOSED_KEPT:
-            self._closed[ledger_id] = last
-        return last
+        if record.last_entry is None:
+            return None
+        end = LedgerEnd(record.last_entry, record.rows or 0)
+        if len(self._closed) < CLOSED_KEPT:
+            self._closed[ledger_id] = end
+        return end
 
     async def _record(self, ledger_id: int) -> VersionedRecord:
         """That there is none is believed after a sync only: the replica that a new session reads
@@ -63,11 +67,11 @@ class LedgerEnds:
 
 
 def readable(
-    tasks: Sequence[ReadTask], last_entries: LastEntries, fail_on_data_loss: bool
+    tasks: Sequence[ReadTask], ends: plan.LedgerEnds, fail_on_data_loss: bool
 ) -> list[ReadTask]:
     """The tasks without the rows that are gone. Raises RowsLost if there are any and
     `fail_on_data_loss` is set."""
-    lost = {i: found for i, task in enumerate(tasks) if (found := lost_of(task, last_entries))}
+    lost = {i: found for i, task in enumerate(tasks) if (found := lost_of(task, ends))}
     if fail_on_data_loss and lost:
         raise rows_lost([one for found in lost.values() for one in found])
     kept = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))

@@ -30,16 +30,17 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.read.live import LiveEnd, LiveEnds
+from spark_ledger.topic.read.live import LiveEnd, LiveEnds, since_in
+from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
     Cutting,
-    LiveRows,
     Ranges,
     ReadTask,
     chunks_to_read,
     plan_read,
 )
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
+from spark_ledger.topic.subscription.seek_target import rows_around
 
 States = Mapping[str, TopicState]
 FOLDS_MAX = 20
@@ -111,9 +112,9 @@ class Planner:
         try:
             if all(_reaches(states.get(topic), parts, self) for topic, parts in end.items()):
                 tasks = await self._tasks(states, start, end)
-                last_entries = await self._ledger_ends.of(tasks)
-                if losses.GONE not in last_entries.values():
-                    return losses.readable(tasks, last_entries, not self._lossy)
+                ends = await self._ledger_ends.of(tasks)
+                if losses.GONE not in ends.values():
+                    return losses.readable(tasks, ends, not self._lossy)
         except OffsetsOutOfRange:
             pass
         ids = {topic: states[topic].topic_id for topic in end}
@@ -193,7 +194,7 @@ class Planner:
         rows = min(rows, cutting.task_rows or rows, -(-(hi - lo) // cutting.tasks_min))
         for first in range(lo, hi, rows):
             last = min(hi, first + rows)
-            part = LiveRows(live, first, last, known.last_entry)
+            part = LiveRows(live, first, last, known.last_entry, known.rows)
             yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part)
 
     def _known(self, held: PartitionState) -> LiveEnd:
@@ -208,13 +209,30 @@ class Planner:
     # -- looking things up ----------------------------------------------------------------------
 
     async def _since(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
-        chunks = timestamps.chunks_to_look_up(state, wanted)
         try:
-            read = await self._client.chunks.load(chunks)
-        except NoSuchLedger:  # a newer checkpoint took their place
+            return await self._looked_up(state, wanted)
+        except NoSuchLedger:  # a newer checkpoint took the place of chunks, a merge that of rows
             state, _ = await self._client.log(state.topic_id).fold_from_checkpoint()
-            read = await self._client.chunks.load(timestamps.chunks_to_look_up(state, wanted))
-        return timestamps.look_up(state, wanted, read)
+            return await self._looked_up(state, wanted)
+
+    async def _looked_up(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
+        read = await self._client.chunks.load(timestamps.chunks_to_look_up(state, wanted))
+        found = timestamps.look_up(state, wanted, read)
+        for p in found:
+            held, millis = state.partitions[p], wanted[p]
+            rows = rows_around(held, millis, read)
+            if found[p] == held.end_offset:
+                rows = self._open_rows(held)
+            if rows is not None:
+                found[p] = await since_in(self._client.ledgers, rows, millis)
+        return found
+
+    def _open_rows(self, held: PartitionState) -> LiveRows | None:
+        """What is known of the rows that no commit has yet."""
+        live, known = held.live, self._known(held)
+        if live is None or not known.rows:
+            return None
+        return LiveRows(live, live.base, live.base + known.rows, known.last_entry, known.rows)
 
     async def _of_subscription(
         self, place: AtSubscription, infos: Mapping[str, TopicInfo]

@@ -137,7 +137,8 @@ async def find_or_make(
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
         await check_bookies(client, options, name)
         try:
-            made = await client.topics.create(name, partitions, policies_of(options))
+            policies = policies_of(options, await client.topics.inherited(name))
+            made = await client.topics.create(name, partitions, policies)
             return WrittenTopic(made, partitions)  # as the options say, and without a schema
         except TopicExists:  # another task made it just now
             found = await look_up(client, name, fresh=True)

@@ -1,18 +1,20 @@
 """Sealing a live segment: its ledger is recovered, and what the CLOSED record says is a segment.
 
 Always true: a ledger is sealed only after it was fenced and closed, so nothing is added to what the
-seal says; the rows of each entry come from its own header, and together are those of the CLOSED
-record (hazard 32), else nothing is sealed. Who seals need not be the owner: safety comes from the
-fence (hazards 29, 30).
+seal says; its rows are those of the CLOSED record, which are those that the header of its last
+entry has (hazard 32), else nothing is sealed. Who seals need not be the owner: safety comes from
+the fence (hazards 29, 30). A seal is small whatever the ledger has: the rows of each entry stay in
+the entries' headers.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 
-from bookie_server.api.entry import Buffer
+from bookie_server.api.entry import Buffer, Entry
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
@@ -22,28 +24,43 @@ EVENT_MS_MAX = 2**62
 
 
 async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
-    """What seals the segment, whoever owns it; its owner can add nothing more.
+    """What seals the segment, whoever owns it; its owner can add nothing more. Of a deduplicated
+    one every entry is read, of others the first and the last.
 
     Raises errors.DataUnavailable (its end cannot be decided now), errors.NotEnoughBookies,
-    errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (its entries are not what the
-    CLOSED record says).
+    errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (its last entry is not what
+    the CLOSED record says).
     """
     reader = await ledgers.open(live.ledger_id, recover=True)
     known = VersionedRecord(reader.record, reader.version)
-    entry_rows: list[int] = []
-    written_ms: list[int] = []
+    last = reader.last_add_confirmed
+    if last < 0:
+        return seal_of(live.partition, known, 0, 0, ())
+    ends = [await _entry(reader, entry_id) for entry_id in dict.fromkeys((0, last))]
+    header = ends[-1].header
+    if header.cumulative_bytes != known.record.length_bytes:
+        raise _another_end(known, last + 1, header.cumulative_rows)
+    times = [decode_header(entry.payload).written_ms for entry in ends]
     producers: dict[str, int] = {}
-    before, last = 0, reader.last_add_confirmed
+    if live.deduplicated:
+        await _read_producers(reader, producers)
+    rows = header.cumulative_rows
+    return seal_of(live.partition, known, last + 1, rows, times, producers)
+
+
+async def _entry(reader: AsyncLedgerReader, entry_id: int) -> Entry:
+    async with aclosing(reader.read(entry_id, entry_id, known_confirmed=entry_id)) as entries:
+        async for _, entry in entries:
+            return entry
+    raise AssertionError("a read of one entry returns it or raises")
+
+
+async def _read_producers(reader: AsyncLedgerReader, producers: dict[str, int]) -> None:
+    last = reader.last_add_confirmed
     async with aclosing(reader.read_entries(range(last + 1), known_confirmed=last)) as runs:
         async for run in runs:
             for entry in run:
-                entry_rows.append(entry.header.cumulative_rows - before)
-                before = entry.header.cumulative_rows
-                if entry.header.entry_id in (0, last):
-                    written_ms.append(decode_header(entry.payload).written_ms)
-                if live.deduplicated:
-                    _note_producers(entry.payload, producers)
-    return seal_of(live.partition, known, entry_rows, written_ms, producers)
+                _note_producers(entry.payload, producers)
 
 
 def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
@@ -60,29 +77,25 @@ def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
 def seal_of(
     partition: int,
     known: VersionedRecord,
-    entry_rows: Sequence[int],
+    entries: int,
+    rows: int,
     written_ms: Sequence[int],
     producers: Mapping[str, int] = MappingProxyType({}),
 ) -> SealLive:
-    """What seals a ledger of that CLOSED record, whose entries have so many rows each; `written_ms`
-    are times among which those of its rows are, `producers` as SealLive has them. Raises
-    errors.UnsupportedFormat."""
+    """What seals a ledger of that CLOSED record, which has so many entries and rows by the last
+    entry's header; `written_ms` are times between which those of its entries are, `producers` as
+    SealLive has them. Raises errors.UnsupportedFormat."""
     record = known.record
-    last, rows = record.last_entry, record.rows
-    if not record.closed or last is None or len(entry_rows) != last + 1 or sum(entry_rows) != rows:
-        raise errors.UnsupportedFormat(
-            f"ledger {record.ledger_id} ended at entry {last} with {rows} rows, its"
-            f" {len(entry_rows)} entries have {sum(entry_rows)}",
-            ledger_id=record.ledger_id,
-        )
-    if not entry_rows:
+    if not record.closed or record.last_entry != entries - 1 or record.rows != rows:
+        raise _another_end(known, entries, rows)
+    if not entries:
         return SealLive(partition, record.ledger_id, None)
     segment = Segment(
         partition=partition,
         ledger_id=record.ledger_id,
         metadata_version=known.version,
-        entries=((0, last),),
-        entry_rows=tuple(entry_rows),
+        entries=((0, entries - 1),),
+        entry_rows=(),
         rows=rows,
         bytes=record.length_bytes or 0,
         min_ms=min(written_ms),
@@ -91,3 +104,12 @@ def seal_of(
         event_max_ms=EVENT_MS_MAX,
     )
     return SealLive(partition, record.ledger_id, segment, tuple(sorted(producers.items())))
+
+
+def _another_end(known: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:
+    record = known.record
+    return errors.UnsupportedFormat(
+        f"ledger {record.ledger_id} ended at entry {record.last_entry} with {record.rows} rows, its"
+        f" {entries} entries have {rows}",
+        ledger_id=record.ledger_id,
+    )

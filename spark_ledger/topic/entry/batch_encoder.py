@@ -62,7 +62,7 @@ class EncodedEntry:
     """Rows of one partition, or of several in rising order, ready to be sent; `body` is the
     payload without its header, whose first rows depend on the segments that the entry becomes
     part of. `times` are the times its rows were written at, the last of them at `written_ms`;
-    empty: all then."""
+    empty: all then. `batches`: the body has batches of Pulsar's producers."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
@@ -70,6 +70,7 @@ class EncodedEntry:
     typed: bool = False
     schema_version: int = 0
     times: TimeRuns = ()
+    batches: bool = False
 
     @property
     def rows(self) -> int:
@@ -95,6 +96,7 @@ class EncodedEntry:
             typed=self.typed,
             schema_version=self.schema_version,
             times=self.times,
+            batches=self.batches,
         )
         return [header, *self.body]
 

@@ -29,7 +29,8 @@ in the order of the stream. 2 TYPED: the topic's own columns in place of `value`
 schema of the version `schema` (0: of none that is registered). 4 TIMES: rows that were written at
 several times, as merging puts them together: runs of the stream's rows, in order, with the time of
 each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
-Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py); written ms is
+Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py; a chunked
+message is one with all its chunks); written ms is
 the broker's clock, a row's time its producer's. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:

@@ -2,7 +2,11 @@
 
 pulsar_message.proto shows the bytes; pulsar_columns.py decodes them. Always true: a batch is stored
 and dispatched byte for byte; sizes that a batch says of itself are compared with what there is
-before they are used.
+before they are used. A chunked message is stored as one, with all its chunks as they came:
+
+    magic 0x0e43 (2) | size of a chunk (4) | chunk | size (4) | chunk | ...
+
+big-endian. So it is there or not, in one entry, and one row with one offset, as a lone message.
 """
 
 import struct
@@ -27,6 +31,7 @@ from spark_ledger.topic.entry.message_batch import (
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 MAGIC = 0x0E01
+CHUNKS_MAGIC = 0x0E43
 UNCOMPRESSED_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 _CRC_FROM = 6
@@ -42,7 +47,8 @@ class Damaged(errors.UnsupportedFormat):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch with its metadata read; its payload, which may be compressed, begins at
-    `payload_at` of `data`."""
+    `payload_at` of `data`. Of a chunked message that was stored it is the last chunk's metadata,
+    and the payload is that of all chunks."""
 
     data: bytes | memoryview
     metadata: MessageMetadata
@@ -70,16 +76,26 @@ class Batch:
         return max(int(said.sequence_id), int(said.highest_sequence_id))
 
     @property
+    def is_chunk(self) -> bool:
+        """Whether it is a chunk of a message, as its producer sends it."""
+        return bool(self.metadata.HasField("chunk_id")) and self.metadata.num_chunks_from_msg > 1
+
+    @property
     def encrypted(self) -> bool:
         return len(self.metadata.encryption_keys) > 0
 
 
 def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
-    """The batch in `data`; with `check` its CRC is compared. Raises Damaged."""
+    """The batch in `data`, or the chunked message that was stored; with `check` it comes from a
+    client: it is no such message, and its CRC is compared. Raises Damaged."""
     try:
         magic, crc, size = _HEAD.unpack_from(data)
     except struct.error as error:
         raise Damaged(f"a damaged batch of {len(data)} bytes: {error}") from error
+    if magic == CHUNKS_MAGIC and not check:
+        chunks = [parse(one) for one in chunks_of(data)]
+        payload = b"".join(memoryview(one.data)[one.payload_at :] for one in chunks)
+        return Batch(payload, chunks[-1].metadata, 0)
     if magic != MAGIC:
         raise Damaged(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
     end = _HEAD.size + size
@@ -99,6 +115,30 @@ def built(metadata: MessageMetadata, payload: bytes) -> bytes:
     head = metadata.SerializeToString()
     rest = b"".join((_SIZE.pack(len(head)), head, payload))
     return b"".join((MAGIC.to_bytes(2, "big"), _SIZE.pack(crc32c(rest)), rest))
+
+
+def joined(chunks: Sequence[bytes]) -> bytes:
+    """A chunked message as it is stored."""
+    parts = [CHUNKS_MAGIC.to_bytes(2, "big")]
+    for one in chunks:
+        parts += (_SIZE.pack(len(one)), one)
+    return b"".join(parts)
+
+
+def chunks_of(data: Buffer) -> list[memoryview]:
+    """What a client gets of what is stored: the chunks of a message, or the batch as it is. Raises
+    Damaged."""
+    view = memoryview(data)
+    if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
+        return [view]
+    found, at = list[memoryview](), 2
+    while at + _SIZE.size <= len(view):
+        (size,) = _SIZE.unpack_from(view, at)
+        at += _SIZE.size + size
+        found.append(view[at - size : at])
+    if at != len(view) or not found:
+        raise Damaged(f"a damaged chunked message of {len(view)} bytes")
+    return found
 
 
 def payload_of(batch: Batch) -> Buffer:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-spark_ledger/topic/entry/pulsar_message.proto\x12\x1bspark_ledger.pulsar.message\"&\n\x08Property\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\xc4\x03\n\x0fMessageMetadata\x12\x15\n\rproducer_name\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x14\n\x0cpublish_time\x18\x03 \x01(\x04\x12\x39\n\nproperties\x18\x04 \x03(\x0b\x32%.spark_ledger.pulsar.message.Property\x12\x15\n\rpartition_key\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x08 \x01(\x05\x12\x19\n\x11uncompressed_size\x18\t \x01(\r\x12\x1d\n\x15num_messages_in_batch\x18\x0b \x01(\x05\x12\x12\n\nevent_time\x18\x0c \x01(\x04\x12\x17\n\x0f\x65ncryption_keys\x18\r \x03(\x0c\x12!\n\x19partition_key_b64_encoded\x18\x11 \x01(\x08\x12\x18\n\x10txnid_least_bits\x18\x16 \x01(\x04\x12\x17\n\x0ftxnid_most_bits\x18\x17 \x01(\x04\x12\x1b\n\x13highest_sequence_id\x18\x18 \x01(\x04\x12\x12\n\nnull_value\x18\x19 \x01(\x08\x12\x1a\n\x12null_partition_key\x18\x1e \x01(\x08\"\xfb\x01\n\x15SingleMessageMetadata\x12\x39\n\nproperties\x18\x01 \x03(\x0b\x32%.spark_ledger.pulsar.message.Property\x12\x15\n\rpartition_key\x18\x02 \x01(\t\x12\x14\n\x0cpayload_size\x18\x03 \x01(\x05\x12\x12\n\nevent_time\x18\x05 \x01(\x04\x12!\n\x19partition_key_b64_encoded\x18\x06 \x01(\x08\x12\x13\n\x0bsequence_id\x18\x08 \x01(\x04\x12\x12\n\nnull_value\x18\t \x01(\x08\x12\x1a\n\x12null_partition_key\x18\n \x01(\x08')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-spark_ledger/topic/entry/pulsar_message.proto\x12\x1bspark_ledger.pulsar.message\"&\n\x08Property\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x9f\x04\n\x0fMessageMetadata\x12\x15\n\rproducer_name\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x14\n\x0cpublish_time\x18\x03 \x01(\x04\x12\x39\n\nproperties\x18\x04 \x03(\x0b\x32%.spark_ledger.pulsar.message.Property\x12\x15\n\rpartition_key\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x08 \x01(\x05\x12\x19\n\x11uncompressed_size\x18\t \x01(\r\x12\x1d\n\x15num_messages_in_batch\x18\x0b \x01(\x05\x12\x12\n\nevent_time\x18\x0c \x01(\x04\x12\x17\n\x0f\x65ncryption_keys\x18\r \x03(\x0c\x12!\n\x19partition_key_b64_encoded\x18\x11 \x01(\x08\x12\x18\n\x10txnid_least_bits\x18\x16 \x01(\x04\x12\x17\n\x0ftxnid_most_bits\x18\x17 \x01(\x04\x12\x1b\n\x13highest_sequence_id\x18\x18 \x01(\x04\x12\x12\n\nnull_value\x18\x19 \x01(\x08\x12\x0c\n\x04uuid\x18\x1a \x01(\t\x12\x1b\n\x13num_chunks_from_msg\x18\x1b \x01(\x05\x12\x1c\n\x14total_chunk_msg_size\x18\x1c \x01(\x05\x12\x10\n\x08\x63hunk_id\x18\x1d \x01(\x05\x12\x1a\n\x12null_partition_key\x18\x1e \x01(\x08\"\xfb\x01\n\x15SingleMessageMetadata\x12\x39\n\nproperties\x18\x01 \x03(\x0b\x32%.spark_ledger.pulsar.message.Property\x12\x15\n\rpartition_key\x18\x02 \x01(\t\x12\x14\n\x0cpayload_size\x18\x03 \x01(\x05\x12\x12\n\nevent_time\x18\x05 \x01(\x04\x12!\n\x19partition_key_b64_encoded\x18\x06 \x01(\x08\x12\x13\n\x0bsequence_id\x18\x08 \x01(\x04\x12\x12\n\nnull_value\x18\t \x01(\x08\x12\x1a\n\x12null_partition_key\x18\n \x01(\x08')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPERTY']._serialized_start=78
   _globals['_PROPERTY']._serialized_end=116
   _globals['_MESSAGEMETADATA']._serialized_start=119
-  _globals['_MESSAGEMETADATA']._serialized_end=571
-  _globals['_SINGLEMESSAGEMETADATA']._serialized_start=574
-  _globals['_SINGLEMESSAGEMETADATA']._serialized_end=825
+  _globals['_MESSAGEMETADATA']._serialized_end=662
+  _globals['_SINGLEMESSAGEMETADATA']._serialized_start=665
+  _globals['_SINGLEMESSAGEMETADATA']._serialized_end=916
 # @@protoc_insertion_point(module_scope)

@@ -295,7 +295,7 @@ def encode_root(root: Root) -> bytes:
         tail_table(parts).encode(),
     ]
     plain = {
-        "min_reader": READER_VERSION,
+        "min_reader": min(state.min_writer, READER_VERSION),  # they are raised together
         **{name: getattr(state, name) for name in _SCALARS},
         "dropped": {str(ledger): ms for ledger, ms in state.dropped.items()},
         "bodies": {str(ledger): last for ledger, last in state.bodies.items()},

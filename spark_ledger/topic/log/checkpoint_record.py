@@ -15,7 +15,7 @@ from typing import Any
 from bookie_server.api.entry import payload_crc
 from spark_ledger import errors
 from spark_ledger.topic.log.intervals import BlobPointer
-from spark_ledger.topic.log.records import READER_VERSION, WRITER_VERSION, pointer_from_json
+from spark_ledger.topic.log.records import FIRST_VERSION, READER_VERSION, pointer_from_json
 
 ROOT_INLINE_BYTES_MAX = 64 * 1024
 StoredRoot = bytes | BlobPointer
@@ -55,8 +55,8 @@ def following(
 
 def encode(record: CheckpointRecord) -> bytes:
     plain: dict[str, Any] = {
-        "min_reader": READER_VERSION,
-        "min_writer": WRITER_VERSION,
+        "min_reader": FIRST_VERSION,
+        "min_writer": FIRST_VERSION,
         "next": record.next,
         "previous": record.previous,
         "trimmed": record.trimmed,

@@ -80,6 +80,10 @@ class Intervals:
     def __len__(self) -> int:
         return self._count
 
+    def last(self) -> list[Interval]:
+        """The last interval, where there is one."""
+        return [self._all[self._count - 1]] if self._count else []
+
     def between(self, lo: int, hi: int) -> list[Interval]:
         """The intervals with an offset in [lo, hi), whole; O(log n + those)."""
         if hi <= lo or not self._count:

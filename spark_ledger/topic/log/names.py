@@ -1,7 +1,8 @@
 """Names of topics, and names of anything as one level of a metadata path.
 
 Always true: a topic has one full name, `persistent://tenant/namespace/name`; a bare `name` means
-tenant `public`, namespace `default`. `escape` is one-to-one, so two app ids never share a record.
+tenant `public`, namespace `default`. To Pulsar's clients partition 3 of `t` is `t-partition-3`, so
+no topic is made with such a name. `escape` is one-to-one, so two app ids never share a record.
 """
 
 import re
@@ -16,6 +17,7 @@ DEFAULT_NAMESPACE = "default"
 NAME_CHARS_MAX = 200
 
 _SCHEME = "persistent://"
+_PARTITION = re.compile(r"(.+)-partition-(\d+)")
 _PART = re.compile(r"[-=:.\w]+", re.ASCII)
 
 
@@ -66,6 +68,24 @@ def parse_topic(text: str) -> TopicName:
 def _good(part: str) -> bool:
     plain = _PART.fullmatch(part) is not None and len(part) <= NAME_CHARS_MAX
     return plain and part not in (".", "..")
+
+
+def of_partition(topic: TopicName) -> tuple[TopicName, int] | None:
+    """The topic and the number, if the name is that of a partition."""
+    found = _PARTITION.fullmatch(topic.name)
+    if found is None:
+        return None
+    return TopicName(topic.tenant, topic.namespace, found[1]), int(found[2])
+
+
+def parse_namespace(text: str) -> tuple[str, str]:
+    """The tenant and the name in it that `tenant/name` names. Raises errors.TopicNameInvalid."""
+    parts = text.split("/")
+    if len(parts) != 2 or not all(_good(part) for part in parts):
+        raise errors.TopicNameInvalid(
+            f"'{text}' is no namespace", "A namespace is `tenant/name`, e.g. public/default."
+        )
+    return parts[0], parts[1]
 
 
 def escape(text: str) -> str:

@@ -9,7 +9,7 @@ the ledger cache's key.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from spark_ledger import errors
@@ -60,6 +60,38 @@ class TopicPolicies:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class NamespacePolicies:
+    """What a namespace says of topics that are made in it from now on: `topics` are policies by
+    name, which a topic's own override. `auto_create`: whether a broker makes a topic that a client
+    names, with `auto_create_partitions` (0: one that is not partitioned); None: as the broker's
+    settings say."""
+
+    auto_create: bool | None = None
+    auto_create_partitions: int | None = None
+    topics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        changed(TopicPolicies(), self.topics)
+        if self.auto_create not in (None, True, False):
+            raise errors.BadConfig(
+                f"auto_create must be true or false, got {self.auto_create!r}",
+                "Give auto_create=true or auto_create=false.",
+            )
+        partitions = self.auto_create_partitions
+        if partitions is not None and (type(partitions) is not int or partitions < 0):
+            raise errors.BadConfig(
+                f"auto_create_partitions must not be {partitions!r}", "Give a number from 0 on."
+            )
+
+    def changed(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
+        """With these by name. Raises errors.BadConfig."""
+        own = {name: changes[name] for name in NAMESPACE_NAMES if name in changes}
+        rest = {name: value for name, value in changes.items() if name not in NAMESPACE_NAMES}
+        return replace(self, **own, topics={**self.topics, **rest})
+
+
+NAMESPACE_NAMES = ("auto_create", "auto_create_partitions")
 NAMES = tuple(one.name for one in fields(TopicPolicies))
 
 
@@ -127,6 +159,10 @@ def value_of_text(name: str, text: str) -> Any:
     Raises errors.BadConfig. Whether there is such a policy, and the value holds, is decided where
     it is used.
     """
+    if name == "auto_create":
+        return SWITCHES.get(text.lower(), text)
+    if name == "auto_create_partitions" and text.isdecimal():
+        return int(text)
     if name in TEXTS or name not in NAMES:
         return text
     if name in SWITCHED:

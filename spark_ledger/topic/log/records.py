@@ -10,7 +10,7 @@ docs/topics.md shows every record.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intervals import BlobPointer
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies
 
 T = TypeVar("T")
 
@@ -27,8 +27,13 @@ TXN_BYTES_MAX = 64 * 1024
 _TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
 _COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
-READER_VERSION = 1
-WRITER_VERSION = 1
+READER_VERSION = 2
+WRITER_VERSION = 2
+"""Of this software."""
+FIRST_VERSION = 1
+"""What a record asks for where nothing is said."""
+COUNTED_VERSION = 2
+"""What a commit with a `counted` segment asks for, and every later one of its topic."""
 NO_VERSION = -1  # of a transaction: nothing committed yet
 NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
 
@@ -77,7 +82,7 @@ class Commit:
     run_id: str
     intent: str
     actions: tuple[Action, ...]
-    min_writer: int = WRITER_VERSION
+    min_writer: int = FIRST_VERSION
     others: tuple[str, ...] = ()
     user_metadata: str = ""
     body_ledger: int | None = None
@@ -177,6 +182,26 @@ def decode_topic(value: bytes) -> TopicRecord:
     return _load(value, "topic", build)
 
 
+def encode_namespace(namespace: NamespacePolicies) -> bytes:
+    return _dump(
+        {
+            "auto_create": namespace.auto_create,
+            "auto_create_partitions": namespace.auto_create_partitions,
+            "topics": dict(namespace.topics),
+        }
+    )
+
+
+def decode_namespace(value: bytes) -> NamespacePolicies:
+    """Of a namespace that only has topics the value is empty."""
+
+    def build(plain: dict[str, Any]) -> NamespacePolicies:
+        topics = {k: v for k, v in plain["topics"].items() if k in policies.NAMES}
+        return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
+
+    return _load(value, "namespace", build) if value else NamespacePolicies()
+
+
 def encode_topic_pointer(topic_id: str) -> bytes:
     return _dump({"id": topic_id})
 
@@ -204,7 +229,15 @@ def encode_commit(commit: Commit) -> bytes:
         plain["others"] = list(commit.others)
     if commit.user_metadata:
         plain["user_metadata"] = commit.user_metadata
-    return _dump(plain)
+    needed = needed_by(commit.actions)
+    plain["min_writer"] = max(commit.min_writer, needed)
+    return _dump({"min_reader": needed, **plain})
+
+
+def needed_by(some: Iterable[Action]) -> int:
+    """The version that the actions ask of readers and of later writers."""
+    brought = (segment for action in some for segment in actions.segments_of(action))
+    return COUNTED_VERSION if any(segment.counted for segment in brought) else FIRST_VERSION
 
 
 def encode_spilled(spilled: Spilled) -> bytes:
@@ -316,7 +349,7 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dump(plain: Mapping[str, Any]) -> bytes:
-    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -126,6 +126,11 @@ class SegmentTable:
     def commits_ms(self) -> Longs:
         return self._numbers("commit_ms")
 
+    @cached_property
+    def min_ms(self) -> Longs:
+        """When the first row of each segment was written, by its writer's clock."""
+        return self._numbers("min_ms")
+
     def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
         """Of the offsets [lo, hi), which the table has without a hole: how many rows were committed
         together, and when, in order; neighbours have different times."""
@@ -160,6 +165,12 @@ class SegmentTable:
         return found
 
     @cached_property
+    def counted(self) -> npt.NDArray[np.bool_]:
+        """Which segments list no rows of their entries: the entries' headers count them."""
+        found: npt.NDArray[np.bool_] = np.diff(self._entry_rows[0]) == 0
+        return found
+
+    @cached_property
     def filter_entries(self) -> Longs:
         """Where the fingerprints of a segment's keys are, NO_ENTRY if there are none."""
         return self._numbers("filter_entry")
@@ -176,8 +187,17 @@ class SegmentTable:
         found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[1:] - 1]
         return found
 
+    @cached_property
+    def entry_counts(self) -> Longs:
+        """How many entries each segment has."""
+        listed = np.diff(self._entry_rows[0]).astype(np.int64)
+        return np.where(self.counted, self.last_entries + 1, listed)
+
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
-        """The first offset of segment `i`, and the rows of each of its entries."""
+        """The first offset of segment `i`, and the rows of each of its entries; of all together
+        where it is counted."""
+        if self.counted[i]:
+            return int(self.bases[i]), self.rows[i : i + 1]
         offsets, values = self._entry_rows
         counts: Longs = values[offsets[i] : offsets[i + 1]]
         return int(self.bases[i]), counts

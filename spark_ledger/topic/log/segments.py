@@ -1,7 +1,9 @@
 """A segment: entries of one ledger that hold consecutive rows of one partition.
 
 Always true: entry ids rise strictly; `entry_rows` has one positive count for each entry, in
-order; `rows` is their sum. Every entry was acknowledged, in order, to the handle that wrote it
+order; `rows` is their sum. A segment that was born live is a whole ledger and lists no
+`entry_rows`: it is `counted`, by the headers of its entries, which have the rows up to each. Every
+entry was acknowledged, in order, to the handle that wrote it
 (hazard 18), so a committed segment is confirmed whatever a bookie's last add confirmed says.
 Entries count their rows from the segment's first row, so a commit may place it at any offset.
 An entry that is `shared` holds rows of several partitions: the segment has its partition's rows
@@ -27,7 +29,8 @@ CommitTimes = tuple[tuple[int, int], ...]
 class Segment:
     """`entries` are ranges (first, last), both included. `metadata_version` is a version of the
     ledger's record at or after the last ack: no older record may be used to read it (hazard 27).
-    `min_ms` and `max_ms` are the writers' clocks; `event_min_ms`, `event_max_ms` the rows' own
+    `min_ms` and `max_ms` are the writers' clocks (of a `counted` one the owner's, by the store's
+    time: its rows' commit times lie between); `event_min_ms`, `event_max_ms` the rows' own
     times, NO_MS where no row has one. `filter_entry` is the entry of the same ledger with the
     fingerprints of these entries' keys (key_filter.py), NO_ENTRY if there is none. `inline` has
     the payload of each entry of an inline segment, whose ids count from 0."""
@@ -55,6 +58,11 @@ class Segment:
             before, count = last, count + last - first + 1
         if self.partition < 0 or not count:
             raise ValueError(f"entries {self.entries} of partition {self.partition}")
+        if self.counted:
+            whole = len(self.entries) == 1 and self.entries[0][0] == 0 and not self.shared
+            if not whole or self.rows < count or self.filter_entry != NO_ENTRY or self.inline:
+                raise ValueError(f"{self.rows} rows that no list tells, in entries {self.entries}")
+            return
         if count != len(self.entry_rows):
             raise ValueError(f"{len(self.entry_rows)} row counts for entries {self.entries}")
         if min(self.entry_rows) < 1 or sum(self.entry_rows) != self.rows:
@@ -64,12 +72,18 @@ class Segment:
         if self.inline and self.entries != ((0, len(self.inline) - 1),):
             raise ValueError(f"{len(self.inline)} payloads inline for entries {self.entries}")
 
+    @property
+    def counted(self) -> bool:
+        """Whether only the headers of its entries say how many rows each has."""
+        return not self.entry_rows
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
     """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
     number that brought it in, `commit_ms` that commit's time by the store's clock. Of a merged one
-    it is the last of the times in `times`, which has those of its rows; empty: all then."""
+    it is the last of the times in `times`, which has those of its rows; empty: all then. Of a
+    `counted` one it is when its last row was stored, and its entries have their own times."""
 
     segment: Segment
     base: int
@@ -109,10 +123,13 @@ def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
 def to_json(segment: Segment) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "partition": segment.partition,
-        "entry_rows": list(segment.entry_rows),
         "bytes": segment.bytes,
         "written_ms": [segment.min_ms, segment.max_ms],
     }
+    if segment.counted:
+        plain["rows"] = segment.rows
+    else:
+        plain["entry_rows"] = list(segment.entry_rows)
     if segment.inline:
         plain["inline"] = [b64encode(payload).decode() for payload in segment.inline]
     else:
@@ -130,7 +147,7 @@ def to_json(segment: Segment) -> dict[str, Any]:
 
 def from_json(plain: Mapping[str, Any]) -> Segment:
     """Raises KeyError, TypeError or ValueError when `plain` is no segment."""
-    counts = tuple(map(int, plain["entry_rows"]))
+    counts = tuple(map(int, plain.get("entry_rows", ())))
     min_ms, max_ms = plain["written_ms"]
     event_min_ms, event_max_ms = plain.get("event_ms", (NO_MS, NO_MS))
     inline = tuple([b64decode(text, validate=True) for text in plain.get("inline", ())])
@@ -141,7 +158,7 @@ def from_json(plain: Mapping[str, Any]) -> Segment:
         metadata_version=0 if inline else plain["version"],
         entries=tuple([(int(first), int(last)) for first, last in entries]),
         entry_rows=counts,
-        rows=sum(counts),
+        rows=sum(counts) if counts else int(plain["rows"]),
         bytes=plain["bytes"],
         min_ms=min_ms,
         max_ms=max_ms,

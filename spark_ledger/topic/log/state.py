@@ -26,7 +26,7 @@ from spark_ledger.topic.log.actions import (
     Trim,
 )
 from spark_ledger.topic.log.intervals import Chunk, Interval, Intervals
-from spark_ledger.topic.log.records import WRITER_VERSION, Commit
+from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_by
 from spark_ledger.topic.log.segment_table import SegmentTable, Stretch, joined_stretches
 from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
 
@@ -109,7 +109,7 @@ class TopicState:
     deleted: bool = False
     terminated: bool = False
     commit_ms: int = 0
-    min_writer: int = WRITER_VERSION
+    min_writer: int = FIRST_VERSION
     dropped: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, int] = field(default_factory=dict)
     across: tuple[Across, ...] = ()
@@ -198,7 +198,7 @@ class _Folding:
             next=self._number + 1,
             terminated=self._terminated,
             commit_ms=self._now_ms,
-            min_writer=max(before.min_writer, commit.min_writer),
+            min_writer=max(before.min_writer, commit.min_writer, needed_by(commit.actions)),
             dropped=self._dropped,
             bodies=bodies,
             across=across,
@@ -278,15 +278,30 @@ class _Folding:
         for p, some in by_partition.items():
             held = self._at(p)
             self._check(held.live is None, f"appends to partition {p}, which has a live segment")
-            placed += self._placed(held.end_offset, some)
+            placed += [self._timed(held, one) for one in self._placed(held.end_offset, some)]
         table = SegmentTable.of(placed)
         for p, some in by_partition.items():
             held, now_ms = self._partitions[p], self._now_ms
             end = held.end_offset + sum(segment.rows for segment in some)
             size = sum(segment.bytes for segment in some)
-            added = Interval(held.end_offset, end, table, size, now_ms, now_ms)
+            first_ms = now_ms
+            if len(some) == 1 and some[0].counted:
+                first_ms, now_ms = self._stored_ms(held, some[0])
+            added = Interval(held.end_offset, end, table, size, first_ms, now_ms)
             intervals = held.intervals.appended(added)
             self._partitions[p] = replace(held, end_offset=end, intervals=intervals)
+
+    def _timed(self, held: PartitionState, placed: PlacedSegment) -> PlacedSegment:
+        if not placed.segment.counted:
+            return placed
+        return replace(placed, commit_ms=self._stored_ms(held, placed.segment)[1])
+
+    def _stored_ms(self, held: PartitionState, segment: Segment) -> tuple[int, int]:
+        """From when to when the rows of a segment born live were stored: by its owner's clock, but
+        not before the rows that it follows, nor after this commit (hazard 35)."""
+        before_ms = max((one.last_ms for one in held.intervals.last()), default=0)
+        last_ms = min(max(segment.max_ms, before_ms), self._now_ms)
+        return min(max(segment.min_ms, before_ms), last_ms), last_ms
 
     def _interval(self, action: Replace) -> Interval:
         table = SegmentTable.of(self._replacing(action))

@@ -11,6 +11,7 @@ import difflib
 import random
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +30,13 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
 from spark_ledger.topic.log import records
-from spark_ledger.topic.log.names import TopicName, parse_topic
-from spark_ledger.topic.log.policies import TopicPolicies, changed
+from spark_ledger.topic.log.names import (
+    TopicName,
+    of_partition,
+    parse_namespace,
+    parse_topic,
+)
+from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies, changed
 from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 
 PARTITIONS_MAX = 100_000
@@ -59,19 +65,29 @@ class Topics:
         self,
         name: str,
         partitions: int = 1,
-        policies: TopicPolicies | None = None,
+        policies: TopicPolicies | Mapping[str, Any] | None = None,
         *,
         exist_ok: bool = False,
     ) -> TopicInfo:
-        """Make a topic. With `exist_ok` the topic that is there is returned as it is.
+        """Make a topic. With `exist_ok` the topic that is there is returned as it is. `policies`
+        by name are its own, and the rest its namespace's; a TopicPolicies is all its own.
 
         Raises errors.TopicExists, errors.BadConfig for partitions out of 1 .. PARTITIONS_MAX.
         """
         topic = parse_topic(name)
+        partition = of_partition(topic)
+        if partition is not None:
+            raise errors.TopicNameInvalid(
+                f"'{topic}' is the name of partition {partition[1]} of topic '{partition[0]}'",
+                "Choose a name that does not end in -partition- and a number.",
+                topic=topic.full,
+            )
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
+        if not isinstance(policies, TopicPolicies):
+            policies = changed(await self.inherited(name), policies or {})
         with reachable(f"creating topic '{topic}'"):
-            made = await self._create(topic, partitions, policies or TopicPolicies())
+            made = await self._create(topic, partitions, policies)
             existing = made or await self._find(topic)
         if made is None and not exist_ok:
             raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
@@ -149,6 +165,52 @@ class Topics:
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(topic.path)
         raise errors.CommitContended(f"others changed topic '{topic}' again and again")
+
+    # -- namespaces --------------------------------------------------------------------------
+
+    async def inherited(self, name: str) -> TopicPolicies:
+        """What a topic of that name has where it has no policies of its own."""
+        topic = parse_topic(name)
+        there = await self.namespace(f"{topic.tenant}/{topic.namespace}")
+        return changed(TopicPolicies(), {} if there is None else there.topics)
+
+    async def namespace(self, namespace: str) -> NamespacePolicies | None:
+        """None where nothing was made of that name. Raises errors.TopicNameInvalid."""
+        path = paths.namespace(*parse_namespace(namespace))
+        with reachable(f"reading namespace '{namespace}'"):
+            await self.store.sync(path)
+            node = await read(self.store, path)
+        return None if node is None else records.decode_namespace(node.value)
+
+    async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
+        """The namespace, made if it is not there, with these policies changed, by name; topics made
+        from now on have them. Raises errors.TopicNameInvalid, errors.BadConfig,
+        errors.CommitContended."""
+        path = paths.namespace(*parse_namespace(namespace))
+        NamespacePolicies().changed(changes)  # before it is made
+        with reachable(f"changing namespace '{namespace}'"):
+            await ensure(self.store, path)
+            for tries in range(TRIES_MAX):
+                node = await self.store.get(path)
+                wanted = records.decode_namespace(node.value).changed(changes)
+                value = records.encode_namespace(wanted)
+                if value == node.value:
+                    return wanted
+                with suppress(BadVersion, OutcomeUnknown):
+                    await self.store.set(path, value, node.version)
+                    return wanted
+                await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(path)
+        raise errors.CommitContended(f"others changed namespace '{namespace}' again and again")
+
+    async def namespaces(self) -> builtins.list[str]:
+        """All that were made, as `tenant/name`."""
+        with reachable("listing namespaces"):
+            return [
+                f"{tenant}/{name}"
+                for tenant in await self._children(paths.TOPICS)
+                for name in await self._children(f"{paths.TOPICS}/{tenant}")
+            ]
 
     async def _set_record(self, topic_id: str, record: TopicRecord, version: int) -> bool:
         """Whether it is set; if the response is lost, look."""

@@ -1,4 +1,5 @@
-"""How far live segments go: the confirmed rows of a partition's open end.
+"""How far live segments go: the confirmed rows of a partition's open end; and where rows are in a
+ledger whose entries' headers alone count them, open or sealed.
 
 Always true: rows counted are those of entries up to a last add confirmed, whose header has the
 rows up to it; the count of a segment never goes back (hazard 33); a ledger that is CLOSED ends for
@@ -8,27 +9,32 @@ bookies' long poll and told from memory.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from bookie_server.api.entry import NO_ENTRY, EntryHeader
+from bookie_server.api.entry import NO_ENTRY, Entry, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
-from spark_ledger.topic.read.pieces import WANTED, Wanted
-from spark_ledger.topic.read.plan import LiveRows, ReadTask
+from spark_ledger.topic.read.pieces import WANTED, LiveRows, Wanted
+from spark_ledger.topic.read.plan import ReadTask
 
 _log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 POLL_S = 30.0
 ENDS_AT_ONCE = 64
+STARTS_KEPT = 1024
 _PASSING = (errors.Unavailable, errors.DataUnavailable)
 
 
@@ -128,7 +134,7 @@ class LiveEnds:
         before = self._known.get(reader.ledger_id, EMPTY)
         closed, last = reader.is_closed, reader.last_add_confirmed
         if last > before.last_entry:
-            header = await _header(reader, last, last)
+            header = (await _entry(reader, last, last)).header
             now = LiveEnd(last, header.cumulative_rows, header.cumulative_bytes, closed)
         else:
             now = LiveEnd(before.last_entry, before.rows, before.bytes, closed or before.closed)
@@ -147,32 +153,94 @@ def live_task(
     live = held.live
     if live is None or live.base + known.rows <= max(lo, live.base):
         return None
-    wanted = LiveRows(live, max(lo, live.base), live.base + known.rows, known.last_entry)
+    end = live.base + known.rows
+    wanted = LiveRows(live, max(lo, live.base), end, known.last_entry, known.rows)
     return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, wanted)
 
 
-async def first_piece(reader: AsyncLedgerReader, wanted: LiveRows) -> tuple[int, int]:
-    """The entry that has the first row wanted, and the rows of the ledger before that entry: found
-    by halving, as each header counts the rows up to it."""
+class Starts:
+    """Which entries begin at which rows of their ledgers, as reads found out: whoever reads on from
+    where a read ended need not look for it. STARTS_KEPT of them, those used last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def note(self, ledger_id: int, row: int, entry_id: int) -> None:
+        self._kept[ledger_id, row] = entry_id
+        self._kept.move_to_end((ledger_id, row))
+        if len(self._kept) > STARTS_KEPT:
+            self._kept.popitem(last=False)
+
+    def at(self, ledger_id: int, row: int) -> int | None:
+        return self._kept.get((ledger_id, row))
+
+
+_starts: WeakKeyDictionary[LedgerStore, Starts] = WeakKeyDictionary()
+
+
+def starts_of(ledgers: LedgerStore) -> Starts:
+    """What this process knows of them."""
+    return _starts.setdefault(ledgers, Starts())
+
+
+async def first_piece(
+    reader: AsyncLedgerReader, wanted: LiveRows, starts: Starts
+) -> tuple[int, int]:
+    """The entry that has the first row wanted, and the rows of the ledger before that entry, as
+    each header counts the rows up to it: looked for where it is if rows are spread evenly, and by
+    halving in turns."""
     row = wanted.start - wanted.live.base
+    known = starts.at(reader.ledger_id, row)
+    if known is not None and known <= wanted.last_entry:
+        return known, row
     first, last, before = 0, wanted.last_entry, 0
-    while first < last:
-        middle = (first + last) // 2
-        rows = (await _header(reader, middle, wanted.last_entry)).cumulative_rows
-        if rows > row:
-            last = middle
+    end = wanted.rows or wanted.end - wanted.live.base  # the rows up to `last`
+    halves = False
+    while row > before and first < last:
+        share = (row - before) * (last + 1 - first) // max(1, end - before)
+        middle = (first + last) // 2 if halves else min(first + share, last)
+        entry = await _entry(reader, middle, wanted.last_entry)
+        after = entry.header.cumulative_rows
+        begins = after - decode_header(entry.payload).rows
+        if after <= row:
+            first, before = middle + 1, after
+        elif begins <= row:
+            return middle, begins
         else:
-            first, before = middle + 1, rows
+            last, end = middle - 1, begins
+        halves = not halves
     return first, before
 
 
-async def lost_of_live(reader: AsyncLedgerReader, wanted: LiveRows) -> errors.RowsLost | None:
+async def since_in(ledgers: LedgerStore, wanted: LiveRows, ms: int) -> int:
+    """As `first_since`. Raises errors.NoSuchLedger where the ledger is gone."""
+    version = wanted.live.metadata_version
+    reader = await ledgers.open(wanted.live.ledger_id, recover=False, min_version=version)
+    return await first_since(reader, within(reader.record, wanted), ms)
+
+
+async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> int:
+    """The offset of the first row wanted that was stored at `ms` or later by its owner's clock,
+    which never falls within a ledger; where wanted rows end if none was. Found by halving."""
+    first, end, found = 0, wanted.last_entry + 1, wanted.end
+    while first < end:
+        middle = (first + end) // 2
+        entry = await _entry(reader, middle, wanted.last_entry)
+        header = decode_header(entry.payload)
+        if header.written_ms < ms:
+            first = middle + 1
+        else:
+            end = middle
+            found = wanted.live.base + entry.header.cumulative_rows - header.rows
+    return min(max(found, wanted.start), wanted.end)
+
+
+def lost_of_live(record: LedgerRecord, wanted: LiveRows) -> errors.RowsLost | None:
     """What is wanted beyond the end of a ledger that was closed before it; None if it has all."""
-    last = reader.record.last_entry
+    last = record.last_entry
     if last is None or last >= wanted.last_entry:
         return None
-    there = 0 if last < 0 else (await _header(reader, last, last)).cumulative_rows
-    start = max(wanted.start, wanted.live.base + there)
+    start = max(wanted.start, wanted.live.base + (record.rows or 0))
     if start >= wanted.end:
         return None
     return errors.RowsLost(
@@ -185,6 +253,23 @@ async def lost_of_live(reader: AsyncLedgerReader, wanted: LiveRows) -> errors.Ro
     )
 
 
+def within(record: LedgerRecord, wanted: LiveRows) -> LiveRows:
+    """The same, of a ledger that may have ended before entries that hold none of these rows."""
+    last = record.last_entry
+    if last is None or last >= wanted.last_entry:
+        return wanted
+    return replace(wanted, last_entry=last, rows=record.rows or 0)
+
+
+def reach_of(wanted: LiveRows, at: int, before: int) -> int:
+    """The last entry, about, that has rows wanted, if `before` rows are before entry `at` and the
+    others are spread evenly over the entries; all are up to the one that is returned, or more."""
+    left, rows = wanted.end - wanted.live.base - before, wanted.rows - before
+    if left >= rows:
+        return wanted.last_entry
+    return min(at + left * (wanted.last_entry + 1 - at) // rows, wanted.last_entry)
+
+
 def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
     """What an entry has of the rows wanted; `before` rows of the ledger come before it."""
     base = wanted.live.base
@@ -194,9 +279,9 @@ def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
     return np.array([piece] if hi > lo else [], dtype=WANTED)
 
 
-async def _header(reader: AsyncLedgerReader, entry_id: int, confirmed: int) -> EntryHeader:
+async def _entry(reader: AsyncLedgerReader, entry_id: int, confirmed: int) -> Entry:
     read = reader.read(entry_id, entry_id, known_confirmed=confirmed)
     async with aclosing(read) as entries:
         async for _, entry in entries:
-            return entry.header
+            return entry
     raise AssertionError("a read of one entry returns it or raises")

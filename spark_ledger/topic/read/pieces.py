@@ -7,9 +7,14 @@ rising; an entry that several partitions share is in it once, unless partitions 
 entries in different orders. Slices hold the rows of the spans once, in that order; a slice carries
 all that its reader trusts: the ledger's metadata version and the end of the committed ranges, which
 is proof that they are confirmed (hazard 18). What a commit held itself is a slice without a ledger.
+
+Of a segment that is `counted` only its entries know what rows they have. To plan with, it counts as
+COUNTED_PARTS entries of as many rows each; to fetch, it is a slice of rows (`CountedSlice`), whose
+entries are looked for where it is read (live.py).
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,9 +24,11 @@ import numpy.typing as npt
 
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, distinct, distinct_and_which
 from spark_ledger.topic.log.segment_table import Longs, SegmentTable
-from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, Payload
+from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, LiveSegment, Payload
 
 EMPTY_ROW_BYTES = 1e-3  # so that rows without bytes are shared out too
+COUNTED_PARTS = 64
+NO_COMMIT = NO_EPOCH = -1  # whoever reads need not know
 Floats = npt.NDArray[np.float64]
 
 
@@ -133,7 +140,7 @@ def pieces_of(
     span = np.repeat(np.arange(len(spans)), wanted[:, 4] - wanted[:, 3])
     if among is not None:
         segment, span = segment[among[segment]], span[among[segment]]
-    counts_at, counts = _lists(table, "entry_rows")
+    counts_at, counts, ids = _entries(table)
     many = counts_at[segment + 1] - counts_at[segment]
     at = _ranges(counts_at[segment], many)  # of each (span, segment, entry) its place in `counts`
     span, segment = np.repeat(span, many), np.repeat(segment, many)
@@ -149,7 +156,7 @@ def pieces_of(
         segment=segment,
         partition=wanted[span, 0],
         ledger=table.ledgers[segment],
-        entry=_entry_ids(table)[at],
+        entry=ids[at],
         first_row=first_row,
         skip=lo - base,
         take=hi - lo,
@@ -239,11 +246,59 @@ def _lists(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
     return offsets - offsets[0], values
 
 
+def _entries(table: SegmentTable) -> tuple[Longs, Longs, Longs]:
+    """Where the entries of each segment begin and the last ends; the rows of each, and its id."""
+    counts_at, listed = _lists(table, "entry_rows")
+    counted = table.counted
+    if not bool(counted.any()):
+        return counts_at, listed, _entry_ids(table)
+    entries, rows = (table.last_entries + 1)[counted], table.rows[counted]
+    many = np.diff(counts_at)
+    many[counted] = np.minimum(entries, COUNTED_PARTS)
+    counts_at = np.concatenate([[0], np.cumsum(many)])
+    assumed = np.repeat(counted, many)
+    counts, ids = np.empty(len(assumed), np.int64), np.empty(len(assumed), np.int64)
+    counts[~assumed] = listed
+    ids[~assumed] = _entry_ids(table.chosen(np.flatnonzero(~counted)))
+    parts = many[counted]
+    nth, parts_each = _ranges(np.zeros_like(parts), parts), np.repeat(parts, parts)
+    rows, entries = np.repeat(rows, parts), np.repeat(entries, parts)
+    counts[assumed] = (nth + 1) * rows // parts_each - nth * rows // parts_each
+    ids[assumed] = nth * entries // parts_each
+    return counts_at, counts, ids
+
+
 def _entry_ids(table: SegmentTable) -> Longs:
     """The ids of all entries of all segments, in order."""
     _, ends = _lists(table, "entries")
     firsts, lasts = ends[::2], ends[1::2]
     return _ranges(firsts, lasts - firsts + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """Rows of a segment born live, still open or `counted`: offsets [start, end) of the partition,
+    all of them in entries up to `last_entry`, which is confirmed. These entries have `rows` in all,
+    0: it is not known how many."""
+
+    live: LiveSegment
+    start: int
+    end: int
+    last_entry: int
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSlice:
+    """Rows of a segment that is `counted`, in `count` entries of `bytes`, about."""
+
+    rows: LiveRows
+    bytes: int
+    count: int
+
+    @property
+    def ledger_id(self) -> int:
+        return self.rows.live.ledger_id
 
 
 SLICE_ENTRIES_MAX = 4096  # are objects at a time; a task may have a million
@@ -275,10 +330,68 @@ class ReadSlice:
     filter_entry: int = NO_ENTRY
     payloads: tuple[Payload, ...] = ()
 
+    @property
+    def count(self) -> int:
+        return len(self.entries)
 
-def slices_of(table: SegmentTable, spans: Spans, *, by_filter: bool = False) -> Iterator[ReadSlice]:
+
+Slice = ReadSlice | CountedSlice
+
+
+def slices_of(table: SegmentTable, spans: Spans, *, by_filter: bool = False) -> Iterator[Slice]:
     """The slices of the spans' rows, in order. Neighbours in one ledger are one, unless that is
     `by_filter` and they have different key filters."""
+    for some in _parted(table, spans):
+        if isinstance(some, CountedSlice):
+            yield some
+        else:
+            yield from _listed(table, some, by_filter)
+
+
+def _parted(table: SegmentTable, spans: Spans) -> Iterator[Spans | CountedSlice]:
+    """The spans cut at segments that are counted, and slices of those."""
+    held: list[Span] = []
+    counted = table.counted
+    for span in spans if bool(counted.any()) else ():
+        first = span.first
+        for i in (span.first + np.flatnonzero(counted[span.first : span.end])).tolist():
+            held += _within(table, span._replace(first=first, end=i))
+            first = i + 1
+            for own in _within(table, span._replace(first=i, end=first)):
+                if held:
+                    yield tuple(held)
+                held = []
+                yield _counted(table, own)
+        held += _within(table, span._replace(first=first))
+    if held or not bool(counted.any()):
+        yield tuple(held) or spans
+
+
+def _within(table: SegmentTable, span: Span) -> list[Span]:
+    """The span as far as its segments hold it."""
+    if span.first == span.end:
+        return []
+    lo = max(span.lo, int(table.bases[span.first]))
+    hi = min(span.hi, int(table.ends[span.end - 1]))
+    return [span._replace(lo=lo, hi=hi)] if lo < hi else []
+
+
+def _counted(table: SegmentTable, span: Span) -> CountedSlice:
+    wanted = live_rows(table, span.first, span)
+    part = (wanted.end - wanted.start) / wanted.rows
+    size = int(int(table.sizes[span.first]) * part)
+    return CountedSlice(wanted, size, math.ceil((wanted.last_entry + 1) * part))
+
+
+def live_rows(table: SegmentTable, i: int, span: Span) -> LiveRows:
+    """What segment `i`, which is counted, has of the span."""
+    base, rows, last = (int(one[i]) for one in (table.bases, table.rows, table.last_entries))
+    ledger, version = int(table.ledgers[i]), int(table.versions[i])
+    live = LiveSegment(span.partition, ledger, version, base, NO_COMMIT, "", NO_EPOCH)
+    return LiveRows(live, max(span.lo, base), min(span.hi, base + rows), last, rows)
+
+
+def _listed(table: SegmentTable, spans: Spans, by_filter: bool) -> Iterator[ReadSlice]:
     pieces = pieces_of(table, spans)
     if not len(pieces):
         return

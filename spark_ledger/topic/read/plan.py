@@ -18,6 +18,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,11 +27,11 @@ from spark_ledger.errors import RowsLost
 from spark_ledger.topic.entry.arrow_arrays import distinct, distinct_and_which
 from spark_ledger.topic.log.intervals import Chunk
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable
-from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.read.pieces import (
     EMPTY_ROW_BYTES,
     Floats,
+    LiveRows,
     Pieces,
     Span,
     Spans,
@@ -48,17 +49,6 @@ PACKED_TASKS = 16  # unless that would leave fewer tasks than this
 READ_AGAIN = 1.1  # times the bytes, at most, because partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRows:
-    """Rows of a live segment: offsets [start, end) of the partition, all of them in entries up to
-    `last_entry`, which is confirmed."""
-
-    live: LiveSegment
-    start: int
-    end: int
-    last_entry: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +328,17 @@ def _check(state: TopicState, ranges: Ranges) -> None:
 ENDLESS = 2**62
 NAMED_MAX = 8
 
-LastEntries = Mapping[int, int | None]
-"""Ledger id -> its last entry: None while it is open, below 0 when it is empty or not there. A
-ledger that is left out counts as open."""
+
+class LedgerEnd(NamedTuple):
+    """Of a CLOSED ledger: its last entry, below 0 when it is empty or not there, and its rows."""
+
+    last_entry: int
+    rows: int
+
+
+NOTHING = LedgerEnd(-1, 0)
+LedgerEnds = Mapping[int, LedgerEnd | None]
+"""By ledger id; None while it is open. A ledger that is left out counts as open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,16 +358,28 @@ class Lost:
         )
 
 
-def lost_of(task: ReadTask, last_entries: LastEntries) -> list[Lost]:
+def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
     """What the task would read beyond the ends of ledgers."""
     table = task.table
     ledgers, which = distinct_and_which(table.ledgers)
-    ends = (last_entries.get(ledger) for ledger in ledgers.tolist())
-    reach = np.array([ENDLESS if end is None else end for end in ends], dtype=np.int64)[which]
+    there = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
+    reach, rows = np.array(there, dtype=np.int64).reshape(-1, 2)[which].T
     short = table.last_entries > reach
     if not bool(short.any()):
         return []
-    pieces = pieces_of(table, task.spans, among=short)
+    listed = _lost(task, pieces_of(table, task.spans, among=short & ~table.counted), reach)
+    counted = [
+        Lost(task.topic, span.partition, start, min(span.hi, end), int(table.ledgers[i]))
+        for span in task.spans
+        for i in span.first + np.flatnonzero((short & table.counted)[span.first : span.end])
+        for start, end in [(max(span.lo, int(table.bases[i] + rows[i])), int(table.ends[i]))]
+        if start < min(span.hi, end)
+    ]
+    return sorted([*listed, *counted], key=lambda one: (one.partition, one.start))
+
+
+def _lost(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
+    """The pieces in entries that are beyond what their segments reach."""
     pieces = pieces.taken(pieces.entry > reach[pieces.segment])
     found: list[Lost] = []
     columns = (pieces.partition, pieces.offset, pieces.offset + pieces.take, pieces.ledger)
@@ -400,9 +410,9 @@ def since(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
     return replace(task, spans=tuple(one for one in spans if one.lo < one.hi), live=live)
 
 
-def rows_lost(lost: Sequence[Lost], ended: tuple[int, int] | None = None) -> RowsLost:
+def rows_lost(lost: Sequence[Lost], ended: tuple[int, LedgerEnd] | None = None) -> RowsLost:
     """The error that says so, with how many rows; `ended`: the ledger that ends before them, and
-    its last entry."""
+    where."""
     named = "; ".join(map(str, lost[:NAMED_MAX])) + ("; ..." if len(lost) > NAMED_MAX else "")
     rows = sum(one.end - one.start for one in lost)
     return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows, ended=ended)

@@ -30,9 +30,25 @@ from spark_ledger.topic.entry.message_batch import (
 )
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
-from spark_ledger.topic.read.live import first_piece, lost_of_live, piece_of
-from spark_ledger.topic.read.pieces import ReadSlice, Wanted, WantedEntry, slices_of
-from spark_ledger.topic.read.plan import LiveRows, ReadTask, lost_of, rows_lost
+from spark_ledger.topic.read.live import (
+    Starts,
+    first_piece,
+    lost_of_live,
+    piece_of,
+    reach_of,
+    starts_of,
+    within,
+)
+from spark_ledger.topic.read.pieces import (
+    CountedSlice,
+    LiveRows,
+    ReadSlice,
+    Slice,
+    Wanted,
+    WantedEntry,
+    slices_of,
+)
+from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost
 from spark_ledger.topic.read.row_blocks import RUN, Block, Rows
 
 __all__ = ["Block", "Fetched", "FetchedEntry", "Rows", "fetch_task", "read_task"]
@@ -143,24 +159,40 @@ class _Fetching:
         for window in self._windows():
             if self._keys is not None:
                 window = [await self._filtered(planned, self._keys) for planned in window]
-            window = [planned for planned in window if planned.entries]
+            window = [planned for planned in window if planned.count]
             self._planned_bytes += sum(one.bytes for one in window if one.ledger_id != INLINE)
             if len(window) != 1 or window[0].ledger_id == INLINE:
                 yield await self._together(window)
                 continue
-            left = iter(window[0].entries)
-            async with aclosing(await self._read(window[0])) as runs:
-                async for run in runs:
-                    yield self._wanted(run, left)
-            assert next(left, None) is None, "a slice is read to its end"
+            async with aclosing(self._stream(window[0])) as fetched:
+                async for some in fetched:
+                    yield some
         if self._task.live is not None:
-            async with aclosing(_fetch_live(self._ledgers, self._task.live)) as fetched:
+            reader = await self._open_live(self._task.live)
+            wanted = within(reader.record, self._task.live)
+            async with aclosing(_fetch_live(reader, wanted, starts_of(self._ledgers))) as fetched:
                 async for some in fetched:
                     yield some
 
-    def _windows(self) -> Iterator[list[ReadSlice]]:
+    async def _stream(self, planned: Slice) -> Fetched:
+        if isinstance(planned, CountedSlice):
+            live = planned.rows.live
+            reader = await self._open(planned, live.metadata_version, planned.rows.last_entry)
+            wanted = within(reader.record, planned.rows)
+            async with aclosing(_fetch_live(reader, wanted, starts_of(self._ledgers))) as fetched:
+                async for some in fetched:
+                    self._count(some)
+                    yield some
+            return
+        left = iter(planned.entries)
+        async with aclosing(await self._read(planned)) as runs:
+            async for run in runs:
+                yield self._wanted(run, left)
+        assert next(left, None) is None, "a slice is read to its end"
+
+    def _windows(self) -> Iterator[list[Slice]]:
         """The slices in order, those together that may be fetched together."""
-        window: list[ReadSlice] = []
+        window: list[Slice] = []
         by_filter = self._keys is not None
         for planned in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
             if window and not self._fit([*window, planned]):
@@ -170,33 +202,39 @@ class _Fetching:
         if window:
             yield window
 
-    def _fit(self, window: list[ReadSlice]) -> bool:
+    def _fit(self, window: list[Slice]) -> bool:
         """Whether they may all be in memory at a time: of an entry that other partitions share,
         which may be all but some rows, only those that came tell the size."""
         fetched = [planned for planned in window if planned.ledger_id != INLINE]
         size = sum(planned.bytes for planned in fetched)
         if self._planned_bytes:
             size = size * self._fetched_bytes // self._planned_bytes
-        count = sum(len(planned.entries) for planned in fetched)
+        count = sum(planned.count for planned in fetched)
         count_max = min(max(WINDOW_ENTRIES_MIN, self._fetched), WINDOW_ENTRIES_MAX)
         return size <= WINDOW_BYTES and count <= count_max
 
-    async def _together(self, window: list[ReadSlice]) -> list[FetchedEntry]:
+    async def _together(self, window: list[Slice]) -> list[FetchedEntry]:
         """The entries of the slices, those of each ledger at a time."""
         by_ledger: dict[int, list[ReadSlice]] = {}
+        counted = [planned for planned in window if isinstance(planned, CountedSlice)]
         for planned in window:
-            if planned.ledger_id != INLINE:
+            if isinstance(planned, ReadSlice) and planned.ledger_id != INLINE:
                 by_ledger.setdefault(planned.ledger_id, []).append(planned)
         loop = asyncio.get_running_loop()
         reads = [loop.create_task(self._all(_merged(some))) for some in by_ledger.values()]
+        others = [loop.create_task(self._all_counted(planned)) for planned in counted]
         try:
             found = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
+            of_counted = iter(await asyncio.gather(*others))
         finally:
-            for read in reads:
+            for read in (*reads, *others):
                 read.cancel()
-            await asyncio.gather(*reads, return_exceptions=True)
-        fetched = []
+            await asyncio.gather(*reads, *others, return_exceptions=True)
+        fetched: list[FetchedEntry] = []
         for planned in window:
+            if isinstance(planned, CountedSlice):
+                fetched += next(of_counted)
+                continue
             for i, (entry_id, pieces) in enumerate(planned.entries):
                 if planned.ledger_id == INLINE:
                     entry = _inline_entry(planned.payloads[i], entry_id)
@@ -204,6 +242,10 @@ class _Fetching:
                     entry = found[planned.ledger_id][entry_id]
                 fetched.append(FetchedEntry(entry, pieces))
         return fetched
+
+    async def _all_counted(self, planned: CountedSlice) -> list[FetchedEntry]:
+        async with aclosing(self._stream(planned)) as fetched:
+            return [one async for some in fetched for one in some]
 
     async def _all(self, planned: ReadSlice) -> dict[int, Entry]:
         left, found = iter(planned.entries), dict[int, Entry]()
@@ -215,7 +257,7 @@ class _Fetching:
         return found
 
     async def _read(self, planned: ReadSlice) -> Runs:
-        reader = await self._open(planned)
+        reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
         return reader.read_entries(
             [entry.entry_id for entry in planned.entries],
             entry_bytes=planned.bytes // len(planned.entries),
@@ -229,27 +271,41 @@ class _Fetching:
             entry_id, pieces = next(left)
             assert entry_id == entry.header.entry_id, "entries come in the order of the plan"
             fetched.append(FetchedEntry(entry, pieces))
-            self._fetched_bytes += len(entry.payload)
-        self._fetched += len(run)
+        self._count(fetched)
         return fetched
 
-    async def _filtered(self, planned: ReadSlice, keys: Hashes) -> ReadSlice:
+    def _count(self, fetched: list[FetchedEntry]) -> None:
+        self._fetched_bytes += sum(len(one.entry.payload) for one in fetched)
+        self._fetched += len(fetched)
+
+    async def _filtered(self, planned: Slice, keys: Hashes) -> Slice:
         """The slice without the pieces that have none of the keys, as far as that is known."""
-        if planned.filter_entry == NO_ENTRY:
+        if isinstance(planned, CountedSlice) or planned.filter_entry == NO_ENTRY:
             return planned
-        filters = await self._filters.of(await self._open(planned), planned.filter_entry)
+        reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
+        filters = await self._filters.of(reader, planned.filter_entry)
         return planned if filters is None else _with_keys(planned, filters, keys)
 
-    async def _open(self, planned: ReadSlice) -> AsyncLedgerReader:
+    async def _open(self, planned: Slice, version: int, known_confirmed: int) -> AsyncLedgerReader:
         """A reader with metadata at least as new as the plan's (hazard 27). Raises RowsLost if the
         task wants rows beyond the ledger's end (hazard 26)."""
-        ledger_id, version = planned.ledger_id, planned.metadata_version
+        ledger_id = planned.ledger_id
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
         last = reader.record.last_entry
-        if last is not None and last < planned.known_confirmed:
-            lost = lost_of(self._task, {ledger_id: last})
+        if last is not None and last < known_confirmed:
+            end = LedgerEnd(last, reader.record.rows or 0)
+            lost = lost_of(self._task, {ledger_id: end})
             if lost:
-                raise rows_lost(lost, ended=(ledger_id, last))
+                raise rows_lost(lost, ended=(ledger_id, end))
+        return reader
+
+    async def _open_live(self, wanted: LiveRows) -> AsyncLedgerReader:
+        """As `_open`, of rows that no commit has yet."""
+        ledger_id, version = wanted.live.ledger_id, wanted.live.metadata_version
+        reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
+        lost = lost_of_live(reader.record, wanted)
+        if lost is not None:
+            raise lost
         return reader
 
 
@@ -275,26 +331,30 @@ def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSli
     return replace(planned, entries=tuple(kept), bytes=size)
 
 
-async def _fetch_live(ledgers: LedgerStore, wanted: LiveRows) -> Fetched:
-    """The entries of a live segment that have the rows wanted, in order."""
-    live = wanted.live
-    reader = await ledgers.open(live.ledger_id, recover=False, min_version=live.metadata_version)
-    lost = await lost_of_live(reader, wanted)
-    if lost is not None:
-        raise lost
-    first, before = await first_piece(reader, wanted)
-    ids = range(first, wanted.last_entry + 1)
-    async with aclosing(reader.read_entries(ids, known_confirmed=wanted.last_entry)) as runs:
-        async for run in runs:
-            fetched = []
-            for entry in run:
-                piece = piece_of(wanted, entry.header, before)
-                before = entry.header.cumulative_rows
-                if len(piece):
-                    fetched.append(FetchedEntry(entry, piece))
-            yield fetched
-            if before >= wanted.end - live.base:
-                return
+async def _fetch_live(reader: AsyncLedgerReader, wanted: LiveRows, starts: Starts) -> Fetched:
+    """The entries that have the rows wanted, in order, by what their headers count."""
+    end = wanted.end - wanted.live.base
+    at, before = await first_piece(reader, wanted, starts)
+    while before < end and at <= wanted.last_entry:
+        ids = range(at, reach_of(wanted, at, before) + 1)
+        async with aclosing(reader.read_entries(ids, known_confirmed=wanted.last_entry)) as runs:
+            async for run in runs:
+                fetched = []
+                for entry in run:
+                    piece = piece_of(wanted, entry.header, before)
+                    before = entry.header.cumulative_rows
+                    if len(piece):
+                        fetched.append(FetchedEntry(entry, piece))
+                starts.note(reader.ledger_id, before, run[-1].header.entry_id + 1)
+                yield fetched
+                if before >= end:
+                    return
+        at = ids.stop
+    if before < end:
+        raise errors.UnsupportedFormat(
+            f"ledger {reader.ledger_id} has {before} rows up to entry {wanted.last_entry}, the"
+            f" topic's log says {end}"
+        )
 
 
 class _Filters:

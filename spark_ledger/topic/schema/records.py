@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic.log.records import READER_VERSION, WRITER_VERSION
+from spark_ledger.topic.log.records import FIRST_VERSION, READER_VERSION
 
 VERSION_MAX = 1000  # versions of one topic; an entry's header has 16 bits for the number
 UNREGISTERED = 0  # the version of entries whose columns are in no schema of the topic
@@ -286,7 +286,7 @@ def _compact(plain: Any) -> str:
 
 
 def _dump(plain: Mapping[str, Any]) -> bytes:
-    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return _compact({**versions, **plain}).encode()
 
 

@@ -59,7 +59,7 @@ def partition_lag(
 
 def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) -> int | None:
     """When the first row at or beyond the offset was committed; None if no commit has one. Within
-    a chunk that was not read times are taken to rise evenly."""
+    a chunk that was not read, and a segment born live, times are taken to rise evenly."""
     for one in held.intervals.between(offset, held.end_offset):
         if one.source is None:
             continue
@@ -67,7 +67,12 @@ def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) ->
         lo = max(offset, one.lo)
         if table is None:
             return one.first_ms + (one.last_ms - one.first_ms) * (lo - one.lo) // (one.hi - one.lo)
-        _, times = table.between(held.number, lo, lo + 1).commit_times(lo, lo + 1)
+        part = table.between(held.number, lo, lo + 1)
+        if part.counted[0]:
+            first_ms, last_ms = int(part.min_ms[0]), int(part.commits_ms[0])
+            passed = (lo - int(part.bases[0])) / int(part.rows[0])
+            return min(last_ms, first_ms + int((last_ms - first_ms) * passed))
+        _, times = part.commit_times(lo, lo + 1)
         return int(times[0])
     return None
 

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from spark_ledger import errors
-from spark_ledger.topic.log.records import READER_VERSION, WRITER_VERSION
+from spark_ledger.topic.log.records import FIRST_VERSION, READER_VERSION
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def _positions(plain: Mapping[str, Any]) -> dict[int, int]:
 
 
 def _dump(plain: Mapping[str, Any]) -> bytes:
-    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, separators=(",", ":")).encode()
 
 

@@ -1,7 +1,10 @@
-"""Where to put a subscription: the first row kept, the end, an offset, or a time. Pure.
+"""Where to put a subscription: the first row kept, the end, an offset, or a time.
 
 Always true: a time is a commit's, by the store's clock, and means the first row that was committed
-at or after it, the end if none was; offsets below the first row kept mean that row (hazard 38).
+at or after it, the end if none was; rows of a segment born live have the time at which its owner
+stored them, by that clock (hazard 35). Offsets below the first row kept mean that row (hazard 38).
+All is decided from the state at hand, but which row of a segment born live it is: its entries say
+that (`exactly`).
 """
 
 from collections.abc import Mapping
@@ -11,8 +14,12 @@ from enum import Enum
 import numpy as np
 
 from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.log.intervals import Chunk, Interval
+from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.read.live import since_in
+from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows
 
 
 class End(Enum):
@@ -40,7 +47,8 @@ def chunks_needed(state: TopicState, target: SeekTarget) -> list[Chunk]:
 
 
 def resolve(state: TopicState, target: SeekTarget, read: Tables = UNREAD) -> dict[int, int]:
-    """The position in each partition; with offsets, in those that they name.
+    """The position in each partition; with offsets, in those that they name. A time within a
+    segment born live means its first row.
 
     Raises errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
     """
@@ -54,21 +62,61 @@ def resolve(state: TopicState, target: SeekTarget, read: Tables = UNREAD) -> dic
     return {p: _within(state, p, offset) for p, offset in sorted(target.items())}
 
 
+async def exactly(
+    ledgers: LedgerStore, state: TopicState, target: SeekTarget, read: Tables = UNREAD
+) -> dict[int, int]:
+    """As `resolve`, and a time within a segment born live means the row that was stored then.
+    Raises errors.NoSuchLedger where such a segment was merged and is gone,
+    errors.DataUnavailable."""
+    found = resolve(state, target, read)
+    if isinstance(target, CommittedSince):
+        for held in state.partitions:
+            rows = rows_around(held, target.ms, read)
+            if rows is not None:
+                found[held.number] = await since_in(ledgers, rows, target.ms)
+    return found
+
+
 def offset_since(held: PartitionState, ms: int, read: Tables = UNREAD) -> int:
-    """The first offset of the partition that was committed at or after `ms`, its end if none."""
+    """The first offset of the partition that was committed at or after `ms`, its end if none; of a
+    segment born live that was stored before and after `ms` its first."""
+    found = _segment_since(held, ms, read)
+    if found is None:
+        return held.end_offset
+    one, part = found
+    if not len(part):
+        return one.hi
+    base = int(part.bases[0])
+    if part.counted[0]:
+        return max(one.lo, base)
+    rows, times = part.commit_times(base, int(part.ends[0]))
+    return max(one.lo, base + int(rows[times < ms].sum()))
+
+
+def rows_around(held: PartitionState, ms: int, read: Tables = UNREAD) -> LiveRows | None:
+    """The rows among which the first since `ms` is, if that is known to their entries alone."""
+    found = _segment_since(held, ms, read)
+    if found is None or not len(found[1]):
+        return None
+    one, part = found
+    if not part.counted[0] or int(part.min_ms[0]) >= ms:
+        return None
+    return live_rows(part, 0, Span(held.number, one.lo, one.hi, 0, 1))
+
+
+def _segment_since(
+    held: PartitionState, ms: int, read: Tables
+) -> tuple[Interval, SegmentTable] | None:
+    """The first segment with a row since `ms`, in its interval; no segment where the interval was
+    cut before it."""
     one = _first_since(held, ms)
     if one is None:
-        return held.end_offset
+        return None
     table = read[one.source] if isinstance(one.source, Chunk) else one.source
     assert table is not None, "a hole has no row"
     part = table.between(held.number, one.lo, one.hi)
-    late = np.flatnonzero(part.commits_ms >= ms)
-    if not len(late):
-        return one.hi
-    first = int(late[0])
-    base, end = int(part.bases[first]), int(part.ends[first])
-    rows, times = part.part(first, first + 1).commit_times(base, end)
-    return max(one.lo, base + int(rows[times < ms].sum()))
+    late = np.flatnonzero(part.commits_ms >= ms)[:1].tolist()
+    return one, part.part(late[0], late[0] + 1) if late else part.part(0, 0)
 
 
 def _first_since(held: PartitionState, ms: int) -> Interval | None:

@@ -447,7 +447,7 @@ class Subscriptions:
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
         read = await self._read_chunks(chunks) if chunks else UNREAD
-        return seek_target.resolve(state, target, read)
+        return await seek_target.exactly(self._ledgers, state, target, read)
 
     async def _state(self, topic_id: str) -> TopicState:
         state = await self._log_of(topic_id).fold(fresh=True)

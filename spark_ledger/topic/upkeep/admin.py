@@ -20,7 +20,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, TopicPolicies, changed
+from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, changed
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo
 from spark_ledger.topic.subscription import seek_target
@@ -89,7 +89,7 @@ class TopicAdmin:
     ) -> TopicInfo:
         """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies when an ensemble
         size is given and fewer bookies are registered."""
-        wanted = TopicPolicies(**(policies or {}))
+        wanted = changed(await self._client.topics.inherited(name), policies or {})
         if policies and ENSEMBLE_SIZE in policies:
             try:
                 await self._check_bookies(name, wanted.ensemble_size)
@@ -201,7 +201,7 @@ class TopicAdmin:
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
-            found = seek_target.resolve(state, target, read)
+            found = await seek_target.exactly(self._client.ledgers, state, target, read)
             points = {p: to for p, to in found.items() if to > starts[p]}
             if not points:
                 return Trimmed({}, 0)

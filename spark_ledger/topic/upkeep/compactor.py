@@ -1,7 +1,8 @@
 """Merging small segments: their rows are read, written to another ledger, and put in their place.
 
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
-of many commits become one entry. Merges of different partitions that would be small entries are
+of many commits become one entry; batches of producers are copied as they are (batch_copies.py).
+Merges of different partitions that would be small entries are
 written together, and share entries as a task's rows do. A merge is a commit of `replace` actions,
 refused if anything but appends, and trims of rows before it, came to its partition since it was
 planned; then it is planned again. What was written for nothing is under an intent that ends with
@@ -13,50 +14,44 @@ left.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-
-import numpy as np
-import pyarrow as pa
+from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import guards
-from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.batch_encoder import (
     SHARE_BYTES,
-    BatchEncoder,
     EncodedEntry,
 )
 from spark_ledger.topic.entry.message_batch import (
-    EVENT_TIME,
-    HEADERS,
-    KEY,
-    TYPED_NAMES,
-    VALUE,
-    column_of,
+    decode_header,
 )
-from spark_ledger.topic.entry.routing import Router, Routing
 from spark_ledger.topic.log.actions import Replace
 from spark_ledger.topic.log.intents import HEARTBEAT_S, Intent
 from spark_ledger.topic.log.intervals import Chunk
-from spark_ledger.topic.log.segment_table import Longs, SegmentTable
-from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segments import CommitTimes, Segment
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
-from spark_ledger.topic.read.row_blocks import Block
+from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.upkeep.batch_copies import (
+    Stored,
+    parts_of,
+    times_with,
+)
+from spark_ledger.topic.upkeep.merge_encoding import MergeEncoder, Runs
 from spark_ledger.topic.upkeep.merge_plan import (
     Merge,
     MergeLimits,
@@ -73,12 +68,7 @@ ROUND_TIMES_MAX = 50_000  # of the rows' commits, which the commit of the merges
 GROUP_BYTES = 32 << 20  # of merges that are written together, and held in memory meanwhile
 CONFLICTS_MAX = 10
 CHUNKS_MOVED_MAX = 5
-GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # of a partition's rows that wait to be an entry
-TIME_PART = 256  # of an entry's bytes there is one time at most,
-TIME_PART_SHARED = 128  # or of one that is shared
 ONE_TASK = Cutting(task_bytes=1 << 62)
-_BESIDE = frozenset(TYPED_NAMES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +85,12 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A merge that was written: its rows are in `segments`, not committed yet. Picklable."""
+    """A merge that was written: its rows are in `segments`, not committed yet. `committed` is when
+    its rows were, as whoever read them knows it. Picklable."""
 
     merge: Merge
     segments: tuple[Segment, ...]
+    committed: CommitTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,17 +320,18 @@ async def merge(
     """Read the rows, wherever they are by now, and write them under the intent; none when some are
     gone. Raises what reading and writing do."""
     sender = client.sender(topic, intent)
-    encoding: _Encoding | None = None
-    entry_bytes_max = client.ledgers.config.entry_bytes_max
+    entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max, compression)
+    stored: dict[int, list[Stored]] = {}
     try:
         for planned in task.reads:
+            born_live = frozenset(planned.table.ledgers[planned.table.counted].tolist())
             async for run in fetch_kept(client, planned):
-                for block in (fetched.block() for fetched in run):
-                    if encoding is None or not encoding.takes(block):
-                        await _send(sender, () if encoding is None else encoding.flush())
-                        encoding = _Encoding(block, task, entry_bytes_max, compression)
-                    await _send(sender, encoding.add(block))
-        await _send(sender, () if encoding is None else encoding.flush())
+                for fetched in run:
+                    if fetched.entry.header.ledger_id in born_live:
+                        _note_stored(fetched, stored)
+                    for part in parts_of(fetched):
+                        await _send(sender, entries.add(part))
+        await _send(sender, entries.flush())
         segments, _ = await sender.finish()
     except errors.RowsTrimmed:
         await sender.abort()
@@ -349,7 +342,14 @@ async def merge(
     found: dict[int, list[Segment]] = {}
     for segment in segments:
         found.setdefault(segment.partition, []).append(segment)
-    merged = [Merged(one, tuple(found.get(one.partition, ()))) for one in task.merges]
+    merged = [
+        Merged(
+            one,
+            tuple(found.get(one.partition, ())),
+            times_with(one, stored.get(one.partition, ())),
+        )
+        for one in task.merges
+    ]
     for one in merged:
         written = sum(segment.rows for segment in one.segments)
         assert written == one.merge.end - one.merge.start, "a merge holds the same rows"
@@ -391,7 +391,7 @@ def _holds(state: TopicState, intent: Intent, planned: Round, one: Merged) -> bo
 
 
 def _replace(snapshot: int, one: Merged) -> Replace:
-    times = _Runs(one.merge.committed)
+    times = Runs(one.committed)
     return Replace(
         partition=one.merge.partition,
         start=one.merge.start,
@@ -402,109 +402,10 @@ def _replace(snapshot: int, one: Merged) -> Replace:
     )
 
 
-class _Encoding:
-    """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
-    of a partition's rows, so entries are given the rows' times in that order."""
-
-    def __init__(
-        self, first: Block, task: MergeTask, entry_bytes_max: int, compression: str
-    ) -> None:
-        self._first = first
-        self._several = len(task.merges) > 1
-        self._times: dict[int, _Runs] = {}
-        self._waiting = 0  # times of rows that are in no entry yet
-        self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
-        self._waiting_max = entry_bytes_max // TIME_PART_SHARED
-        last = task.merges[-1].partition
-        self._encoder = BatchEncoder(
-            Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
-            lambda: int(first.runs["written_ms"][0]),
-            compression=compression,
-            entry_bytes_max=entry_bytes_max,
-            gather_bytes_max=GATHER_BYTES_MAX + task.bytes if self._several else GATHER_BYTES_MAX,
-            key_filters=True,
-            schema_version=first.schema_version,
-        )
-
-    def takes(self, rows: Block) -> bool:
-        """Whether the rows may be in an entry with the first."""
-        one = self._first
-        same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
-        most = max(map(len, self._times.values()), default=0)
-        if most >= self._times_max or self._waiting >= self._waiting_max:
-            return False
-        return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
-
-    def add(self, rows: Block) -> Iterator[EncodedEntry]:
-        batch = rows.record_batch
-        beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
-        if rows.typed:
-            values = batch.select([name for name in batch.schema.names if name not in _BESIDE])
-        else:
-            values = column_of(batch, VALUE)
-        partitions = of_numpy(rows.each("partition")) if self._several else None
-        self._note_times(rows)
-        return map(
-            self._timed,
-            self._encoder.add(
-                beside[KEY],
-                values,
-                event_times=beside[EVENT_TIME],
-                headers=beside[HEADERS],
-                partitions=partitions,
-            ),
-        )
-
-    def flush(self) -> Iterator[EncodedEntry]:
-        return map(self._timed, self._encoder.flush())
-
-    def _note_times(self, rows: Block) -> None:
-        times, start = rows.each_ms(), 0
-        for partition, count in rows.runs[["partition", "rows"]].tolist():
-            of_partition = self._times.setdefault(partition, _Runs())
-            before = len(of_partition)
-            of_partition.add(times[start : start + count])
-            self._waiting += len(of_partition) - before
-            start += count
-
-    def _timed(self, entry: EncodedEntry) -> EncodedEntry:
-        times = []
-        for share in entry.shares:
-            of_share = self._times[share.partition]
-            before = len(of_share)
-            times += of_share.taken(share.rows)
-            self._waiting += len(of_share) - before
-        return replace(entry, written_ms=max(ms for _, ms in times), times=times)
-
-
-class _Runs:
-    """So many rows of one time each, taken from the front."""
-
-    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
-        self._runs = deque(runs)
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def add(self, times: Longs) -> None:
-        """The rows that come next were written at these times, one for each."""
-        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
-        counts = np.diff(firsts, append=len(times))
-        for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
-            if self._runs and self._runs[-1][1] == ms:
-                count += self._runs.pop()[0]
-            self._runs.append((count, ms))
-
-    def taken(self, rows: int) -> list[tuple[int, int]]:
-        """The runs of the next so many rows."""
-        found = []
-        while rows:
-            count, ms = self._runs.popleft()
-            if count > rows:
-                self._runs.appendleft((count - rows, ms))
-            found.append((min(count, rows), ms))
-            rows -= found[-1][0]
-        return found
+def _note_stored(fetched: FetchedEntry, stored: dict[int, list[Stored]]) -> None:
+    written_ms = decode_header(fetched.entry.payload).written_ms
+    for partition, _, _, take, offset in fetched.pieces.tolist():
+        stored.setdefault(partition, []).append((offset, take, written_ms))
 
 
 class Pace:
@@ -542,8 +443,3 @@ def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
     times = sum(len(one.committed) for one in merges)
     many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
     return many or size >= round_bytes
-
-
-def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
-    at = batch.schema.get_field_index(TYPED_NAMES[name] if typed else name)
-    return None if at < 0 else batch.column(at)

@@ -8,6 +8,7 @@ bound fails, not when it raises. The same seeds are clean without it.
 from tests.simulation.mutants import (
     adding,
     bookies,
+    brokers,
     direct_logs,
     drawn,
     healing,
@@ -34,4 +35,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *topics.MUTANTS,
     *drawn.MUTANTS,
     *healing.MUTANTS,
+    *brokers.MUTANTS,
 )

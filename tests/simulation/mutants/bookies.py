@@ -83,9 +83,9 @@ def forgets_entries(apply: Any) -> Any:
 def replies_before_fence_is_durable(fence: Any) -> Any:
     async def fenced(self: Any, handle: Any) -> None:
         if not handle.state.fenced:
-            state = self._storage.set_state(replace(handle.state, fenced=True))
+            state = self.storage.set_state(replace(handle.state, fenced=True))
             handle.end_waiting()
-            self._storage.append(
+            self.storage.append(
                 [bookie.Record(bookie.RecordKind.FENCE, state.ledger_id, -1, b"", 0)]
             )
 

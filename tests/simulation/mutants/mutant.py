@@ -28,7 +28,12 @@ from tests.simulation.loop import SimLoop
 from tests.simulation.scenario import SeedFailed, run_seed
 
 SEEDS_FILE = Path(__file__).with_name("seeds.json")
-UNLESS_SAID: Mapping[str, Any] = {"topics": False, "page_cache": False, "healing": False}
+UNLESS_SAID: Mapping[str, Any] = {
+    "topics": False,
+    "page_cache": False,
+    "healing": False,
+    "brokers": False,
+}
 """What the plans of mutants' runs have if the mutant says nothing of it."""
 DEFECTS = ("no defect", "only known errors")
 """Violations that are no invariants: an exception that nobody expected."""

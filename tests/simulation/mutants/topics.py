@@ -26,7 +26,7 @@ from spark_ledger.topic.subscription.cursor import Cursor
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
 from spark_ledger.topic.upkeep import garbage, retention
-from spark_ledger.topic.upkeep.compactor import _Encoding
+from spark_ledger.topic.upkeep.merge_encoding import _Encoding
 from tests.simulation.mutants.mutant import Mutant
 
 TOPIC = {

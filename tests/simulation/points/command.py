@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.simulation import replay
 from tests.simulation.asked import MUTANT_HELP, at_least
-from tests.simulation.points import background, deeds, healing, owners
+from tests.simulation.points import background, brokers, deeds, healing, owners
 from tests.simulation.points.enumerate import (
     Deed,
     Point,
@@ -29,7 +29,13 @@ from tests.simulation.points.enumerate import (
 from tests.simulation.points.fates import Fate
 from tests.simulation.warm import collect, freeze, quiet
 
-DEEDS: tuple[Deed, ...] = (*deeds.DEEDS, *owners.DEEDS, *background.DEEDS, *healing.DEEDS)
+DEEDS: tuple[Deed, ...] = (
+    *deeds.DEEDS,
+    *owners.DEEDS,
+    *background.DEEDS,
+    *healing.DEEDS,
+    *brokers.DEEDS,
+)
 
 
 def deed_named(name: str) -> Deed:

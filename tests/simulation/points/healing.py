@@ -148,7 +148,7 @@ class HealingStage(Stage):
                     self.world.drained[bookie_id] = self.world.ghost.drained[bookie_id] = None
                 else:
                     self.world.drained.pop(bookie_id, None)
-                self.node(bookie_id)._standing_changed()
+                self.node(bookie_id).standing_changed()
 
     def _swapped(self, swap: Swap) -> None:
         loop = self.world.loop

@@ -130,7 +130,7 @@ class Stage:
         outcome = await topics.commit_topics(
             results, txn, intent.id, overwrite=intent.record.snapshots.keys()
         )
-        work._judge_commit((query, version, ""), run, outcome)
+        work.judge_commit((query, version, ""), run, outcome)
 
     async def batches(self, versions: Sequence[int], **options: Any) -> Client:
         """Batches one after another by a process of their own."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bookie_server.api import codec
@@ -107,7 +107,7 @@ class Node:
         self, *entries: bytes, recovery: bool = False, token: bytes = b""
     ) -> list[Status]:
         adds = [m.Add([each], recovery, token) for each in entries]
-        response = await self._ask("Add", m.AddRequest(ID, adds))
+        response = await self.request("Add", m.AddRequest(ID, adds))
         return [result.status for result in response.results]
 
     async def add_all(self, *entries: bytes, recovery: bool = False) -> None:
@@ -122,7 +122,7 @@ class Node:
 
     async def read(self, ledger_id: int, first: int, last: int, **more: Any) -> m.ReadResponse:
         request = m.ReadRequest(ID, ledger_id, first, last, more.pop("max_bytes", 1 << 20), **more)
-        response: m.ReadResponse = await self._ask("Read", request)
+        response: m.ReadResponse = await self.request("Read", request)
         return response
 
     async def statuses(
@@ -132,31 +132,36 @@ class Node:
         return [response.status] if response.status else [r.status for r in response.results]
 
     async def read_lac(self, ledger_id: int, **more: Any) -> m.ReadLacResponse:
-        response: m.ReadLacResponse = await self._ask(
+        response: m.ReadLacResponse = await self.request(
             "ReadLac", m.ReadLacRequest(ID, ledger_id, **more)
         )
         return response
 
     async def write_lac(self, ledger_id: int, lac: int) -> Status:
-        response = await self._ask("WriteLac", m.WriteLacRequest(ID, ledger_id, lac))
+        response = await self.request("WriteLac", m.WriteLacRequest(ID, ledger_id, lac))
         return Status(response.status)
 
     async def fence(self, ledger_id: int) -> Status:
         return (await self.read_lac(ledger_id, fence=True)).status
 
-    async def _ask(self, method: str, request: m.Request) -> Any:
+    async def request(self, method: str, request: m.Request) -> Any:
         answer = await handle_bytes(self.bookie, method, codec.encode(request))
         return codec.decode_response(method, answer)
 
     @property
     def storage(self) -> LedgerStorage:
         """The bookie's engine, which only tests look at from outside."""
-        return self.bookie._storage
+        return self.bookie.storage
 
     @property
     def handles(self) -> LedgerHandles:
         """What the bookie knows of ledgers; as `storage`."""
-        return self.bookie._ledgers
+        return self.bookie.ledgers
+
+    @property
+    def journal_homes(self) -> Mapping[int, str]:
+        """By ledger: the journal that its records go to."""
+        return self.storage._journals.home
 
     def files(self, disk: SimDisk, folder: str) -> list[str]:
         return [path for path in disk.paths() if path.startswith(f"{folder}/")]

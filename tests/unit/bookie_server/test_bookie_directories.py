@@ -304,7 +304,7 @@ def test_an_entry_again_after_its_journal_failed_is_ok_only_when_it_is_in_its_fi
 
     async def test(node):
         node.journals["j0"].faults.sync_fails = node.journals["j1"].faults.sync_fails = 0
-        failing = next(i for i in (1, 2) if node.storage._journals._home[i] == "j0")
+        failing = next(i for i in (1, 2) if node.journal_homes[i] == "j0")
         for disk in node.ledgers.values():
             disk.faults.sync_s = (3.0, 3.0)
         node.journals["j0"].faults.sync_fails = 1
@@ -322,7 +322,7 @@ def test_an_entry_again_after_its_journal_failed_is_ok_only_when_it_is_in_its_fi
 
 def test_a_fence_whose_journal_failed_is_logged_again():
     async def test(node):
-        failing = next(i for i in (1, 2) if node.storage._journals._home[i] == "j0")
+        failing = next(i for i in (1, 2) if node.journal_homes[i] == "j0")
         node.journals["j0"].faults.sync_fails = 1
         assert (await node.read_lac(failing, fence=True)).status is IO_ERROR
         assert await node.fence(failing) is OK

@@ -9,7 +9,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.disk.reserve import FILE as RESERVE
+from bookie_server.disk.monitor import RESERVE
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry

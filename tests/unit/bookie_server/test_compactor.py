@@ -310,7 +310,7 @@ def test_records_that_were_zeroed_are_missed_by_the_count_in_the_footer():
 
     async def main():
         store = await half_dead()
-        inode = store.disk._inode(log_path(1))
+        inode = store.disk.inode_of(log_path(1))
         first = await store.index.get(2, 20)
         end = inode.cache.rindex(b"SLER")  # the last record, up to the end of its block
         stop = -(-(end + RECORD_BYTES) // 4096) * 4096

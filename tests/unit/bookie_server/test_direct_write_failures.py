@@ -268,7 +268,7 @@ def test_what_a_directory_brings_back_that_the_ledger_gave_up_does_not_count():
 async def of_j1(node: Wide) -> int:
     """A ledger whose records go to j1; nobody was told of its directory in this run."""
     await node.home("d0", 3, 4)
-    homes = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+    homes = {i: node.journal_homes[i] for i in (1, 2, 3, 4)}
     assert set(homes.values()) == {"j0", "j1"}
     return next(i for i, journal in homes.items() if journal == "j1")
 
@@ -285,7 +285,7 @@ def test_a_journal_of_several_that_fails_on_the_way_costs_no_large_entry(when):
         if when == "after it was told":
             node.storage.drop("j1", DiskFailed("gone"))
         answers = {i: await each for i, each in adds.items()}
-        assert node.storage._journals.live == ["j0"]
+        assert list(node.storage.failures) == ["j1"]
         if when == "after it was told":
             assert set(map(tuple, answers.values())) == {(OK,)}
         assert [await node.add(large(i, 2)) for i in adds] == [[OK]] * 4
@@ -335,7 +335,7 @@ def test_what_was_acknowledged_in_a_directory_that_nobody_was_told_of_is_never_d
     async def test(node):
         await node.home("d1", 5)
         assert await node.add(large(1, 1), large(5, 1)) == [OK, OK]
-        journal = node.journals[node.storage._journals._home[1]]
+        journal = node.journals[node.journal_homes[1]]
         node.ledgers["d0"].fill_up(1 << 10)
         await node.bookie.disks.look()
         assert await node.add(small(1, 2)) == [OK]
@@ -394,7 +394,7 @@ def test_a_flush_settles_what_a_directory_has_though_the_only_journal_failed_ben
 def test_a_node_stops_though_a_journal_failed_beneath_an_entry_that_is_still_being_placed():
     async def test(node):
         await node.home("d0", 3, 4)
-        home = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+        home = {i: node.journal_homes[i] for i in (1, 2, 3, 4)}
         ledger_id = next(i for i, journal in home.items() if journal == "j1")
         slow(node.ledgers["d0"], 1.0)
         slow(node.journals["j1"], 0.5)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bookie_server.disk import identity
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
 from bookie_server.disk.monitor import (
+    RESERVE,
     DirectoryState,
     DiskMonitor,
     Limits,
@@ -21,7 +22,6 @@ from bookie_server.disk.monitor import (
     readonly_reason,
     total_space,
 )
-from bookie_server.disk.reserve import FILE as RESERVE
 from bookie_server.journal import checkpoint
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk

@@ -86,7 +86,7 @@ def test_a_frame_of_both_kinds_of_adds_is_judged_add_by_add():
         await fence_and_rot(node, RECOVERING)
         await node.start()
         hold(node)
-        frame = [node._ask("Add", mixed(RECOVERING, 2)), node._ask("Add", mixed(OPEN, 2))]
+        frame = [node.request("Add", mixed(RECOVERING, 2)), node.request("Add", mixed(OPEN, 2))]
         fenced, taken = [[r.status for r in (await each).results] for each in frame]
         assert fenced == [OK, FENCED]
         assert taken == [OK, OK]

@@ -77,7 +77,7 @@ def test_every_way_to_ask_for_what_a_lost_directory_had_answers_unknown(when):
         assert (await node.read_lac(1)).last_add_confirmed == -1, "a lower bound"
         assert set(await node.statuses(2, 0, 1)) == {OK}
         assert await node.statuses(2, 2, 2) == [ABSENT]
-        info = await node._ask("Info", m.InfoRequest(ID))
+        info = await node.request("Info", m.InfoRequest(ID))
         assert info.limbo_ledgers == 4
 
     on_a_node(test)
@@ -402,7 +402,7 @@ def test_a_directory_that_a_start_misses_is_named_until_the_last_ledger_gave_it_
             "ledger directory d1 failed: none of the directories given has this id (ledgers with"
             " entries there: 4)"
         )
-        info = await node._ask("Info", m.InfoRequest(ID))
+        info = await node.request("Info", m.InfoRequest(ID))
         assert [d.path for d in info.directories if d.failure] == ["d1"]
         changes = []
         node.bookie.disks.listeners.append(lambda: changes.append(told(node)))

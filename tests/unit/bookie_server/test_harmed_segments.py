@@ -90,7 +90,7 @@ def test_a_segment_of_which_only_zeros_are_left_is_damage():
     async def main():
         disk = SimDisk()
         await ten_batches(disk)
-        inode = disk._names[segment_path(1)]
+        inode = disk.inode_of(segment_path(1))
         inode.cache[:] = bytes(len(inode.cache))
         _, replay = await replayed(disk)
         assert [s.why for s in replay.damage] == ["the segment has lost its header"]
@@ -103,7 +103,7 @@ def test_a_segment_with_a_header_of_version_1_is_read_as_ever():
         disk = SimDisk()
         await ten_batches(disk)
         header = bytes.fromhex("534c4a46010000000100000000000000235c0bb9")
-        disk._names[segment_path(1)].cache[:BLOCK_BYTES] = header.ljust(BLOCK_BYTES, b"\0")
+        disk.inode_of(segment_path(1)).cache[:BLOCK_BYTES] = header.ljust(BLOCK_BYTES, b"\0")
         disk.truncate(segment_path(1), 100 * BLOCK_BYTES)
         numbers, replay = await replayed(disk)
         assert numbers == list(range(10))

@@ -119,7 +119,7 @@ def test_beyond_the_bytes_received_requests_are_busy_undecoded_and_recovery_has_
             status = (await node.read(1, 0, 0, fence="fencing" in which)).status
             assert status is (OK if "fencing" in which else Status.BUSY)
         else:
-            response = await node._ask("Info", m.InfoRequest(ID))
+            response = await node.request("Info", m.InfoRequest(ID))
             assert response.status is OK
         bookie.received.give_back(CONFIG.receive_bytes_max)
         assert bookie.received.used == 0

@@ -105,7 +105,7 @@ async def lacks(node, ledger_id):
 async def ask(node, ledger_id, revision=None, token=b""):
     clear = revision is not None
     request = m.ClearLimboRequest(ID, ledger_id, token, clear, revision or 0)
-    return await node._ask("ClearLimbo", request)
+    return await node.request("ClearLimbo", request)
 
 
 def test_after_a_torn_tail_nothing_is_denied_until_the_ledgers_concerned_are_known():

@@ -96,7 +96,7 @@ def test_a_lost_sector_costs_the_records_in_it_and_no_others():
     async def main():
         disk = SimDisk()
         places = await log_with(disk, *some(40))
-        inode = disk._inode(log_path(1))
+        inode = disk.inode_of(log_path(1))
         inode.cache[8192:12288] = bytes(4096)
         records, damage = await read_through(disk)
         lost = [p for p in places if p.position < 12288 and p.position + 1112 > 8192]
@@ -125,7 +125,7 @@ def test_a_record_of_another_log_or_place_is_not_taken_for_one():
     async def main():
         disk = SimDisk()
         places = await log_with(disk, *some(20))
-        inode = disk._inode(log_path(1))
+        inode = disk.inode_of(log_path(1))
         third, ninth = places[3].position, places[9].position
         inode.cache[ninth : ninth + 1112] = inode.cache[third : third + 1112]
         records, damage = await read_through(disk)
@@ -159,7 +159,7 @@ def test_random_damage_never_ends_a_scan_or_lets_a_false_record_through():
             written = some(60, payload=rng.choice([10, 900, 5000]))
             places = await log_with(disk, *written)
             truth = dict(zip(places, [data for _, _, data in written], strict=True))
-            cache = disk._inode(log_path(1)).cache
+            cache = disk.inode_of(log_path(1)).cache
             for _ in range(rng.randrange(1, 6)):
                 at, length = rng.randrange(len(cache)), rng.choice([1, 100, 512, 4096])
                 filler = rng.choice([bytes(length), rng.randbytes(length)])

@@ -64,7 +64,7 @@ class Clustered(Wide):
     async def ask(self, ledger_id: int, revision: int | None = None) -> m.ClearLimboResponse:
         clear = revision is not None
         request = m.ClearLimboRequest(ID, ledger_id, b"", clear, revision or 0)
-        response: m.ClearLimboResponse = await self._ask("ClearLimbo", request)
+        response: m.ClearLimboResponse = await self.request("ClearLimbo", request)
         return response
 
 
@@ -403,7 +403,7 @@ def test_entry_logs_without_index_and_checkpoint_are_no_new_node():
 
 def home_of(node, journal):
     """A ledger whose records go to that journal."""
-    homes = node.storage._journals._home
+    homes = node.journal_homes
     return next(i for i in LEDGERS if homes.get(i) == journal)
 
 
@@ -452,7 +452,7 @@ def test_a_forgotten_ledger_is_forgotten_by_the_journals_too():
             await asyncio.sleep(20)
             await node.add(entry(8, 2 + count))
         assert node.storage.state(ledger) is None
-        assert ledger not in node.storage._journals._home
+        assert ledger not in node.journal_homes
 
     on_a_node(test, journals=2)
 

@@ -162,7 +162,7 @@ def test_records_that_were_zeroed_are_missed_by_the_map():
     async def main():
         store = await filled()
         first = await store.index.get(1, 0)
-        inode = store.disk._inode(log_path(first.log_id))
+        inode = store.disk.inode_of(log_path(first.log_id))
         inode.cache[first.position : first.position + 4096] = bytes(4096)
         await make_anew(store, ALL_KNOWN)
         assert (await states_of(store))[1].limbo == "lost"
@@ -178,7 +178,7 @@ def test_damage_of_nobody_knows_whom_puts_every_ledger_in_limbo():
         last = int(store.names()[-1].split(".")[0])
         size = len(store.disk.content(log_path(last)))
         store.disk.truncate(log_path(last), size - 4096 - RECORD_BYTES // 2)
-        inode = store.disk._inode(log_path(last))
+        inode = store.disk.inode_of(log_path(last))
         inode.cache[-200:] = b"?" * 200
         await make_anew(store, ALL_KNOWN)
         assert (await states_of(store))[EVERY_LEDGER].limbo == "lost"

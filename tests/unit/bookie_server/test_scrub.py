@@ -60,7 +60,7 @@ def test_a_bad_entry_is_quarantined_and_the_scrub_goes_on(where):
 def test_zeroed_records_are_found_by_the_count_in_the_footer():
     async def main():
         store = await three_logs()
-        inode = store.disk._inode(log_path(1))
+        inode = store.disk.inode_of(log_path(1))
         inode.cache[4096:8192] = bytes(4096)
         await scrub_of(store).once(0)
         assert sorted(store.quarantined) == [(1, e) for e in range(4)]
@@ -189,7 +189,7 @@ def test_a_node_without_logs_idles():
 def test_a_log_of_bad_entries_is_told_of_in_one_line(caplog):
     async def main():
         store = await three_logs()
-        inode = store.disk._inode(log_path(1))
+        inode = store.disk.inode_of(log_path(1))
         inode.cache[4096:32768] = bytes(32768 - 4096)
         await scrub_of(store).once(0)
         assert len(store.quarantined) > 20

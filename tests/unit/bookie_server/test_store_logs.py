@@ -153,7 +153,7 @@ def test_bk4607_a_damaged_footer_does_not_make_a_log_look_empty():
 def test_the_footer_of_another_log_is_not_taken_for_this_ones():
     async def main():
         store = await two_logs()
-        one, two = (store.disk._inode(log_path(i)).cache for i in (1, 2))
+        one, two = (store.disk.inode_of(log_path(i)).cache for i in (1, 2))
         one[-64:] = two[-64:]
         assert await read_map(store.logs, store.disk, 1) is None
 
@@ -164,7 +164,7 @@ async def cut_off():
     """Log 1 was cut off by a crash: no footer, and a torn end."""
     store = await LogStore().start()
     await store.flush(*((i, e) for i in (1, 2) for e in range(20)))
-    inode = store.disk._inode(log_path(1))
+    inode = store.disk.inode_of(log_path(1))
     inode.write(inode.size(), b"torn" * 300)
     await store.crash("all")
     await store.fill(3, count=1)

@@ -99,6 +99,26 @@ def test_batches_have_the_offsets_at_which_they_are_read_afterwards():
     play(act)
 
 
+def test_what_comes_while_the_partition_is_given_up_fails_after_the_receipts_of_what_came_before():
+    async def act(stage):
+        owner = await owner_of(stage)
+        order = []
+        early, late = owner.send([b"a"], [b"b"])[1], Sent(b"c")
+        early.stored = lambda offset: order.append("early")
+        late.failed = lambda error: order.append("late")
+        closing = asyncio.create_task(owner.writer.close())
+        await asyncio.sleep(0)
+        owner.writer.append(late)
+        assert order == []
+        await closing
+        assert order == ["early", "late"]
+        owner.writer.append(late)
+        assert order == ["early", "late", "late"]
+        await owner.commits.close()
+
+    play(act)
+
+
 def test_nothing_is_sent_before_the_own_opening_was_read_back():
     async def act(stage):
         owner = await owner_of(stage)

@@ -177,6 +177,28 @@ def test_a_broker_that_does_not_answer_is_buried_and_each_other_takes_what_falls
     play(act)
 
 
+def test_a_broker_that_comes_later_is_given_what_falls_on_it_a_few_at_a_time():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        await a.choose("t", 0, 60, here=False)
+        b = await brokers.new("b")
+        given = [await a.give("t", 10) for _ in range(6)]
+        assert given[:2] == [10, 10]
+        assert given[-1] == 0
+        owners = await a.owners("t", fresh=True)
+        of_b = owners.epochs_of("b", 60)
+        assert len(of_b) == sum(given) > 20
+        assert set(of_b.values()) == {2}
+        assert {owners.of(number).url for number in of_b} == {b.url}
+        with pytest.raises(Deposed):
+            await a.check("t", min(of_b), 1)
+        assert (await b.choose("t", min(of_b), 60, here=False)).broker == "b"
+        assert (await a.give("t", 10), await b.give("t", 10)) == (0, 0)
+
+    play(act)
+
+
 def test_one_that_was_taken_for_dead_registers_again_and_finds_that_it_has_nothing():
     async def act(stage):
         brokers, a, b = await spread(stage)

@@ -9,7 +9,8 @@ from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
-from tests.kit.pulsar_batches import batch_of, lone, message
+from spark_ledger.topic.entry import pulsar_batch
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
 LEDGER = 77
@@ -92,6 +93,25 @@ def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
         one.flow(2)
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 3, 6]
+
+    play(act)
+
+
+def test_the_chunks_of_a_message_come_with_one_id_and_each_takes_a_permit():
+    async def act(made):
+        partition = Batches()
+        data = pulsar_batch.joined(chunked(b"abc", 3))
+        partition.stored, partition.end = [Stored(0, 1, data, False)], 1
+        partition.add(1)
+        partition.add(1)
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(4)
+        await settle()
+        assert [at for at, _ in one.link.messages] == [0, 0, 0, 1]
+        chunk = MessageId(ledgerId=LEDGER, entryId=0, partition=0)
+        assert [one.acknowledged(chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
+        assert one.acknowledged_up_to(chunk, 0) == 1
 
     play(act)
 

@@ -51,20 +51,20 @@ class Scripted:
         return await self._read(self._session.sync, *args)
 
     async def create(self, *args, **options):
-        return await self._write(self._session.create, *args, **options)
+        return await self.write(self._session.create, *args, **options)
 
     async def set(self, *args):
-        return await self._write(self._session.set, *args)
+        return await self.write(self._session.set, *args)
 
     async def delete(self, *args):
-        return await self._write(self._session.delete, *args)
+        return await self.write(self._session.delete, *args)
 
     async def _read(self, call, *args):
         if self.gone:
             raise StoreUnavailable("nobody answers")
         return await call(*args)
 
-    async def _write(self, call, *args, **options):
+    async def write(self, call, *args, **options):
         fate = self._script.popleft() if self._script else OK
         self.sent += 1
         if self.gone:
@@ -160,7 +160,7 @@ async def test_a_move_is_judged_on_what_is_there_and_not_on_what_was_known(began
 async def test_a_move_nobody_can_be_asked_about_is_unresolved(began, move, made, fate):
     store, _, known = await stored(began)
     disturbed = flaky(store, fate)
-    plain_write = disturbed.metadata._write
+    plain_write = disturbed.metadata.write
 
     async def write_then_vanish(call, *args, **options):
         try:
@@ -168,7 +168,7 @@ async def test_a_move_nobody_can_be_asked_about_is_unresolved(began, move, made,
         finally:
             disturbed.metadata.gone = True
 
-    disturbed.metadata._write = write_then_vanish
+    disturbed.metadata.write = write_then_vanish
     with pytest.raises(OutcomeUnresolved):
         await disturbed.move(known, move)
 
@@ -506,8 +506,8 @@ class Names(list):
 async def test_a_million_ledgers_are_listed_with_one_folder_of_names_in_memory_at_a_time():
     store, count = SimStore(), 1_000_000
     session = store.session("lister")
-    session._replica = store._tree
-    plant(store._tree, count)
+    session.replica = store.tree
+    plant(store.tree, count)
     plain = session.children
 
     async def children(path, watch=None):
@@ -528,8 +528,8 @@ async def test_a_million_ledgers_are_listed_with_one_folder_of_names_in_memory_a
 async def test_a_listing_takes_memory_for_a_folder_and_not_for_the_ledgers():
     store = SimStore()
     session = store.session("lister")
-    session._replica = store._tree
-    plant(store._tree, 100_000)
+    session.replica = store.tree
+    plant(store.tree, 100_000)
     tracemalloc.start()
     listing = LedgerRecords(session).list()
     assert sum([1 async for _ in listing]) == 100_000

@@ -8,7 +8,7 @@ from spark_ledger.local.local_bookie import LocalBookie
 
 def settings_of(bookie: LocalBookie) -> BookieConfig:
     """As its process reads them."""
-    _python, _m, _module, *arguments = bookie._command()
+    _python, _m, _module, *arguments = bookie.command()
     return load(BookieConfig, None, parse_overrides(_parser().parse_args(arguments).set))
 
 

@@ -12,7 +12,7 @@ from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.subscription.seek_target import offset_since
-from spark_ledger.topic.upkeep import compactor
+from spark_ledger.topic.upkeep import compactor, merge_encoding
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.upkeep.compactor import (
     GROUP_BYTES,
@@ -129,7 +129,7 @@ def test_what_is_merged_can_be_merged_again_with_what_came_since():
 
 
 def test_times_that_are_too_many_for_an_entry_make_another(monkeypatch):
-    monkeypatch.setattr(compactor, "TIMES_MAX", 3)
+    monkeypatch.setattr(merge_encoding, "TIMES_MAX", 3)
 
     async def act(stage):
         intent = await stage.intent()

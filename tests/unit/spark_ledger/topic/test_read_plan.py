@@ -8,7 +8,7 @@ from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.read.pieces import slices_of
-from spark_ledger.topic.read.plan import Cutting, lost_of, plan_read
+from spark_ledger.topic.read.plan import Cutting, LedgerEnd, lost_of, plan_read
 from tests.kit.segments_seen import partitions_of, rows_of_slice
 from tests.unit.spark_ledger.topic.stage import segment
 
@@ -149,7 +149,9 @@ def test_a_range_that_the_topic_does_not_have_is_refused(asked):
 def test_rows_beyond_the_end_of_a_closed_ledger_are_lost_rows_with_their_offsets():
     (task,) = plan_read(topic_of(segment(1, 10, 10, 10)), {0: (0, 25)})
 
-    (lost,) = lost_of(task, {1: 0})
+    (lost,) = lost_of(task, {1: LedgerEnd(0, 10)})
 
     assert (lost.start, lost.end) == (10, 25)
-    assert lost_of(task, {1: 2}) == lost_of(task, {1: None}) == lost_of(task, {}) == []
+    assert (
+        lost_of(task, {1: LedgerEnd(2, 30)}) == lost_of(task, {1: None}) == lost_of(task, {}) == []
+    )

@@ -17,12 +17,12 @@ async def with_live(stage, base=0, *sizes):
     return owner
 
 
-def test_a_seal_has_the_rows_that_every_entrys_header_says():
+def test_a_seal_has_the_rows_of_the_last_entrys_header_and_lists_no_entry():
     async def act(stage):
         await with_live(stage, 0, 5, 7, 1)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         found = await sealed(stage.client.ledgers, state.partitions[0].live)
-        assert found.segment.entry_rows == (5, 7, 1)
+        assert found.segment.counted
         assert found.segment.rows == 13
         assert found.segment.entries == ((0, 2),)
 
@@ -43,10 +43,10 @@ def test_rows_that_are_not_those_of_the_closed_record_are_not_sealed():
         owner = await with_live(stage, 0, 5)
         await owner.writer.close()
         known = await stage.client.ledgers.record(owner.writer.ledger_id)
-        for counts in ((4,), (5, 1), ()):
+        for entries, rows in ((1, 4), (2, 6), (0, 0)):
             with pytest.raises(errors.UnsupportedFormat, match="ended at entry 0 with 5 rows"):
-                seal_of(0, known, counts, [1])
-        assert seal_of(0, known, (5,), [1]).segment.rows == 5
+                seal_of(0, known, entries, rows, [1])
+        assert seal_of(0, known, 1, 5, [1]).segment.rows == 5
 
     play(act)
 

@@ -13,7 +13,8 @@ from spark_ledger.topic.log.actions import OpenLive, Replace, SealLive, Trim
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.read.live import LiveEnds
-from spark_ledger.topic.read.plan import Cutting, LiveRows, ReadTask, plan_read
+from spark_ledger.topic.read.pieces import LiveRows
+from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.write.task_writer import TaskSettings
 from tests.kit.loop_task import LoopTask
@@ -194,6 +195,7 @@ class Owner:
     def __init__(self, stage):
         self.stage = stage
         self.rows = 0
+        self.now_ms = 1
 
     async def open(self, base):
         ledgers = self.stage.client.ledgers
@@ -210,7 +212,7 @@ class Owner:
             values = [b"%d" % n for n in range(self.rows, self.rows + size)]
             batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
             shares = [Share(0, size, self.rows - self.base)]
-            await self.writer.append(encode_batch(batch, shares, written_ms=1), rows=size)
+            await self.writer.append(encode_batch(batch, shares, written_ms=self.now_ms), rows=size)
             self.rows += size
 
     async def seal(self, *sizes):

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -114,3 +114,60 @@ def test_of_two_who_change_policies_at_once_neither_loses_its_change():
         assert (policies.retention_ms, policies.retention_bytes) == (5, 7)
 
     play(act, seed=2)
+
+
+def test_a_name_that_a_partition_has_is_no_topics():
+    async def act(stage):
+        with pytest.raises(errors.TopicNameInvalid, match="partition 3 of topic 'rides'"):
+            await stage.client.topics.create("rides-partition-3")
+        await stage.client.topics.create("rides-partition-x")
+
+    play(act)
+
+
+def test_a_topic_takes_its_namespaces_policies_when_it_is_made_and_its_own_win():
+    async def act(stage):
+        topics, other = stage.client.topics, (await stage.another()).topics
+        assert await topics.namespace("acme/sales") is None
+        await topics.set_namespace("acme/sales", {"retention_ms": 5, "merging": False})
+        made = await other.create("acme/sales/a", 1, {"retention_ms": 7})
+        assert (made.policies.retention_ms, made.policies.merging) == (7, False)
+        assert (await other.create("acme/sales/b")).policies.retention_ms == 5
+        assert (await other.create("c")).policies == TopicPolicies()
+        whole = await other.create("acme/sales/d", 1, TopicPolicies())
+        assert whole.policies == TopicPolicies()
+        await other.set_namespace("acme/sales", {"merging": True, "auto_create": False})
+        there = await topics.namespace("acme/sales")
+        assert there.topics == {"retention_ms": 5, "merging": True}
+        assert (there.auto_create, there.auto_create_partitions) == (False, None)
+        assert (await topics.open("acme/sales/a")).policies.merging is False
+        assert await topics.namespaces() == ["acme/sales", "public/default"]
+
+    play(act)
+
+
+def test_a_namespace_that_topics_made_has_no_policies():
+    async def act(stage):
+        await stage.client.topics.create("acme/sales/a")
+        assert await stage.client.topics.namespace("acme/sales") == NamespacePolicies()
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "changes", "says"),
+    [
+        ("acme/sales", {"retention": 5}, "no policy 'retention'"),
+        ("acme/sales", {"auto_create": "maybe"}, "auto_create must be true or false"),
+        ("acme/sales", {"auto_create_partitions": -1}, "auto_create_partitions must not be -1"),
+        ("acme/sales", {"ensemble_size": 1}, "quorums 1/3/2"),
+        ("sales", {}, "'sales' is no namespace"),
+    ],
+)
+def test_a_policy_of_a_namespace_that_does_not_hold_changes_nothing(namespace, changes, says):
+    async def act(stage):
+        with pytest.raises((errors.BadConfig, errors.TopicNameInvalid), match=says):
+            await stage.client.topics.set_namespace(namespace, changes)
+        assert await stage.client.topics.namespaces() == ["public/default"]
+
+    play(act)

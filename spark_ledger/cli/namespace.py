@@ -1,0 +1,84 @@
+"""`spark-ledger namespace set|show|list`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_ledger.cli.common import (
+    App,
+    JsonOption,
+    UrlOption,
+    print_facts,
+    print_json,
+    print_table,
+    with_topics,
+)
+from spark_ledger.cli.topic import changes_of
+
+if TYPE_CHECKING:
+    from spark_ledger.topic.client import TopicClient
+    from spark_ledger.topic.log.policies import NamespacePolicies
+
+app = App(help="Namespaces: what topics made in them have.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="tenant/name")]
+
+
+@app.command("set")
+def change(
+    name: Name,
+    policy: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="As `topic set` takes it; and auto_create, auto_create_partitions.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Change what topics made in it from now on have; it is made if it is not there."""
+    changes = changes_of(policy or [])
+
+    async def work(client: "TopicClient") -> "NamespacePolicies":
+        return await client.topics.set_namespace(name, changes)
+
+    _print(with_topics(service_url, work), json)
+
+
+@app.command()
+def show(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """What it says of topics that are made in it; policies left out are the defaults."""
+
+    async def work(client: "TopicClient") -> "NamespacePolicies":
+        from spark_ledger.topic.log.policies import NamespacePolicies
+
+        return await client.topics.namespace(name) or NamespacePolicies()
+
+    _print(with_topics(service_url, work), json)
+
+
+@app.command("list")
+def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """Every namespace."""
+
+    async def work(client: "TopicClient") -> list[str]:
+        return await client.topics.namespaces()
+
+    found = with_topics(service_url, work)
+    if json:
+        print_json(found)
+    else:
+        print_table(("NAMESPACE",), [(name,) for name in found], "no namespaces")
+
+
+def _print(found: "NamespacePolicies", json: bool) -> None:
+    own = {
+        "auto_create": found.auto_create,
+        "auto_create_partitions": found.auto_create_partitions,
+    }
+    facts = {**own, **found.topics}
+    if json:
+        print_json(facts)
+    else:
+        shown = {name: "as the broker says" if facts[name] is None else facts[name] for name in own}
+        print_facts({**facts, **shown})

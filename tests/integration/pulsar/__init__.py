@@ -1,0 +1,1 @@
+"""What Pulsar's clients see here, compared with what they see of Pulsar."""

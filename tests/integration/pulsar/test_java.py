@@ -1,0 +1,72 @@
+"""Pulsar's Java client and its Python client on the same topics."""
+
+import uuid
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from spark_ledger.demo.jars import JarsMissing, jars_of
+from spark_ledger.topic import blocking
+from spark_ledger.topic.log.policies import TopicPolicies
+from tests.kit import pulsar_java
+
+TIMEOUT_MS = 30_000
+VALUES = [f"j{number}" for number in range(20)]
+
+
+def listed(values):
+    return f"[{', '.join(values)}]"
+
+
+@pytest.fixture
+def jars():
+    try:
+        return jars_of(pulsar_java.CLIENT)
+    except JarsMissing as missing:
+        pytest.skip(f"Pulsar's Java client is not here: {missing}")
+
+
+def test_what_java_writes_and_reads_is_what_python_reads(jars, cluster):
+    topic = f"persistent://public/default/java-{uuid.uuid4()}"
+    topics = blocking.topics(cluster.service_url)
+    once = TopicPolicies(deduplication=True, partitioned=False)
+    topics.run(topics.client.topics.create(f"{topic}-once", 1, once))
+    program = Path(__file__).with_name("Client.java")
+    said = pulsar_java.run(program, cluster.broker_url, topic, f"{topic}-once")
+    assert dict(line.split(": ", 1) for line in said.splitlines()) == {
+        "entries": "11",
+        "ascending": "true",
+        "values": listed(VALUES),
+        "keys": listed(f"k{number % 3}" for number in range(20)),
+        "properties": "{number=13}",
+        "event times": str(sum(range(20))),
+        "a second one": "ConsumerBusyException",
+        "the next one goes on with": listed(VALUES[15:]),
+        "after a seek": "[j5]",
+        "from the first": "[j0]",
+        "the last id": "true",
+        "read after an id": listed(VALUES[16:]),
+        "a second producer": "ProducerBusyException",
+        "known before 1": "-1",
+        "known before 3": "4",
+    }
+    client = pulsar.Client(
+        cluster.broker_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
+    try:
+        for name, values in ((topic, VALUES), (f"{topic}-once", [f"o{i}" for i in range(1, 7)])):
+            reader = client.create_reader(name, pulsar.MessageId.earliest)
+            found = []
+            while reader.has_message_available():
+                found.append(reader.read_next(TIMEOUT_MS))
+            assert [one.data().decode() for one in found] == values
+        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        found = [reader.read_next(TIMEOUT_MS) for _ in VALUES]
+        assert [one.partition_key() for one in found] == [f"k{i % 3}" for i in range(20)]
+        assert [one.properties() for one in found] == [{"number": str(i)} for i in range(20)]
+        assert [one.event_timestamp() for one in found] == [
+            1_600_000_000_000 + i for i in range(20)
+        ]
+    finally:
+        client.close()

@@ -1,0 +1,194 @@
+"""Several brokers, each a process: partitions of one topic spread, die with one and go on."""
+
+import re
+import signal
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pulsar
+import pytest
+
+from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.local.local_broker import LocalBroker
+from spark_ledger.topic import blocking
+from tests.integration.test_broker import TIMEOUT_MS, connected
+from tests.kit.processes import eventually
+
+PARTITIONS = 8
+
+
+class Stage:
+    """Two brokers and a topic whose partitions both of them have."""
+
+    def __init__(self, cluster, brokers, name):
+        self.first, self.other, self.name = *brokers, name
+        self.topics = blocking.topics(cluster.service_url)
+        self.info = self.topics.run(self.topics.client.topics.create(name, PARTITIONS))
+        self._ownership = Ownership(self.topics.client.store, "nobody", "")
+
+    @property
+    def hosts(self):
+        return f"{self.first.url},{self.other.url.removeprefix('pulsar://')}"
+
+    def owners(self):
+        """By partition the broker's URL."""
+        owners = self.topics.run(self._ownership.owners(self.info.id, fresh=True))
+        return {p: one.url for p in range(PARTITIONS) if (one := owners.of(p)) is not None}
+
+    def positions(self, subscription):
+        return self.topics.run(
+            self.topics.client.subscriptions.positions(self.info.id, subscription)
+        )
+
+    def send(self, client, count, first=0):
+        """Messages first, first + 1, ... round the partitions; each has its receipt."""
+        producer = client.create_producer(
+            self.name, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+        )
+        for i in range(first, first + count):
+            producer.send(b"%d" % i)
+        producer.close()
+
+
+@pytest.fixture
+def stage(fresh_cluster, tmp_path):
+    cluster = fresh_cluster(bookies=3)
+    brokers = [LocalBroker(tmp_path / f"{i}.log", cluster.service_url) for i in range(2)]
+    try:
+        for one in brokers:
+            one.start()
+        yield Stage(cluster, brokers, f"t-{uuid.uuid4()}")
+    finally:
+        for one in brokers:
+            one.kill()
+
+
+@contextmanager
+def stopped(broker):
+    broker.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        broker.signal(signal.SIGCONT)
+
+
+def received(consumer, count):
+    found = []
+    while len(found) < count:
+        message = consumer.receive(TIMEOUT_MS)
+        consumer.acknowledge(message)
+        found.append(int(message.data()))
+    return found
+
+
+def test_a_topic_and_its_subscription_are_served_by_two_brokers_and_by_one_when_the_other_dies(
+    stage,
+):
+    with connected(stage.hosts) as client:
+        consumer = client.subscribe(
+            stage.name, "s", initial_position=pulsar.InitialPosition.Earliest
+        )
+        stage.send(client, 40)
+        assert set(stage.owners().values()) == {stage.first.url, stage.other.url}
+        assert sorted(received(consumer, 40)) == list(range(40))
+        assert eventually(lambda: sum(stage.positions("s").values()) == 40)
+        (listed,) = stage.topics.run(stage.topics.client.subscriptions.list(stage.info.id))
+        assert listed.live
+        stage.other.kill()
+        assert eventually(lambda: set(stage.owners().values()) == {stage.first.url}, patience_s=10)
+        stage.send(client, 40, first=40)
+        assert sorted(received(consumer, 40)) == list(range(40, 80))
+        assert eventually(lambda: sum(stage.positions("s").values()) == 80)
+        consumer.unsubscribe()
+        assert eventually(
+            lambda: not stage.topics.run(stage.topics.client.subscriptions.list(stage.info.id))
+        )
+
+
+def test_what_a_hung_broker_had_is_served_by_another_and_it_does_no_harm_when_it_goes_on(stage):
+    with connected(stage.hosts) as client:
+        stage.send(client, 40)
+    before = stage.owners()
+    mine = [p for p, url in before.items() if url == stage.other.url]
+    with stopped(stage.other):
+        began_s = time.monotonic()
+        assert eventually(lambda: stage.other.url not in stage.owners().values(), patience_s=15)
+        assert time.monotonic() - began_s < 10
+        with connected(stage.first.url) as client:
+            stage.send(client, 40, first=40)
+    # it goes on with the session it had, or without, and learns that others have its partitions
+    with connected(stage.hosts) as client:
+        stage.send(client, 40, first=80)
+        reader = client.create_reader(stage.name, pulsar.MessageId.earliest)
+        found = [int(reader.read_next(TIMEOUT_MS).data()) for _ in range(120)]
+        assert sorted(found) == list(range(120))
+        assert not reader.has_message_available()
+    assert {stage.owners()[p] for p in mine} == {stage.first.url}
+
+
+def test_what_a_broker_that_stops_in_good_order_had_goes_on_at_once(stage):
+    sent, stop = [], threading.Event()
+
+    def produce():
+        with connected(stage.hosts) as client:
+            producer = client.create_producer(
+                stage.name,
+                message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution,
+            )
+            while not stop.is_set():
+                producer.send(b"%d" % len(sent))
+                sent.append(time.monotonic())
+            producer.close()
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        assert eventually(lambda: len(sent) > 50)
+        stage.other.stop()
+        count = len(sent)
+        assert eventually(lambda: len(sent) > count + 50)
+    finally:
+        stop.set()
+        thread.join()
+    gaps = [b - a for a, b in pairwise(sent)]
+    assert max(gaps) < 5
+    with connected(stage.first.url) as client:
+        reader = client.create_reader(stage.name, pulsar.MessageId.earliest)
+        found = sorted(int(reader.read_next(TIMEOUT_MS).data()) for _ in range(len(sent)))
+        assert found == list(range(len(sent)))
+
+
+def test_a_service_url_of_http_works_unchanged(stage):
+    with connected(stage.first.admin_url) as client:
+        consumer = client.subscribe(
+            [stage.name], "s", initial_position=pulsar.InitialPosition.Earliest
+        )
+        stage.send(client, 40)
+        assert set(stage.owners().values()) == {stage.first.url, stage.other.url}
+        assert sorted(received(consumer, 40)) == list(range(40))
+        alone = client.create_producer(f"{stage.name}-alone")
+        alone.send(b"made by naming it")
+        pattern = client.subscribe(
+            re.compile(f"persistent://public/default/{stage.name}.*"),
+            "p",
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+        assert len([pattern.receive(TIMEOUT_MS) for _ in range(41)]) == 41
+        with pytest.raises(pulsar.PulsarException):
+            client.create_producer(f"non-persistent://public/default/{stage.name}")
+
+
+def test_topics_are_made_in_namespaces_that_are_there_as_these_say(stage):
+    topics = stage.topics.client.topics
+    stage.topics.run(topics.set_namespace("acme/four", {"auto_create_partitions": 4}))
+    stage.topics.run(topics.set_namespace("acme/none", {"auto_create": False}))
+    with connected(stage.hosts) as client:
+        client.create_producer("persistent://acme/four/t").send(b"x")
+        assert len(client.get_topic_partitions("persistent://acme/four/t")) == 4
+        for wrong in ("persistent://acme/none/t", "persistent://nobody/has/t", "never-partition-2"):
+            with pytest.raises(pulsar.PulsarException):
+                client.create_producer(wrong)
+    assert stage.topics.run(topics.find("never")) is None

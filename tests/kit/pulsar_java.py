@@ -1,0 +1,34 @@
+"""Pulsar's Java client: its jars, and programs of one file that use it.
+
+    python -m tests.kit.pulsar_java         fetch the jars now; says in one line what is missing
+
+Java runs such a file as it is; nothing is built.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from spark_ledger.demo.jars import JarsMissing, Library, jars_of, java
+
+CLIENT = Library("pulsar-client", "org.apache.pulsar", "pulsar-client", "4.2.4")
+QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
+TIMEOUT_S = 180
+
+
+def run(program: Path, *arguments: str) -> str:
+    """What it printed. Raises JarsMissing, and AssertionError with what it said of its failure."""
+    classes = ":".join(map(str, jars_of(CLIENT)))
+    command = [java(), *QUICK_START, "-cp", classes, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        for jar in jars_of(CLIENT):
+            print(jar)
+    except JarsMissing as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None

@@ -1,0 +1,78 @@
+"""For each invariant of brokers what keeps it and what breaks it (test_invariants.py)."""
+
+from typing import Any
+
+from tests.simulation import invariants as I
+
+OF_BROKERS: list[tuple[Any, ...]] = [
+    (
+        *("B1", I.a_message_is_stored_as_often_as_it_was_sent),
+        lambda g, x: (b"ann.0.0:0:1", 1, 1),
+        lambda g, x: (b"ann.0.0:0:1", 2, 1),
+    ),
+    (
+        *("B2", I.messages_are_in_the_order_of_their_producer),
+        lambda g, x: ("ann.0", (0, 1), (0, 2)),
+        lambda g, x: ("ann.0", (0, 1), (0, 3)),
+    ),
+    (
+        *("B2", I.messages_are_in_the_order_of_their_producer),
+        lambda g, x: ("ann.0", (0, 1), (2, 0)),
+        lambda g, x: ("ann.0", (2, 0), (0, 2)),
+    ),
+    (
+        *("B3", I.nothing_is_told_that_is_not_confirmed),
+        lambda g, x: ("a reader", 0, 5, 5),
+        lambda g, x: ("a reader", 0, 6, 5),
+    ),
+    (
+        *("B4", I.receipts_come_in_the_order_of_batches),
+        lambda g, x: ("ann", 3, 3),
+        lambda g, x: ("ann", 4, 3),
+    ),
+    (
+        *("B4", I.receipts_come_in_the_order_of_batches),
+        lambda g, x: ("ann", 3, 3),
+        lambda g, x: ("ann", 3, None),
+    ),
+    (
+        *("B5", I.a_seal_says_what_its_entries_are),
+        lambda g, x: (1, [2, 1], [2, 1]),
+        lambda g, x: (1, [2, 1], [1, 2]),
+    ),
+    (
+        *("B6", I.what_has_a_receipt_is_there),
+        lambda g, x: (b"ann.0.0:0:1", True),
+        lambda g, x: (b"ann.0.0:0:1", False),
+    ),
+    (
+        *("B7", I.a_consumer_passes_over_nothing),
+        lambda g, x: ("a consumer", 0, []),
+        lambda g, x: ("a consumer", 0, [3]),
+    ),
+    (
+        *("B8", I.a_durable_position_never_goes_back),
+        lambda g, x: ("s", 0, 5, 5),
+        lambda g, x: ("s", 0, 4, 5),
+    ),
+    (
+        *("B8", I.a_durable_position_never_goes_back),
+        lambda g, x: ("s", 0, 5, 5),
+        lambda g, x: ("s", 0, None, 5),
+    ),
+    (
+        *("B9", I.a_producer_that_comes_back_hears_how_far_it_came),
+        lambda g, x: ("ann", 5, 5),
+        lambda g, x: ("ann", 4, 5),
+    ),
+    (
+        *("B10", I.all_who_use_brokers_come_to_the_end),
+        lambda g, x: ([],),
+        lambda g, x: (["ann"],),
+    ),
+    (
+        *("B11", I.what_is_decided_waits_no_more),
+        lambda g, x: ({"broker.1": 0},),
+        lambda g, x: ({"broker.1": 7},),
+    ),
+]

@@ -1,0 +1,68 @@
+"""Where the consumers' subscriptions are by the store, and where brokers find them.
+
+Always true: what is durable is told by the writes that the store applied: of a partition the share
+of the owner of the highest epoch counts, and what an owner of before writes later changes nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spark_ledger.metadata import paths
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
+from spark_ledger.topic.subscription.records import decode_share
+from tests.simulation import invariants
+from tests.simulation.ghost import Ghost
+from tests.simulation.store import Commit
+
+
+class Places:
+    """Of one topic."""
+
+    def __init__(self, ghost: Ghost, topic_id: str, judged: Callable[..., None]) -> None:
+        self._ghost = ghost
+        self._folder = paths.subscriptions(topic_id)
+        self._judged = judged
+        self._durable: dict[tuple[str, int], tuple[int, int]] = {}
+        """By name and partition: the owner's epoch, and how far it was durable in it."""
+
+    def written(self, written: Commit) -> None:
+        """The store has applied it."""
+        for change in written.changes:
+            parts = change.path.removeprefix(f"{self._folder}/").split("/")
+            if len(parts) != 3 or parts[1] != "shares" or change.after is None:
+                continue
+            for partition, at in decode_share(change.after.value).at.items():
+                place = (parts[0], partition)
+                self._durable[place] = max(at, self._durable.get(place, at))
+
+    def durable(self, name: str, partition: int, epoch: int) -> int:
+        """How far it was durable for an owner of that epoch; of one of before nothing counts."""
+        known = self._durable.get((name, partition), (0, 0))
+        return known[1] if known[0] <= epoch else 0
+
+    async def adopted(self, adopt: Any, cursor: ConsumerCursor, partition: int, epoch: int) -> int:
+        """As the cursor's own `adopt`, judged (B8)."""
+        durable = self.durable(cursor.name, partition, epoch)
+        found: int = await adopt(cursor, partition, epoch)
+        self._ghost.meet("place of a subscription found")
+        self._judged(
+            invariants.a_durable_position_never_goes_back,
+            *(self._ghost, cursor.name, partition, found, durable),
+        )
+        return found
+
+
+@contextmanager
+def adopting(places: Callable[[], Places]) -> Iterator[None]:
+    """Production code whose finding of places is judged."""
+    adopt = ConsumerCursor.adopt
+
+    async def judged(self: ConsumerCursor, partition: int, epoch: int) -> int:
+        return await places().adopted(adopt, self, partition, epoch)
+
+    try:
+        ConsumerCursor.adopt = judged  # type: ignore[method-assign]
+        yield
+    finally:
+        ConsumerCursor.adopt = adopt  # type: ignore[method-assign]

@@ -1,0 +1,199 @@
+"""A producer as Pulsar's clients are: batches with sequence ids, and each again until its receipt.
+
+Always true: batches are sent in order, and again in order after a connection was lost; nothing is
+given up. Now and then its program dies: the next one of its name goes on (with deduplication after
+the sequence id that it is told), and what had no receipt is not sent again.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_ledger.broker.names import ledger_number
+from spark_ledger.broker.wire.commands import signed
+from tests.kit.pulsar_batches import batch_of, lone, message
+from tests.simulation import invariants
+from tests.simulation.brokers.link import Link, Lost, find
+from tests.simulation.brokers.wire import jitter
+
+if TYPE_CHECKING:
+    from tests.simulation.brokers.work import BrokerWork
+
+SILENT_S = (3.0, 8.0, 20.0)
+PRODUCER_ID = 1
+DIES = 0.06
+
+
+@dataclass
+class Sent:
+    """A batch, until its receipt."""
+
+    first: int
+    """Sequence id of its first message."""
+    values: list[bytes]
+    data: bytes
+    times: int = 0
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.values) - 1
+
+
+class ProducerModel:
+    """Of one partition."""
+
+    def __init__(self, work: "BrokerWork", name: str, partition: int) -> None:
+        self.work = work
+        self.name = name
+        self.partition = partition
+        self.process = work.world.loop.process(f"producer {name} {partition}")
+        self.rng = work.world.loop.random_for(f"producer {name} {partition}")
+        self.waiting: deque[Sent] = deque()
+        self._epoch = 0
+        self._life = 0
+        self._number = 0
+        self._next = 0
+        self._received = -1
+        self._new_life = True
+        self._owner = ""
+        self.silent_s = self.rng.choice(SILENT_S)
+        self.left = self.rng.randint(4, 40)
+        self.rest_s = self.rng.choice((0.0, 0.1, 0.5, 1.5))
+        self.dies = DIES
+
+    @property
+    def done(self) -> bool:
+        return not self.waiting and (self.left <= 0 or self.work.over)
+
+    def told(self) -> str:
+        return f"producer {self.name} of partition {self.partition}: {len(self.waiting)} wait"
+
+    async def run(self) -> None:
+        world = self.work.world
+        while not self.done:
+            link: Link | None = None
+            try:
+                link, _ = await find(
+                    world.loop, self.work.brokers, self.process, self.rng, self._topic
+                )
+                await self._session(link)
+            except Lost as lost:
+                world.trace.note(self.process.name, str(lost))
+            finally:
+                if link is not None:
+                    link.close()
+            if self.done:
+                return
+            if self.rng.random() < self.dies and not self.work.over:
+                self._dies()
+            await asyncio.sleep(jitter(self.rng))
+
+    @property
+    def _topic(self) -> str:
+        return self.work.partition_name(self.partition)
+
+    def _dies(self) -> None:
+        """The program ends, and is started again."""
+        self.work.world.ghost.meet("producer's program died")
+        self.waiting.clear()
+        self._life += 1
+        self._number = self._epoch = 0
+        self._new_life = True
+
+    async def _session(self, link: Link) -> None:
+        self._owner = f"broker {link.server.broker.id}"
+        link.heard = lambda name, part, batch: self._heard(link, name, part)
+        _, made = await link.ask(
+            "producer",
+            topic=self._topic,
+            producer_id=PRODUCER_ID,
+            producer_name=self.name,
+            epoch=self._epoch,
+            producer_access_mode=0,
+        )
+        self._epoch += 1
+        if self.work.truth.deduplicates:
+            invariants.a_producer_that_comes_back_hears_how_far_it_came(
+                self.work.world.ghost, self.name, made.last_sequence_id, self._received
+            )
+        if self._new_life:
+            self._next, self._new_life = made.last_sequence_id + 1, False
+        for sent in self.waiting:
+            self._send(link, sent)
+        while not link.gone and not self.done:
+            if self.left > 0 and not self.work.over:
+                for _ in range(self.rng.choice((1, 1, 2, 6, 14))):
+                    self._send(link, self._made())
+            await asyncio.sleep(self.rest_s + self.rng.uniform(0.01, 0.3))
+            if self.waiting and self.work.world.loop.now > link.heard_s + self.silent_s:
+                self.work.world.ghost.meet("producer left a silent broker")
+                return
+
+    def _made(self) -> Sent:
+        rng, count = self.rng, self.rng.choice((0, 0, 1, 2, 3, 5))
+        name = f"{self.name}.{self.partition}.{self._life}"
+        numbers = range(self._number, self._number + max(1, count))
+        values = [f"{name}:0:{number}".encode() for number in numbers]
+        padding = {"padding": "x" * rng.choice((0, 0, 100, 400))}
+        messages = [message(value, properties=padding) for value in values]
+        if count:
+            data = batch_of(messages, producer=self.name, sequence_id=self._next)
+        else:
+            data = lone(messages[0], producer=self.name, sequence_id=self._next)
+        sent = Sent(self._next, values, data)
+        self._number += len(values)
+        self._next += len(values)
+        self.left -= 1
+        self.waiting.append(sent)
+        return sent
+
+    def _send(self, link: Link, sent: Sent) -> None:
+        sent.times += 1
+        self.work.truth.is_sent(sent.values, self._owner)
+        link.send(
+            "send",
+            sent.data,
+            producer_id=PRODUCER_ID,
+            sequence_id=sent.first,
+            num_messages=len(sent.values),
+            highest_sequence_id=sent.last,
+        )
+
+    def _heard(self, link: Link, name: str, part: Any) -> None:
+        if name == "send_receipt":
+            self.work.judged(self._receipt, part)
+        elif name in ("close_producer", "send_error"):
+            if name == "send_error":
+                self.work.world.trace.note(self.process.name, f"refused: {part.message}")
+                self.work.world.ghost.meet(f"send refused: {part.error}")
+            link.close()
+
+    def _receipt(self, part: Any) -> None:
+        work, ghost = self.work, self.work.world.ghost
+        waiting = self.waiting[0].first if self.waiting else None
+        invariants.receipts_come_in_the_order_of_batches(
+            ghost, self.process.name, part.sequence_id, waiting
+        )
+        sent = self.waiting.popleft()
+        ledger, offset = signed(part.message_id.ledgerId), signed(part.message_id.entryId)
+        ghost.meet("receipt")
+        if offset < 0:
+            ghost.meet("receipt of what was stored before")
+            allowed = 1 if sent.times > 1 and work.truth.deduplicates else 0
+            invariants.a_message_is_stored_as_often_as_it_was_sent(
+                ghost, f"duplicate of {sent.values[0]!r}", 1, allowed
+            )
+        else:
+            number = ledger_number(work.log.topic_id)
+            invariants.nothing_of_one_topic_is_in_another(
+                ghost, (self.partition, offset), f"{ledger}", f"{number}"
+            )
+            end = offset + len(sent.values)
+            invariants.nothing_is_told_that_is_not_confirmed(
+                ghost, self.process.name, self.partition, end, work.truth.confirmed(self.partition)
+            )
+            work.rows_are(self.partition, offset, sent.values)
+        self._received = max(self._received, sent.last)
+        for value in sent.values:
+            work.truth.received[value] = work.world.loop.now

@@ -1,0 +1,148 @@
+"""What producers sent and what is stored of it, by the log and the ledgers' entries.
+
+Always true: what is stored is told by the seals that the store applied and by the entries that the
+owner's writer was given, not by what a broker remembers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.message_batch import decode_header
+from spark_ledger.topic.entry.pulsar_columns import decoded
+from spark_ledger.topic.log.actions import SealLive
+from spark_ledger.topic.log.segments import LiveSegment
+from tests.simulation import invariants
+from tests.simulation.ghost import Ghost
+from tests.simulation.topic_ghost import LogGhost
+
+Message = bytes
+"""The value of a row, b"<producer>.<partition>.<life>:0:<number>": each is sent as another one."""
+
+
+@dataclass
+class Lane:
+    """One producer's messages in one partition, as they are first stored."""
+
+    last: tuple[int, int] = (-1, -1)
+
+
+@dataclass
+class Truth:
+    """Of the topic that brokers serve."""
+
+    ghost: Ghost
+    log: LogGhost | None = None
+    deduplicates: bool = False
+    sent: dict[Message, dict[str, int]] = field(default_factory=dict)
+    """By message: how often it was sent, by owner."""
+    received: dict[Message, float] = field(default_factory=dict)
+    """Messages with a receipt, and when it came."""
+    stored: dict[Message, dict[str, int]] = field(default_factory=dict)
+    """How often it is in sealed ledgers, by owner."""
+    lanes: dict[str, Lane] = field(default_factory=dict)
+
+    def is_sent(self, messages: list[Message], owner: str) -> None:
+        for message in messages:
+            times = self.sent.setdefault(message, {})
+            times[owner] = times.get(owner, 0) + 1
+
+    # -- seals ----------------------------------------
+
+    def sealed(self, live: LiveSegment, seal: SealLive) -> tuple[Message, ...]:
+        """The rows that the seal brings in, judged."""
+        entries = self._entries(live.ledger_id, self._closed_at(live.ledger_id))
+        told = () if seal.segment is None else seal.segment.entry_rows
+        rows = [len(messages) for messages, _ in entries]
+        invariants.a_seal_says_what_its_entries_are(self.ghost, live.ledger_id, list(told), rows)
+        if live.deduplicated:
+            producers: dict[str, int] = {}
+            for _, some in entries:
+                for name, last in some:
+                    producers[name] = max(last, producers.get(name, last))
+            invariants.a_seal_says_what_its_entries_are(
+                self.ghost, live.ledger_id, dict(seal.producers), producers
+            )
+        found = [message for messages, _ in entries for message in messages]
+        for message in found:
+            self._store(message, live.owner)
+        return tuple(found)
+
+    def _store(self, message: Message, owner: str) -> None:
+        times = self.stored.setdefault(message, {})
+        first = not times
+        times[owner] = times.get(owner, 0) + 1
+        if self.deduplicates:
+            there, allowed = sum(times.values()), 1
+        else:
+            there, allowed = times[owner], self.sent.get(message, {}).get(owner, 0)
+        invariants.a_message_is_stored_as_often_as_it_was_sent(self.ghost, message, there, allowed)
+        if first:
+            lane, place = place_of(message)
+            known = self.lanes.setdefault(lane, Lane())
+            invariants.messages_are_in_the_order_of_their_producer(
+                self.ghost, lane, known.last, place
+            )
+            known.last = place
+
+    # -- the open ends ----------------------------------------
+
+    def _closed_at(self, ledger_id: int) -> int:
+        last = self.ghost.ledgers[ledger_id].record.last_entry
+        return -1 if last is None else last
+
+    def _entries(
+        self, ledger_id: int, last: int
+    ) -> list[tuple[list[Message], list[tuple[str, int]]]]:
+        """Of each entry its messages, and its batches' producers with their last sequence ids."""
+        return [
+            _decoded(payload) for payload in self.ghost.ledgers[ledger_id].submitted[: last + 1]
+        ]
+
+    def confirmed(self, partition: int) -> int:
+        """One past the last offset that may be told of."""
+        assert self.log is not None
+        held = self.log.state.partitions[partition]
+        live = held.live
+        if live is None:
+            return held.end_offset
+        ledger = self.ghost.ledgers[live.ledger_id]
+        last = max(ledger.acked, self._closed_at(live.ledger_id))
+        return live.base + sum(ledger.submitted_rows[: last + 1])
+
+    def at_the_end(self) -> None:
+        """Each message with a receipt is there."""
+        assert self.log is not None
+        there = dict.fromkeys(self.stored)
+        for held in self.log.state.partitions:
+            if held.live is not None:
+                ledger_id = held.live.ledger_id
+                for messages, _ in self._entries(ledger_id, self._closed_at(ledger_id)):
+                    there.update(dict.fromkeys(messages))
+        for message in self.received:
+            invariants.what_has_a_receipt_is_there(self.ghost, message, message in there)
+
+
+def place_of(message: Message) -> tuple[str, tuple[int, int]]:
+    """The lane of a message, and its place there."""
+    name, _, number = message.decode().split(":")
+    lane, _, life = name.rpartition(".")
+    return lane, (int(life), int(number))
+
+
+def _decoded(payload: bytes) -> tuple[list[Message], list[tuple[str, int]]]:
+    header = decode_header(payload)
+    body = memoryview(payload)[header.body_at :]
+    producers = list(pulsar_batch.producers_of(body, header.rows))
+    return [*_messages(body, header.rows)], producers
+
+
+def _messages(body: memoryview, rows: int) -> Iterator[Message]:
+    for _, data in pulsar_batch.unframed(body, rows):
+        yield from values_of(bytes(data))
+
+
+def values_of(batch: bytes) -> list[bytes]:
+    """The values of a batch's messages."""
+    column = decoded([pulsar_batch.parse(batch)]).column("value")
+    return list(column.to_pylist())

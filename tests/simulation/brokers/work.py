@@ -1,0 +1,327 @@
+"""Brokers in a run: several of them serve one topic to producers, consumers and readers, while
+Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
+
+Always true: whoever is told something is judged at that moment (invariants B1 to B10); when all is
+well again each batch gets its receipt and each consumer gets to the end; then the last broker stops
+in good order, or is killed.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spark_ledger.broker.broker import BrokerSettings
+from spark_ledger.broker.owner.live_writer import RollLimits
+from spark_ledger.broker.wire.commands import SubscriptionType
+from spark_ledger.errors import LedgerError
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import TopicInfo
+from tests.simulation import invariants
+from tests.simulation.brokers.consumer import Acked, ConsumerModel
+from tests.simulation.brokers.places import Places, adopting
+from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
+from tests.simulation.brokers.producer import ProducerModel
+from tests.simulation.brokers.truth import Truth
+from tests.simulation.invariants import Violation
+from tests.simulation.topic_ghost import BROKERED, LogGhost
+from tests.simulation.topic_work import TopicWork
+from tests.simulation.world import Client
+
+SPARK = "spark beside brokers"
+TOPIC = f"persistent://public/default/{BROKERED}"
+END_S = 150.0
+"""Simulated: after healing all who use brokers come to the end within that."""
+FORGOTTEN_S = 20.0
+AGAIN_S = 0.5
+STOP_S = 20.0
+
+
+class BrokerWork:
+    """Of one run."""
+
+    def __init__(self, work: TopicWork) -> None:
+        self.work = work
+        self.world = work.world
+        self.rng = rng = self.world.loop.random_for("brokers")
+        self.partitions = rng.choice((1, 1, 2))
+        self.blind = rng.choice((0.0, 0.0, 0.2, 0.6))
+        self.brokers = Brokers(self.blind, self.world.loop.random_for("probes"))
+        work.ask = self.brokers.ask
+        self.truth = Truth(self.world.ghost, deduplicates=rng.random() < 0.5)
+        self.acked: dict[tuple[str, int], Acked] = {}
+        self.inflight = rng.choice((1, 2, 8))
+        self.at_once = rng.choice((2, 2, 3))
+        self.harm_s = rng.choice((0.7, 2.0, 5.0))
+        self.spark_s = rng.choice((None, 0.5, 2.0))
+        self.places: Places
+        self.over = False
+        """The chaos is: nothing new is sent."""
+        self._end = self.world.loop.now + work.plan.chaos_s
+        self._all: list[BrokerProcess] = []
+        self._producers: list[ProducerModel] = []
+        self._consumers: list[ConsumerModel] = []
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Production code with limits that fit, and judged where it finds subscriptions."""
+        with small_entries(self.inflight), adopting(lambda: self.places):
+            yield
+
+    @property
+    def log(self) -> LogGhost:
+        assert self.truth.log is not None
+        return self.truth.log
+
+    @property
+    def produced(self) -> bool:
+        """Nothing more is stored."""
+        return all(one.done for one in self._producers)
+
+    def partition_name(self, partition: int) -> str:
+        return f"{TOPIC}-partition-{partition}"
+
+    def judged(self, judge: Callable[..., None], *args: Any) -> None:
+        """A Violation is kept: who calls is a callback of a connection."""
+        try:
+            judge(*args)
+        except Violation as violation:
+            self.world.observers.violated(violation)
+        except Exception as error:
+            defect = Violation("no defect", f"{judge.__name__} raised {error!r}")
+            self.world.observers.violated(defect)
+
+    def rows_are(self, partition: int, offset: int, values: list[bytes]) -> None:
+        """Somebody was told that these rows begin at the offset."""
+        for at, value in enumerate(values, offset):
+            place = (self.log.topic_id, partition, at)
+            known = self.work.ghost.offsets
+            invariants.an_offset_is_one_row_for_ever(self.world.ghost, known, place, value)
+
+    # -- one after the other ----------------------------------------
+
+    async def supervise(self) -> None:
+        info = await self.make_topic()
+        harm = asyncio.create_task(self._harm(), name="harm to brokers")
+        users = self._begin()
+        spark = asyncio.create_task(self._spark(info), name="Spark beside brokers")
+        await asyncio.sleep(max(0.0, self._end - self.world.loop.now))
+        self.over = True
+        await asyncio.gather(harm, spark)
+        while self.world.observers.well_since is None:  # noqa: ASYNC110
+            await asyncio.sleep(AGAIN_S)
+        await self.come_to_the_end(users)
+        await self._stop_all()
+
+    async def make_topic(self) -> TopicInfo:
+        info = await self._made()
+        self.truth.log = self.work.ghost.logs[info.id]
+        self.work.ghost.truth = self.truth
+        self.places = Places(self.world.ghost, info.id, self.judged)
+        self.world.store.listeners.append(self.places.written)
+        return info
+
+    async def _made(self) -> TopicInfo:
+        policies = TopicPolicies(
+            *self.work.plan.quorum,
+            deduplication=self.truth.deduplicates,
+            partitioned=True,
+        )
+        while True:
+            client = await self.world.client("admin")
+            topics = self.work.client(client).topics
+            making = client.run(topics.create(BROKERED, self.partitions, policies, exist_ok=True))
+            (outcome,) = await asyncio.gather(making, return_exceptions=True)
+            if isinstance(outcome, TopicInfo):
+                return outcome
+            if not isinstance(outcome, LedgerError | StoreError | asyncio.CancelledError):
+                raise outcome
+            await asyncio.sleep(1)
+
+    def _begin(self) -> "list[asyncio.Task[None]]":
+        rng = self.rng
+        producers: list[ProducerModel] = []
+        consumers: list[ConsumerModel] = []
+        for partition in range(self.partitions):
+            for name in ("ann", "bob", "cy")[: rng.choice((1, 2, 2, 3))]:
+                producers.append(ProducerModel(self, name, partition))
+            kinds = [("failing-over", SubscriptionType.FAILOVER)] * rng.choice((0, 1, 2))
+            kinds += [("alone", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1))
+            kinds += [("", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1, 1))
+            for number, (subscription, kind) in enumerate(kinds):
+                name = f"{number} of {subscription}"
+                consumers.append(ConsumerModel(self, name, partition, subscription, kind))
+        return self.begin_with(producers, consumers)
+
+    def begin_with(
+        self, producers: list[ProducerModel], consumers: list[ConsumerModel]
+    ) -> "list[asyncio.Task[None]]":
+        self._producers, self._consumers = producers, consumers
+        return [one.process.spawn(one.run()) for one in (*producers, *consumers)]
+
+    async def come_to_the_end(self, users: "list[asyncio.Task[None]]") -> None:
+        keeping = asyncio.create_task(self._keep_one_going(), name="a broker more")
+        try:
+            async with asyncio.timeout(END_S):
+                await asyncio.gather(*users)
+        except TimeoutError:
+            some = (*self._producers, *self._consumers)
+            waiting = [one.told() for one in some if not one.done] or ["all are done, and go on"]
+            invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, waiting)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, [])
+        await self._nothing_waits()
+
+    async def _nothing_waits(self) -> None:
+        """What waited in the memory of a broker is forgotten once it is decided, also of one that
+        another took over from."""
+        left: dict[str, int] = {}
+        for _ in range(int(FORGOTTEN_S)):
+            living = [one for one in self._living() if one.listening]
+            left = {one.name: one.broker.waiting_bytes for one in living}
+            if not any(left.values()):
+                break
+            await asyncio.sleep(1.0)
+        invariants.what_is_decided_waits_no_more(self.world.ghost, left)
+
+    # -- brokers ----------------------------------------
+
+    async def _start_one(self) -> None:
+        client = await self.world.client("broker")
+        rng = client.rng
+        roll = RollLimits(
+            entries=rng.choice((2, 5, 20, 1000)), age_s=rng.choice((1.0, 5.0, 60.0, 3600.0))
+        )
+        settings = BrokerSettings(tail_bytes=rng.choice((1, 2_000, 1 << 20)), roll=roll)
+        broker = self.made(client, settings)
+        (outcome,) = await asyncio.gather(
+            client.run(broker.start(), "starts"), return_exceptions=True
+        )
+        if isinstance(outcome, LedgerError | StoreError):
+            broker.kill()
+        elif isinstance(outcome, Exception):
+            raise outcome
+        self.world.ghost.meet("broker started")
+
+    def made(self, client: Client, settings: BrokerSettings) -> BrokerProcess:
+        """A broker in the client's process, which is to be started."""
+        broker = BrokerProcess(self.brokers, client, self.work.client(client), settings)
+        self._all.append(broker)
+        return broker
+
+    def _living(self) -> list[BrokerProcess]:
+        return [one for one in self._all if one.process.alive and not one.stopping]
+
+    async def _harm(self) -> None:
+        """Start brokers; kill, stop, pause them, and cut their connections, as it comes."""
+        ways = (self._kill, self._kill, self._pause, self._pause, self._stop, self._cut, self._cut)
+        while self.world.loop.now < self._end:
+            while len(self._living()) < self.at_once:
+                await self._start_one()
+            await asyncio.sleep(self.rng.expovariate(1 / self.harm_s))
+            living = self._living()
+            if living:
+                self.rng.choice(ways)(self.rng.choice(living))
+
+    def _kill(self, broker: BrokerProcess) -> None:
+        self.world.ghost.meet("broker killed")
+        broker.kill()
+
+    def _pause(self, broker: BrokerProcess) -> None:
+        """A zombie, if another takes over meanwhile."""
+        seconds = self.rng.choice((0.3, 4.0, 12.0, 40.0))
+        self.world.trace.note(broker.name, f"stands still for {seconds} s")
+        self.world.ghost.meet("broker stood still")
+        broker.process.pause()
+        self._resume_later(broker, seconds)
+
+    def _resume_later(self, broker: BrokerProcess, seconds: float) -> None:
+        loop = self.world.loop
+        loop.call_later(seconds, broker.process.resume, context=loop.outside)
+
+    def _stop(self, broker: BrokerProcess) -> None:
+        self.world.ghost.meet("broker stopped")
+        self.world.trace.note(broker.name, "stops")
+        broker.stopping = True
+        broker.client.run(self._stopped(broker), "stops")
+
+    async def _stopped(self, broker: BrokerProcess) -> None:
+        try:
+            async with asyncio.timeout(STOP_S):
+                await broker.stop()
+        except (TimeoutError, LedgerError, StoreError) as error:
+            self.world.trace.note(broker.name, f"does not stop: {error!r}")
+        finally:
+            loop = self.world.loop
+            loop.call_later(0.0, broker.kill, context=loop.outside)
+
+    def _cut(self, broker: BrokerProcess) -> None:
+        wires = [wire for wire in broker.wires if not wire.broken]
+        for wire in wires:
+            if self.rng.random() < 0.5:
+                self.world.ghost.meet("connection to a broker cut")
+                wire.reset()
+
+    async def _keep_one_going(self) -> None:
+        while True:
+            if not self.brokers.listening():
+                await self._start_one()
+            await asyncio.sleep(AGAIN_S)
+
+    async def _stop_all(self) -> None:
+        """Some in good order; what they leave open the janitor closes."""
+        for broker in self._living():
+            if self.rng.random() < 0.6:
+                self._stop(broker)
+            else:
+                broker.kill()
+        for _ in range(int(STOP_S + 2)):
+            if not any(one.process.alive for one in self._all):
+                return
+            await asyncio.sleep(1.0)
+        for broker in self._all:
+            if broker.process.alive:
+                broker.kill()
+
+    # -- Spark ----------------------------------------
+
+    async def _spark(self, info: TopicInfo) -> None:
+        """A query commits batches to the same partitions, again until each is there."""
+        version = 0
+        while self.spark_s is not None and self.world.loop.now < self._end:
+            driver = await self.world.client("driver")
+            executor = await self.world.client("executor")
+            doing = driver.run(self._batch(driver, executor, info, version), "commits")
+            (outcome,) = await asyncio.gather(doing, return_exceptions=True)
+            if outcome is None:
+                version += 1
+                self.world.ghost.meet("Spark committed beside brokers")
+            elif isinstance(outcome, LedgerError | StoreError):
+                self.work.met(driver, "commit beside brokers", outcome)
+            elif isinstance(outcome, Exception):
+                raise outcome
+            await asyncio.sleep(self.rng.uniform(0, 2 * self.spark_s))
+
+    async def spark_batch(self, client: Client) -> None:
+        """One, all of it by this process."""
+        info = await self.work.client(client).topics.open(BROKERED)
+        await self._batch(client, client, info, 0)
+
+    async def _batch(self, driver: Client, executor: Client, info: TopicInfo, version: int) -> None:
+        topics, tasks = self.work.client(driver), self.work.client(executor)
+        run = self.work.next_run()
+        intent = await topics.intents.open_query_intent(SPARK, f"run-{run}", BROKERED)
+        results = await self.work.run_tasks(executor, tasks, [info], intent, version)
+        self.work.ghost.contents[intent.id, version] = ""
+        txn = TxnKey(SPARK, BROKERED, version, f"run-{run}")
+        outcome = await topics.commit_topics(results, txn, intent.id)
+        self.work.judge_commit((SPARK, version, ""), run, outcome)
+
+    # -- the end ----------------------------------------
+
+    def audit(self) -> None:
+        self.truth.at_the_end()

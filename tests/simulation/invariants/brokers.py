@@ -1,0 +1,99 @@
+"""Of brokers: what producers are told, what is stored for them, and what consumers are given."""
+
+from typing import Any
+
+from tests.simulation.ghost import Ghost
+from tests.simulation.invariants.judge import invariant, require
+
+
+@invariant("B1")
+def a_message_is_stored_as_often_as_it_was_sent(
+    ghost: Ghost, message: Any, times: int, allowed: int
+) -> None:
+    """Of a topic with deduplication once, whatever was sent again; else an owner stores it as often
+    as it was sent to that owner at most."""
+    require(times <= allowed, "B1", f"{message} is stored {times} times, may be {allowed} times")
+
+
+@invariant("B2")
+def messages_are_in_the_order_of_their_producer(
+    ghost: Ghost, lane: Any, before: tuple[int, int], place: tuple[int, int]
+) -> None:
+    """Within a partition the first copies of a producer's messages are in its order, and none is
+    left out: (life of the producer, message) is the next one, or the first of a later life."""
+    life, number = place
+    next_one = place == (before[0], before[1] + 1) or (life > before[0] and number == 0)
+    require(next_one, "B2", f"of {lane} message {place} comes first after {before}")
+
+
+@invariant("B3")
+def nothing_is_told_that_is_not_confirmed(
+    ghost: Ghost, who: str, partition: int, end: int, confirmed: int
+) -> None:
+    """No receipt, and no message to a consumer or reader, lies beyond what commits and the acked
+    entries of the live ledger that the log names have (invariant 9 for brokers)."""
+    what = f"{who}: partition {partition} is told up to {end}, confirmed is {confirmed}"
+    require(end <= confirmed, "B3", what)
+
+
+@invariant("B4")
+def receipts_come_in_the_order_of_batches(
+    ghost: Ghost, who: str, got: int, waiting: int | None
+) -> None:
+    """A receipt is that of the oldest batch that waits on its connection: a client takes it so."""
+    require(got == waiting, "B4", f"{who} waits for receipt {waiting} and got that of {got}")
+
+
+@invariant("B5")
+def a_seal_says_what_its_entries_are(ghost: Ghost, ledger_id: int, told: Any, are: Any) -> None:
+    """Rows of each entry, and how far each producer had come, are those of the ledger's entries
+    (hazards 31, 32)."""
+    require(told == are, "B5", f"the seal of ledger {ledger_id} says {told}, there is {are}")
+
+
+@invariant("B6")
+def what_has_a_receipt_is_there(ghost: Ghost, message: Any, there: bool) -> None:
+    """At the end each message with a receipt is in a segment, or in the ledger that the log names
+    as live."""
+    require(there, "B6", f"{message} has a receipt and is nowhere")
+
+
+@invariant("B7")
+def a_consumer_passes_over_nothing(
+    ghost: Ghost, who: str, partition: int, left_out: list[int]
+) -> None:
+    """What a subscription's consumers are not given was acknowledged, and what a reader is given
+    begins where it asked and leaves nothing out."""
+    what = f"{who} is not given offsets {left_out[:5]} of partition {partition}"
+    require(not left_out, "B7", f"{what}, which nobody acknowledged")
+
+
+@invariant("B8")
+def a_durable_position_never_goes_back(
+    ghost: Ghost, name: str, partition: int, found: int | None, durable: int
+) -> None:
+    """Who has a subscription next finds it where it was durable, or further."""
+    what = f"subscription {name}, partition {partition}: durable at {durable}, found at {found}"
+    require(found is not None and found >= durable, "B8", what)
+
+
+@invariant("B9")
+def a_producer_that_comes_back_hears_how_far_it_came(
+    ghost: Ghost, name: str, told: int, received: int
+) -> None:
+    """Of a topic with deduplication: the last sequence id that it is told is not below one of which
+    it had the receipt."""
+    require(told >= received, "B9", f"producer {name} is told {told}, it had receipt {received}")
+
+
+@invariant("B10")
+def all_who_use_brokers_come_to_the_end(ghost: Ghost, waiting: list[str]) -> None:
+    """Liveness: once all is well each batch has its receipt, and consumers get all there is."""
+    require(not waiting, "B10", f"not done: {', '.join(waiting[:5])}")
+
+
+@invariant("B11")
+def what_is_decided_waits_no_more(ghost: Ghost, left: dict[str, int]) -> None:
+    """When no producer waits any more, no broker's memory counts bytes of batches that do: what is
+    counted for ever stops its connections in the end."""
+    require(not any(left.values()), "B11", f"bytes that wait for nobody: {left}")

@@ -1,0 +1,385 @@
+"""Bugs of brokers: what is sent and when, what a fenced ledger decides, what a seal says, who is
+told what, what consumers have acknowledged, and who owns a topic."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from spark_ledger.broker.consumers.acks import Acks
+from spark_ledger.broker.consumers.subscription import Subscription
+from spark_ledger.broker.owner import live_writer, ownership
+from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.topic.log.actions import OpenLive, SealLive
+from spark_ledger.topic.log.segments import LiveSegment, Segment
+from tests.simulation.mutants.mutant import Mutant
+
+SERVES: Mapping[str, Any] = {
+    "topics": True,
+    "brokers": True,
+    "churn": False,
+    "also": (),
+    "faults": ("slow network", "kill"),
+    "between_s": 1.0,
+    "chaos_s": 20.0,
+    "writers": 0,
+    "recoverers": 0,
+    "tailers": 0,
+    "operators": False,
+    "lasting": False,
+}
+CUT = {**SERVES, "faults": ("slow network", "partition", "clog")}
+CLEANED = {**SERVES, "churn": True, "faults": ("pause", "slow network")}
+
+
+def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
+    """The commit that opens the ledger is under way, and adds are sent."""
+
+    async def at_once(self: Any, *, seal_only: bool) -> None:
+        if seal_only:
+            await open_or_seal(self, seal_only=True)
+            return
+        state = await self._commits.state()
+        held = state.partitions[self._number]
+        live, actions, base = held.live, [], held.end_offset
+        if live is not None:
+            seal = self._ended if self._is_mine(live) else None
+            seal = seal or await live_writer.sealed(self._commits.client.ledgers, live)
+            base += 0 if seal.segment is None else seal.segment.rows
+            actions.append(seal)
+        writer, commits = await self._new_ledger(), self._commits
+        name, epoch = commits.owner_name, commits.epochs[self._number]
+        opened = OpenLive(
+            *(self._number, writer.ledger_id, writer.version, name, epoch, self._deduplicates)
+        )
+        committing = asyncio.get_running_loop().create_task(commits.commit([*actions, opened]))
+        committing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._writer, self._ended, self._spare, self._rolls = writer, None, None, False
+        self._live = LiveSegment(
+            *(self._number, writer.ledger_id, writer.version, base, 0, name, epoch)
+        )
+        self._opened_s = self._used_s = asyncio.get_running_loop().time()
+
+    return at_once
+
+
+def sends_again_what_was_under_way(decide: Any) -> Any:
+    """What its CLOSED record has of it is not asked."""
+
+    async def again(self: Any) -> None:
+        writer = self._writer
+        self._hold = False
+        writer.abandon()
+        await self._recovered(writer.ledger_id)
+        for entry in reversed(self._inflight):
+            self._queue.extendleft(reversed(entry.batches))
+        self._inflight.clear()
+        self._ended, self._ledgers_own = None, {}
+        self._writer, self._live = None, None
+        self._entry_rows, self._written_ms = [], []
+        self._sent = self._confirmed = self._bytes = 0
+
+    return again
+
+
+def takes_all_for_stored(decide: Any) -> Any:
+    """What was under way is told to be stored, whatever the CLOSED record has."""
+
+    async def stored(self: Any) -> None:
+        while self._inflight:
+            self._is_stored(self._inflight.popleft())
+        await decide(self)
+
+    return stored
+
+
+def sends_again_in_another_order(decide: Any) -> Any:
+    async def reversed_(self: Any) -> None:
+        before = len(self._queue)
+        await decide(self)
+        again = [self._queue.popleft() for _ in range(len(self._queue) - before)]
+        self._queue.extendleft(again)
+
+    return reversed_
+
+
+def forgets_producers(seal_of: Any) -> Any:
+    def sealed(partition: int, known: Any, entry_rows: Any, written_ms: Any, *_: Any) -> Any:
+        return seal_of(partition, known, entry_rows, written_ms)
+
+    return sealed
+
+
+def counts_rows_of_other_entries(seal_of: Any) -> Any:
+    def sealed(partition: int, known: Any, entry_rows: Any, *rest: Any) -> Any:
+        return seal_of(partition, known, list(reversed(entry_rows)), *rest)
+
+    return sealed
+
+
+def knows_no_producers(start: Any) -> Any:
+    """What seals tell of producers is not loaded by the next owner."""
+
+    async def started(self: Any) -> None:
+        deduplicates, self._deduplicates = self._deduplicates, False
+        await start(self)
+        self._deduplicates = deduplicates
+
+    return started
+
+
+def seals_what_is_confirmed_now(sealed: Any) -> Any:
+    """The next owner reads as far as it is confirmed, and fences nobody."""
+
+    async def unfenced(ledgers: Any, live: LiveSegment) -> SealLive:
+        reader = await ledgers.open(live.ledger_id, recover=False)
+        last, rows, before = reader.last_add_confirmed, [], 0
+        if last < 0:
+            return SealLive(live.partition, live.ledger_id, None)
+        async with aclosing(reader.read(0, last)) as entries:
+            async for _, entry in entries:
+                rows.append(entry.header.cumulative_rows - before)
+                before = entry.header.cumulative_rows
+        version = (await ledgers.record(live.ledger_id)).version
+        segment = Segment(
+            *(live.partition, live.ledger_id, version, ((0, last),), tuple(rows), before),
+            *(before, 1, 1),
+        )
+        return SealLive(live.partition, live.ledger_id, segment)
+
+    return unfenced
+
+
+def tells_the_last_first(is_stored: Any) -> Any:
+    """Receipts of the batches of one entry are sent from the last to the first."""
+
+    def reversed_(self: Any, entry: Any) -> None:
+        told: list[Any] = []
+        plain = [batch.stored for batch in entry.batches]
+
+        class Later:
+            def __init__(self, batch: Any) -> None:
+                self._batch = batch
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._batch, name)
+
+            def stored(self, offset: int) -> None:
+                told.append((self._batch, offset))
+
+        assert plain
+        is_stored(self, replace_batches(entry, [Later(batch) for batch in entry.batches]))
+        for batch, offset in reversed(told):
+            batch.stored(offset)
+
+    return reversed_
+
+
+def replace_batches(entry: Any, batches: list[Any]) -> Any:
+    return type(entry)(batches, entry.rows, entry.acked)
+
+
+def serves_what_is_sent(confirmed: Any) -> Any:
+    """What is under way counts as confirmed."""
+
+    def sent(self: Any) -> tuple[int, int]:
+        if self._live is None or self._writer is None:
+            return 0, -1
+        return self._live.base + self._sent, len(self._entry_rows) - 1
+
+    return property(sent)
+
+
+def tells_duplicates_at_once(is_duplicate: Any) -> Any:
+    """That a batch was sent before is told although that one is under way still."""
+
+    def told(self: Any, batch: Any) -> bool:
+        found: bool = is_duplicate(self, batch)
+        if self._again and self._again[-1] is batch:
+            self._again.pop()
+            batch.duplicate()
+        return found
+
+    return told
+
+
+def holds_for_ever(changed_or_after: Any) -> Any:
+    async def waits(self: Any, seen: Any, within_s: float) -> Any:
+        return await changed_or_after(self, seen, float("inf"))
+
+    return waits
+
+
+def keeps_the_epoch(encoded: Any) -> Any:
+    def first(owners: Any) -> Any:
+        kept = {p: replace(one, epoch=1) for p, one in owners.by_partition.items()}
+        return encoded(replace(owners, by_partition=kept))
+
+    return first
+
+
+def never_asks_who_owns(check: Any) -> Any:
+    async def asked(self: Any, partition: int) -> None: ...
+
+    return asked
+
+
+def moves_past_what_is_not_acknowledged(moved: Any) -> Any:
+    def past(self: Any, place: Any) -> None:
+        mark = place.acks.mark
+        place.acks.mark = min(mark + 1, place.partition.end)
+        moved(self, place)
+        place.acks.mark = mark
+
+    return past
+
+
+def acknowledges_all_before(add: Any) -> Any:
+    """One message that is acknowledged by itself takes those before it along."""
+    return lambda self, start, end: self.up_to(end)
+
+
+def uses_the_spare_whatever_its_intent(new_ledger: Any) -> Any:
+    async def any_spare(self: Any) -> Any:
+        if self._spare is not None:
+            await self._commits.intent()
+            return self._spare[0]
+        return await new_ledger(self)
+
+    return any_spare
+
+
+def keeps_its_spare(drop_spare: Any) -> Any:
+    async def kept(self: Any) -> None: ...
+
+    return kept
+
+
+def counts_on(forget: Any) -> Any:
+    """Offsets of the next ledger are counted from what the one before had."""
+
+    def forgotten(self: Any, known: Any) -> None:
+        confirmed = self._confirmed
+        forget(self, known)
+        self._confirmed = confirmed
+
+    return forgotten
+
+
+def receipt_when_it_is_sent(send: Any) -> Any:
+    """A batch is told to be stored when it is sent."""
+
+    def sent(self: Any) -> None:
+        before, offset = len(self._inflight), self._live.base + self._sent
+        send(self)
+        for entry in list(self._inflight)[before:]:
+            for batch in entry.batches:
+                batch.stored(offset)
+                offset += batch.messages
+            entry.batches[:] = [Told(batch) for batch in entry.batches]
+
+    return sent
+
+
+class Told:
+    """A batch that has its receipt."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def stored(self, offset: int) -> None: ...
+
+
+def goes_on_in_a_failed_ledger(broken: Any) -> Any:
+    """That the ledger at hand has failed is seen only by a batch that was under way."""
+
+    def unless_idle(self: Any) -> bool:
+        return bool(self._inflight) and bool(broken(self))
+
+    return unless_idle
+
+
+MUTANTS = (
+    Mutant(
+        *("sent before the open was read back", "hazard 28", LiveWriter, "_open_or_seal"),
+        *(sends_before_it_is_read_back, SERVES),
+    ),
+    Mutant(
+        *("sent again before the CLOSED record decided", "hazard 31", LiveWriter, "_decide"),
+        *(sends_again_what_was_under_way, CUT),
+    ),
+    Mutant(
+        *("all under way taken for stored", "hazard 31", LiveWriter, "_decide"),
+        *(takes_all_for_stored, CUT),
+    ),
+    Mutant(
+        *("sent again in another order", "hazard 31", LiveWriter, "_decide"),
+        *(sends_again_in_another_order, CUT),
+    ),
+    Mutant(
+        *("seal without its producers", "hazard 31", live_writer, "seal_of"),
+        *(forgets_producers, SERVES),
+    ),
+    Mutant(
+        *("rows of other entries in the seal", "hazard 32", live_writer, "seal_of"),
+        *(counts_rows_of_other_entries, SERVES),
+    ),
+    Mutant(
+        *("producers of before not loaded", "hazard 31", LiveWriter, "start"),
+        *(knows_no_producers, SERVES),
+    ),
+    Mutant(
+        *("broker takes over without a fence", "hazard 30", live_writer, "sealed"),
+        *(seals_what_is_confirmed_now, CUT),
+    ),
+    Mutant(
+        *("receipts from the last to the first", "broker", LiveWriter, "_is_stored"),
+        *(tells_the_last_first, SERVES),
+    ),
+    Mutant(
+        *("under way taken for confirmed", "invariant 9", LiveWriter, "confirmed"),
+        *(serves_what_is_sent, SERVES),
+    ),
+    Mutant(
+        *("duplicate told before the first is stored", "hazard 31", LiveWriter, "_is_duplicate"),
+        *(tells_duplicates_at_once, CUT),
+    ),
+    Mutant(
+        *("hold without an end", "hazard 29", TopicCommits, "changed_or_after"),
+        *(holds_for_ever, CUT),
+    ),
+    Mutant("epoch not raised", "hazard 45", ownership, "_encoded", keeps_the_epoch, SERVES),
+    Mutant(
+        *("nobody asks who owns", "hazard 30", TopicCommits, "check_owner"),
+        *(never_asks_who_owns, SERVES),
+    ),
+    Mutant(
+        *("cursor past what is not acknowledged", "hazard 38", Subscription, "moved"),
+        *(moves_past_what_is_not_acknowledged, SERVES),
+    ),
+    Mutant(
+        *("one acknowledged with all before it", "broker", Acks, "add"),
+        *(acknowledges_all_before, SERVES),
+    ),
+    Mutant(
+        *("spare of an ended intent", "hazard 4", LiveWriter, "_new_ledger"),
+        *(uses_the_spare_whatever_its_intent, CLEANED),
+    ),
+    Mutant(
+        *("offsets counted on in the next ledger", "hazard 32", LiveWriter, "_forget"),
+        *(counts_on, SERVES),
+    ),
+    Mutant(
+        *("receipt when it is sent", "hazard 30", LiveWriter, "_send"),
+        *(receipt_when_it_is_sent, SERVES),
+    ),
+    Mutant(
+        *("failed ledger noticed by who waits", "hazard 29", LiveWriter, "_broken"),
+        *(goes_on_in_a_failed_ledger, SERVES),
+    ),
+)

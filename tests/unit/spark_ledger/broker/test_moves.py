@@ -1,0 +1,174 @@
+"""Partitions that move between two brokers, on the simulated cluster, and those that stay."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from spark_ledger.broker import names
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
+from tests.unit.spark_ledger.broker.test_live_writer import Sent
+from tests.unit.spark_ledger.topic.stage import play
+
+PARTITIONS = 12
+
+
+class Producer:
+    """Of one partition; notes that it was sent away."""
+
+    def __init__(self, name):
+        self.name, self.mode, self.epoch, self.topic_epoch = name, AccessMode.SHARED, 0, 0
+        self.away = False
+
+    def send_away(self):
+        self.away = True
+
+
+class Brokers:
+    """Of one cluster; those in `dead` do not answer."""
+
+    def __init__(self, stage):
+        self.stage, self.dead = stage, set()
+
+    async def new(self, name):
+        process = await self.stage.world.client(f"process of {name}")
+        made = Broker(process.ledgers, process.rng, f"pulsar://{name}:1")
+        made.id = made.cursors.broker_id = name
+
+        async def answers(url):
+            return url not in self.dead
+
+        made.ownership = Ownership(process.ledgers.metadata, name, f"pulsar://{name}:1", answers)
+        await made.ownership.register()
+        return made
+
+
+def named(number):
+    return names.parse(f"t-partition-{number}")
+
+
+async def stored(broker, number):
+    """The offset at which a message is stored there."""
+    topic, partition = await broker.partition(named(number))
+    sent = Sent(b"x")
+    topic.append(partition.number, sent)
+    await sent.over.wait()
+    assert not sent.errors
+    return sent.offsets[0]
+
+
+async def looked_up(asked, others, number):
+    """The broker that a client of the partition ends at."""
+    for _ in range(5):
+        url, here = await asked.lookup(named(number), authoritative=False)
+        if here:
+            return asked
+        asked = next(one for one in others if one.ownership.url == url)
+        await asked.lookup(named(number), authoritative=True)
+    raise AssertionError("it is sent from one to the other")
+
+
+def test_partitions_given_to_a_broker_that_comes_go_on_there_and_the_others_are_not_disturbed():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        producers = []
+        for number in range(PARTITIONS):
+            await a.lookup(named(number), authoritative=False)
+            topic, _ = await a.partition(named(number))
+            producers.append(Producer(f"p{number}"))
+            topic.add_producer(number, producers[-1])
+            assert await stored(a, number) == 0
+        b = await brokers.new("b")
+        assert await a._give() > 0
+        await asyncio.sleep(5)
+        owners = await a.ownership.owners(topic.info.id, fresh=True)
+        moved = [n for n in range(PARTITIONS) if owners.of(n).broker == "b"]
+        assert 0 < len(moved) < PARTITIONS
+        for number in range(PARTITIONS):
+            assert producers[number].away == (number in moved)
+            if number in moved:
+                with pytest.raises(Refusal, match="another broker has partition") as refused:
+                    await a.partition(named(number))
+                assert refused.value.code is ServerError.SERVICE_NOT_READY
+            there = await looked_up(a, [a, b], number)
+            assert there is (b if number in moved else a)
+            assert await stored(there, number) == 1
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_what_a_dead_broker_had_is_served_by_the_other_after_what_it_left():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        had = []
+        for number in range(PARTITIONS):
+            there = await looked_up(a, [a, b], number)
+            had += [number] if there is b else []
+            assert await stored(there, number) == 0
+        kept = {n: (await a.partition(named(n)))[1] for n in range(PARTITIONS) if n not in had}
+        assert len(had) > 1
+        brokers.dead.add(b.ownership.url)
+        assert await a.ownership.probe() == frozenset()
+        await a._take_over()
+        topic, _ = await a.partition(named(had[0]))
+        assert all(topic.has(number) for number in range(PARTITIONS))
+        for number in range(PARTITIONS):
+            assert await stored(a, number) == 1
+        for number, partition in kept.items():
+            assert (await a.partition(named(number)))[1] is partition
+        zombie = Sent(b"z")
+        other, _ = await b._topics[topic.info.id], None
+        other.append(had[0], zombie)
+        await zombie.over.wait()
+        assert zombie.errors
+        assert await stored(a, had[0]) == 2
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        link = SimpleNamespace(send=lambda frame: None)
+
+        async def consumer(broker, number):
+            topic, partition = await broker.partition(named(number))
+            return topic, await topic.subscribe(
+                partition,
+                "s",
+                SubscriptionType.EXCLUSIVE,
+                durable=True,
+                start=None,
+                make=lambda place: SimpleNamespace(
+                    place=place, link=link, activate=lambda active: None, end=lambda: None
+                ),
+                earliest=True,
+            )
+
+        there = {n: await looked_up(a, [a, b], n) for n in range(PARTITIONS)}
+        for number, broker in there.items():
+            topic, made = await consumer(broker, number)
+            made.place.acks.up_to(10 + number)
+            topic.subscription("s").moved(made.place)
+        await asyncio.sleep(3)
+        positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
+        assert positions == {number: 10 + number for number in range(PARTITIONS)}
+        brokers.dead.add(b.ownership.url)
+        await a.ownership.probe()
+        await a._take_over()
+        for number in [n for n, broker in there.items() if broker is b]:
+            _, made = await consumer(a, number)
+            assert made.place.acks.mark == 10 + number
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)

@@ -1,0 +1,134 @@
+"""Merging segments born live: producers' batches are copied as they are."""
+
+import asyncio
+
+from spark_ledger.broker.owner.partition import batches_in
+from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
+from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.log.actions import Trim
+from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.subscription.seek_target import CommittedSince, exactly
+from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.upkeep.batch_copies import times_with
+from spark_ledger.topic.upkeep.compactor import compact
+from spark_ledger.topic.upkeep.merge_plan import Merge
+from tests.kit.pulsar_batches import batch_of, message
+from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.test_counted_segments import appended, numbered, rows_of
+from tests.unit.spark_ledger.topic.test_task_reading import Owner
+
+
+class Producer(Owner):
+    """Its entries have batches of Pulsar's producers, several each."""
+
+    sent: list[bytes]
+
+    async def append(self, *sizes):
+        self.sent = getattr(self, "sent", [])
+        for size in sizes:
+            values = [b"%d" % n for n in range(self.rows, self.rows + size)]
+            cut = max(1, size // 2)
+            batches = [some for some in (values[:cut], values[cut:]) if some]
+            framed_ = [(len(some), batch_of([message(one) for one in some])) for some in batches]
+            share = Share(0, size, self.rows - self.base)
+            head = encode_header([share], self.now_ms, batches=True)
+            await self.writer.append(b"".join([head, *framed(framed_)]), rows=size)
+            self.sent += [data for _, data in framed_]
+            self.rows += size
+
+
+async def batches_of(client, state):
+    """Each batch with its first offset, as a broker finds it."""
+    held = state.partitions[0]
+    found = []
+    for task in plan_read(state, {0: (held.start_offset, held.end_offset)}):
+        async for run in fetch_kept(client, task):
+            for fetched in run:
+                if decode_header(fetched.entry.payload).batches:
+                    found += [(one.offset, one.data) for one in batches_in(fetched)]
+    return found
+
+
+async def produced(stage, *sizes):
+    """Segments born live, sealed, of such entries each."""
+    made = []
+    for some in sizes:
+        owner = Producer(stage)
+        await owner.open(sum(sum(one) for one in sizes[: len(made)]))
+        await appended(stage, owner, *some)
+        live = (await stage.client.log(stage.topic.id).fold(fresh=True)).partitions[0].live
+        seal = await sealed(stage.client.ledgers, live)
+        await stage.client.commit_actions(stage.topic.id, [seal], owner.intent)
+        made.append(owner)
+        await asyncio.sleep(1)
+    return made
+
+
+def test_merging_keeps_producers_batches_byte_for_byte_and_their_boundaries():
+    async def act(stage):
+        owners = await produced(stage, (5, 2, 4), (3,), (6, 1))
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        before = await batches_of(stage.client, state)
+        assert [data for _, data in before] == [data for one in owners for data in one.sent]
+
+        done = await compact(stage.client, "t")
+
+        assert (done.segments, done.merged) == (3, 1)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert await batches_of(stage.client, state) == before
+        assert [value for _, value in await stage.rows()] == [b"%d" % n for n in range(21)]
+        (merged,) = list(next(iter(state.partitions[0].intervals)).source)
+        assert merged.segment.entry_rows == (21,)
+
+    play(act)
+
+
+def test_what_is_left_of_a_batch_that_a_trim_went_through_becomes_columns():
+    async def act(stage):
+        await produced(stage, (8, 2), (3,))
+        intent = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], intent)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        before = await batches_of(stage.client, state)
+
+        await compact(stage.client, "t")
+
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert await batches_of(stage.client, state) == before[1:]
+        found = []
+        for task in plan_read(state, {0: (1, 13)}):
+            found += await rows_of(stage.client, task)
+        assert found == numbered((1, 13))
+
+    play(act)
+
+
+def test_a_time_means_the_same_row_after_rows_born_live_were_merged():
+    async def act(stage):
+        await produced(stage, (5, 2, 4), (3,), (6, 1))
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        first_ms = int(next(iter(state.partitions[0].intervals)).source.min_ms[0])
+        times = [first_ms + at for at in range(-500, 8000, 250)]
+        before = [await exactly(stage.client.ledgers, state, CommittedSince(ms)) for ms in times]
+        assert len({one[0] for one in before}) == 7
+
+        await compact(stage.client, "t")
+
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        after = [await exactly(stage.client.ledgers, state, CommittedSince(ms)) for ms in times]
+        assert after == before
+
+    play(act)
+
+
+def test_of_many_times_a_merge_keeps_some_each_the_last_of_its_stretch():
+    planned = Merge(0, 100, 1150, 2, 1, (7,), ((1000, 9985), (50, 11_000)))
+    stored = [(100 + n, 1, 10 * n) for n in range(1000)]
+    runs = times_with(planned, stored)
+    assert sum(rows for rows, _ in runs) == 1050
+    assert len(runs) == 251
+    assert runs[0] == (4, 30)
+    assert runs[-1] == (50, 11_000)
+    assert max(ms for _, ms in runs[:-1]) == 9985  # never later than planned
+    assert list(runs) == sorted(runs, key=lambda run: run[1])
