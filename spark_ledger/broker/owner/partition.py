@@ -69,6 +69,7 @@ class Partition:
         self._topic = topic
         self._state = state
         self._tail = tail
+        self._read = tail.apart()
         self._end = 0
         self._last: Stored | None = None
         self.listeners: dict[asyncio.Event, None] = {}
@@ -107,6 +108,8 @@ class Partition:
         """Batches from the offset on, at least one where there is one, about so many bytes; none
         where nothing is confirmed there yet. Raises as task_reader.fetch_kept."""
         found = self._tail.since(offset, bytes_max)
+        if not found and offset >= self.start:  # what a consumer had no permits for comes again
+            found = self._read.since(offset, bytes_max)
         if found:
             return found
         size = 0
@@ -117,6 +120,7 @@ class Partition:
                     for fetched in run:
                         for batch in batches_in(fetched):
                             found.append(batch)
+                            self._read.add(batch)
                             size += len(batch.data)
                     if size >= bytes_max:
                         return found

@@ -30,8 +30,16 @@ class TailBudget:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
+        self._apart: TailBudget | None = None
         self._bytes = 0
         self._order: deque[tuple[Tail, int, int]] = deque()
+
+    @property
+    def apart(self) -> "TailBudget":
+        """A quarter more, for what is read from ledgers: that is not to push out the newest."""
+        if self._apart is None:
+            self._apart = TailBudget(self._bytes_max // 4)
+        return self._apart
 
     def took(self, tail: "Tail", batch: Stored) -> None:
         self._order.append((tail, batch.offset, len(batch.data)))
@@ -48,6 +56,10 @@ class Tail:
     def __init__(self, budget: TailBudget) -> None:
         self._budget = budget
         self._by_offset: dict[int, Stored] = {}
+
+    def apart(self) -> "Tail":
+        """For batches of the partition that were read from ledgers, and are asked for next."""
+        return Tail(self._budget.apart)
 
     def add(self, batch: Stored) -> None:
         self._by_offset[batch.offset] = batch

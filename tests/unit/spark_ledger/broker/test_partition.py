@@ -77,6 +77,18 @@ def test_rows_of_spark_come_in_the_same_batches_wherever_a_reader_begins():
     play(act)
 
 
+def test_what_a_consumer_had_no_permits_for_is_not_read_again(monkeypatch):
+    async def act(stage):
+        reading = await Reading().made(stage, kept=True)
+        partition = reading.partition
+        first, second, *_ = await partition.read(4)  # rows of Spark, in batches of 1,000
+        monkeypatch.setattr(partition, "_planned", None)
+        assert (await partition.read(first.end))[0] == second
+        await reading.close()
+
+    play(act)
+
+
 def test_the_last_batch_is_known_and_the_end_never_goes_back():
     async def act(stage):
         reading = await Reading().made(stage, kept=False)
