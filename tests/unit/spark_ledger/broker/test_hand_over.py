@@ -187,7 +187,7 @@ def test_each_try_holds_longer_so_a_slow_batch_comes_through():
         multi = store.multi
 
         async def slow(operations):
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(3)
             return await multi(operations)
 
         async def produce():
