@@ -53,6 +53,7 @@ AHEAD_S = 0.1
 SPARE_S = 0.2
 """So long a hand-over waits for it; else this owner opens it by itself afterwards."""
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
 
@@ -202,6 +203,7 @@ class LiveWriter:
         for task in (self._task, self._ahead):
             if task is not None:
                 await asyncio.gather(task, return_exceptions=True)
+        self._end(errors.LedgerClosed(GIVEN_UP))  # what came again after the work had ended
 
     # -- the work ----------------------------------------------------------------------------
 
@@ -210,6 +212,9 @@ class LiveWriter:
             await self._until_idle()
         except errors.LedgerError as error:
             self._end(error)
+        except asyncio.CancelledError:  # who closes waits no longer
+            self._end(errors.LedgerClosed(GIVEN_UP))
+            raise
         except Exception as error:  # a defect: whoever waits is told
             _log.exception("partition %d of topic %s ends", self._number, self._commits.topic.name)
             self._end(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
@@ -222,8 +227,7 @@ class LiveWriter:
         """What came after the last batch that is taken fails after that has its receipt: its
         producer is sent away, and sends again what has none."""
         while self._late:
-            given_up = errors.LedgerClosed("the broker gives this partition up")
-            self._late.popleft().failed(given_up)
+            self._late.popleft().failed(errors.LedgerClosed(GIVEN_UP))
 
     async def _until_idle(self) -> None:
         """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""

@@ -52,9 +52,12 @@ class Truth:
     def sealed(self, live: LiveSegment, seal: SealLive) -> tuple[Message, ...]:
         """The rows that the seal brings in, judged."""
         entries = self._entries(live.ledger_id, self._closed_at(live.ledger_id))
-        told = () if seal.segment is None else seal.segment.entry_rows
         rows = [len(messages) for messages, _ in entries]
-        invariants.a_seal_says_what_its_entries_are(self.ghost, live.ledger_id, list(told), rows)
+        segment, are = seal.segment, (sum(rows), len(rows) - 1, rows)
+        told = (0, -1, rows)
+        if segment is not None:  # its entries' headers count their rows, or it does
+            told = (segment.rows, segment.entries[-1][1], [*segment.entry_rows] or rows)
+        invariants.a_seal_says_what_its_entries_are(self.ghost, live.ledger_id, told, are)
         if live.deduplicated:
             producers: dict[str, int] = {}
             for _, some in entries:

@@ -357,3 +357,37 @@ def test_truncating_takes_the_rows_of_the_open_ledger_and_its_owner_goes_on_afte
         assert (state.partitions[0].start_offset, state.partitions[0].end_offset) == (3, 4)
 
     play(act)
+
+
+def test_who_waits_no_longer_for_what_cannot_be_decided_leaves_no_batch_untold():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a"]))
+        for node in stage.world.nodes:
+            node.process.pause()
+        sent = owner.send([b"b"], [b"c"])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await owner.writer.close()
+        assert [len(one.errors) for one in sent] == [1, 1]
+        for node in stage.world.nodes:
+            node.process.resume()
+
+    play(act)
+
+
+def test_what_comes_again_after_the_work_has_ended_is_failed_when_the_partition_is_given_up():
+    async def act(stage):
+        owner = await deduplicating(Owner(stage, stage.client, "a"))
+        await owner.all_stored(owner.send([b"a"]))
+        await (await another_of(stage)).take()
+        failed = Sent(b"b", first=1)
+        owner.writer.append(failed)
+        await failed.over.wait()
+        again = Sent(b"b", first=1)
+        owner.writer.append(again)
+        await owner.writer.close()
+        assert isinstance(failed.errors[0], Deposed)
+        assert len(again.errors) == 1
+
+    play(act)
