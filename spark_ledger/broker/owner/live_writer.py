@@ -25,13 +25,13 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.sequence_ids import SequenceIds, Waiting
+from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.waiting import StoredListener, Waiting
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
@@ -51,6 +51,8 @@ ENTRY_BYTES_MAX = 1 << 20
 IDLE_S = 60.0
 AHEAD_S = 0.1
 """After so long the next ledger is made ahead of a hand-over: producers come first."""
+SPARE_S = 0.2
+"""So long a hand-over waits for it; else this owner opens it by itself afterwards."""
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
@@ -86,7 +88,7 @@ class LiveWriter:
         commits: TopicCommits,
         number: int,
         limits: RollLimits,
-        stored: "StoredListener",
+        stored: StoredListener,
         idle_s: float = IDLE_S,
     ) -> None:
         self._commits = commits
@@ -391,14 +393,11 @@ class LiveWriter:
             return
         handed = Handed(self._commits.topic.id, ended)
         if (self._queue or self._rolls) and self._number in self._commits.epochs:
-            try:
-                opened = self._opening(await self._new_ledger())
-            except (errors.LedgerError, StoreError) as error:
-                _log.warning("partition %d has no ledger ahead: %s", self._number, error)
-            else:
-                assert self._spare is not None
-                intent = self._spare[1]
-                handed = replace(handed, opened=opened, intent=(intent.id, intent.version))
+            await asyncio.wait([self._make_ahead(0.0)], timeout=SPARE_S)
+            if self._spare is not None and self._spare[0].failure is None:
+                writer, intent = self._spare
+                named = (intent.id, intent.version)
+                handed = replace(handed, opened=self._opening(writer), intent=named)
         self._hold, self._handed = asked, True
         asked.hand(handed)
 
@@ -495,10 +494,11 @@ class LiveWriter:
         if self._handed and not self._closing:
             self._make_ahead(AHEAD_S)
 
-    def _make_ahead(self, after_s: float) -> None:
+    def _make_ahead(self, after_s: float) -> "asyncio.Task[None]":
         """Make the next ledger before it is asked for: others commit to the partition, too."""
         if self._ahead is None or self._ahead.done():
             self._ahead = asyncio.get_running_loop().create_task(self._try_ahead(after_s))
+        return self._ahead
 
     async def _try_ahead(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -554,10 +554,6 @@ class LiveWriter:
         self._queue.clear()
         for batch in waiting:
             batch.failed(error)
-
-
-class StoredListener(Protocol):
-    def __call__(self, partition: int, offset: int, batch: Waiting) -> None: ...
 
 
 def _taken(acked: "asyncio.Future[int]") -> None:

@@ -6,27 +6,8 @@ told so once the one that was first is stored (hazard 31).
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
 
-from spark_ledger import errors
-
-
-class Waiting(Protocol):
-    """A producer's batch until it is stored."""
-
-    data: bytes
-    messages: int
-    producer_name: str
-    last_sequence_id: int
-
-    def duplicate(self) -> None:
-        """It was stored before."""
-
-    def stored(self, offset: int) -> None:
-        """It is, and its first message has that offset."""
-
-    def failed(self, error: errors.LedgerError) -> None:
-        """It is not known to be stored, and is not tried again here."""
+from spark_ledger.broker.owner.waiting import Waiting
 
 
 class SequenceIds:
