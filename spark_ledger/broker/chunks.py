@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker import names
 from spark_ledger.broker.broker import HeldChunks
+from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.producer import OVERHEAD_BYTES, Producer, SentBatch
-from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, receipt
+from spark_ledger.broker.wire.commands import Refusal, ServerError, receipt
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
 
@@ -62,7 +62,8 @@ class ChunksOfProducer:
             self._producer.refuse(send.sequence_id, why)
             return
         if said.chunk_id and self._uuid is None:
-            _send_receipt(self._producer, send, names.nothing(self._producer.shown_partition))
+            last = send.highest_sequence_id
+            _send_receipt(self._producer, send.sequence_id, last, NOWHERE, NOWHERE)
             return
         self._uuid, self._count = said.uuid, said.num_chunks_from_msg
         self._chunks.append(data)
@@ -154,11 +155,10 @@ class SentChunks(SentBatch):
         for _ in range(chunks):
             producer.came()
 
-    def _received(self, at: MessageId) -> None:
+    def _received(self, ledger: int, entry: int) -> None:
         producer = self.producer
         for _ in range(self._chunks):
-            made = receipt(producer.id, self.sequence_id, self.highest, at)
-            producer.connection.send(encode(made))
+            _send_receipt(producer, self.sequence_id, self.highest, ledger, entry)
             producer.received()
         producer.connection.stored(self.waiting_bytes)
 
@@ -172,6 +172,8 @@ class SentChunks(SentBatch):
         super().failed(error)
 
 
-def _send_receipt(producer: Producer, send: Any, at: MessageId) -> None:
-    made = receipt(producer.id, send.sequence_id, send.highest_sequence_id, at)
-    producer.connection.send(encode(made))
+def _send_receipt(
+    producer: Producer, sequence_id: int, highest: int, ledger: int, entry: int
+) -> None:
+    at = (ledger, entry, producer.shown_partition)
+    producer.connection.send(encode(receipt(producer.id, sequence_id, highest, *at)))

@@ -239,7 +239,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run(wanted.kills, Path(folder))
+        run(wanted.kills, Path(folder), lambda said: print(said, flush=True))
     return 0
 
 

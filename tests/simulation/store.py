@@ -203,7 +203,7 @@ class SimSession:
         self.replica = Tree()
         self._seen = 0
         """The zxid the replica has reached."""
-        self._data_watches: _Watches = {}
+        self.data_watches: _Watches = {}
         self._child_watches: _Watches = {}
         self._requests: dict[_Request, None] = {}
         self._last_arrival = self._last_answer = 0.0
@@ -229,7 +229,7 @@ class SimSession:
 
         def read() -> Versioned:
             if watch is not None:
-                _add_watch(self._data_watches, path, watch, context)
+                _add_watch(self.data_watches, path, watch, context)
             return self.replica.get(path)
 
         return await self._read(read)  # type: ignore[no-any-return]
@@ -310,10 +310,6 @@ class SimSession:
         ping_s = self._store.rng.uniform(0, self._store.faults.session_timeout_s / 3)
         loop.call_later(ping_s, self._ping, self._id, context=_outside(loop))
 
-    def lose_watches(self) -> None:
-        """Nobody hears of changes of values any more."""
-        self._data_watches.clear()
-
     def abandon(self) -> None:
         """The client was killed: nothing more is answered, its ephemerals go at the time-out."""
         if self._ended:
@@ -322,7 +318,7 @@ class SimSession:
         for request in list(self._requests):
             self._decide_lost(request)
         self._requests.clear()
-        self.lose_watches()
+        self.data_watches.clear()
         self._child_watches.clear()
         loop = asyncio.get_running_loop()
         timeout = self._store.faults.session_timeout_s
@@ -490,7 +486,7 @@ class SimSession:
     def _enter(self, state: SessionState) -> None:
         self._state = state
         if state is not SessionState.CONNECTED:
-            for watches in (self._data_watches, self._child_watches):
+            for watches in (self.data_watches, self._child_watches):
                 for path in list(watches):
                     self._fire(watches, path)
         loop = asyncio.get_running_loop()
@@ -501,7 +497,7 @@ class SimSession:
 
     def notice(self, commit: Commit) -> None:
         """The leader committed: if a watch waits for it, the replica hears in time."""
-        if self._ended or not (self._data_watches or self._child_watches):
+        if self._ended or not (self.data_watches or self._child_watches):
             return
         if any(self._watched(change) for change in commit.changes):
             loop = asyncio.get_running_loop()
@@ -510,10 +506,10 @@ class SimSession:
 
     def watched(self) -> list[str]:
         """The paths that somebody of this client waits for."""
-        return [*self._data_watches, *self._child_watches]
+        return [*self.data_watches, *self._child_watches]
 
     def _watched(self, change: Change) -> bool:
-        if change.path in self._data_watches:
+        if change.path in self.data_watches:
             return True
         appears_or_goes = (change.before is None) != (change.after is None)
         return appears_or_goes and (
@@ -539,7 +535,7 @@ class SimSession:
             self._seen += 1
             for change in commit.changes:
                 self.replica.put(change.path, change.after)
-            if self._data_watches or self._child_watches:
+            if self.data_watches or self._child_watches:
                 for change in commit.changes:
                     self._fire_for(change)
 
@@ -548,7 +544,7 @@ class SimSession:
         if missed and self._watched(change) and self._store.rng.random() < missed:
             self._forget_watches(change)
             return
-        self._fire(self._data_watches, change.path)
+        self._fire(self.data_watches, change.path)
         if (change.before is None) != (change.after is None):
             self._fire(self._child_watches, split(change.path)[0])
         if change.after is None:
@@ -556,7 +552,7 @@ class SimSession:
 
     def _forget_watches(self, change: Change) -> None:
         """Nobody hears of this change, nor of a later one by the same watch."""
-        self._data_watches.pop(change.path, None)
+        self.data_watches.pop(change.path, None)
         self._child_watches.pop(change.path, None)
         if (change.before is None) != (change.after is None):
             self._child_watches.pop(split(change.path)[0], None)

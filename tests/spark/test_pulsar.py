@@ -61,6 +61,21 @@ def test_spark_reads_what_producers_send_before_and_after_it_is_sealed(
     assert {one.partition_key() for one in found} == {f"k{i}" for i in range(150)}
 
 
+def test_a_chunked_message_is_one_row_to_spark(spark, cluster, client, topic):
+    producer = client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+    producer.send(b"first")
+    producer.send(bytes(6 << 20), partition_key="k")
+    producer.send(b"last")
+    options = {"serviceUrl": cluster.service_url, "startingOffsets": "earliest"}
+    read = spark.read.format("ledger").options(**options).load(topic)
+    assert read.count() == 3
+    rows = read.selectExpr("offset", "length(value) AS size", "CAST(key AS STRING)").collect()
+    rows.sort(key=lambda row: row.offset)
+    assert [(row.offset, row.size, row.key) for row in rows] == [
+        *((0, 5, None), (1, 6 << 20, "k"), (2, 4, None))
+    ]
+
+
 def test_spark_writes_to_a_topic_that_a_producer_writes_to(spark, cluster, client, topic, keyed):
     producer = client.create_producer(topic)
     producer.send(b"first")

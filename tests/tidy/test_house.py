@@ -61,7 +61,7 @@ FLOORS = {
     "spark_ledger.broker": """
         server
         connection
-        requests
+        requests http_lookup
         chunks
         producer committers
         broker

@@ -194,14 +194,12 @@ def batches_in(fetched: FetchedEntry) -> Iterator[Stored]:
     payload = fetched.entry.payload
     header = decode_header(payload)
     for piece in fetched.pieces:
-        _, _, skip, take, offset = piece.tolist()
+        _, _, skip, _, offset = piece.tolist()
         base = offset - skip
         if header.batches:
             yield from _as_they_came(memoryview(payload)[header.body_at :], header, base, piece)
         else:
-            first = skip - skip % ROWS_MAX
-            for start in range(first, skip + take, ROWS_MAX):
-                yield _of_rows(fetched, header, piece, start)
+            yield from _of_rows(fetched, header, piece)
 
 
 def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -> Iterator[Stored]:
@@ -214,17 +212,23 @@ def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -
         at += messages
 
 
-def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void, start: int) -> Stored:
-    """Rows [start, start + ROWS_MAX) that the entry has of the partition, as a batch."""
-    partition, first_row, skip, _, offset = piece.tolist()
+def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[Stored]:
+    """The rows that the entry has of the partition in batches of ROWS_MAX from its first row on,
+    those batches that have some of the piece; the entry is decoded once."""
+    partition, first_row, skip, take, offset = piece.tolist()
     rows = next(share.rows for share in header.shares if share.partition == partition)
-    count = min(ROWS_MAX, rows - start)
+    start = skip - skip % ROWS_MAX
+    end = min(rows, start + -(-(skip + take - start) // ROWS_MAX) * ROWS_MAX)
     base = offset - skip
-    wanted: Wanted = np.array([(partition, first_row, start, count, base + start)], dtype=WANTED)
+    piece_of_batches = (partition, first_row, start, end - start, base + start)
+    wanted: Wanted = np.array([piece_of_batches], dtype=WANTED)
     block = FetchedEntry(fetched.entry, wanted).block()
-    times = block.each_ms().tolist()
-    data = pulsar_batch.encoded(_untyped(block), times, base + start)
-    return Stored(base + start, count, data, batched=True)
+    columns, times = _untyped(block), block.each_ms()
+    for at in range(0, end - start, ROWS_MAX):
+        some = columns.slice(at, ROWS_MAX)
+        last_ms = int(times[at : at + ROWS_MAX].max())
+        data = pulsar_batch.encoded(some, last_ms, base + start + at)
+        yield Stored(base + start + at, some.num_rows, data, batched=True)
 
 
 def _untyped(block: Block) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from spark_ledger.topic.entry.message_batch import (
     KEY,
     VALUE,
 )
-from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 
 MAGIC = 0x0E01
 CHUNKS_MAGIC = 0x0E43
@@ -228,53 +229,111 @@ def parsed(body: memoryview, rows: int) -> list[Batch]:
 PRODUCER = "spark-ledger"
 
 
-def encoded(rows: pa.RecordBatch, times_ms: Sequence[int], first_row: int) -> bytes:
+def encoded(rows: pa.RecordBatch, written_ms: int, first_row: int) -> bytes:
     """The rows (columns of TYPES) as a batch that a Pulsar consumer understands, with sequence ids
-    that count from `first_row`, written at these times; the batch has the last of them."""
+    that count from `first_row`; the last of them was written then."""
     count = rows.num_rows
-    keys, values, times, headers = (_listed(rows, name, count) for name in TYPES_IN_ORDER)
-    parts: list[bytes] = []
-    for i in range(count):
-        said = SingleMessageMetadata(sequence_id=first_row + i)
-        value = values[i]
-        said.payload_size = 0 if value is None else len(value)
-        if value is None:
-            said.null_value = True
-        if keys[i] is not None:
-            _put_key(said, keys[i])
-        if times[i] is not None and times[i] >= 1000:
-            said.event_time = times[i] // 1000
-        for header in headers[i] or ():
-            text = (header["value"] or b"").decode(errors="replace")
-            said.properties.add(key=header["key"] or "", value=text)
-        head = said.SerializeToString()
-        parts += (_SIZE.pack(len(head)), head, value or b"")
     metadata = MessageMetadata(
         producer_name=PRODUCER,
         sequence_id=first_row,
         highest_sequence_id=first_row + count - 1,
-        publish_time=max(0, max(times_ms)),
+        publish_time=max(0, written_ms),
         num_messages_in_batch=count,
     )
-    return built(metadata, b"".join(parts))
+    return built(metadata, b"".join(_messages(rows, first_row)))
 
 
-TYPES_IN_ORDER = (KEY, VALUE, EVENT_TIME, HEADERS)
+def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
+    """Each row as SingleMessageMetadata and value. What protobuf would make of each, in less than
+    half of its time."""
+    properties = _properties(rows)
+    values, times = _listed(rows, VALUE), _listed(rows, EVENT_TIME)
+    keys, base64 = _texts(_listed(rows, KEY))
+    size = _SIZE.pack
+    for i, value in enumerate(values):
+        head = properties[i]
+        key, time = keys[i], times[i]
+        if key is not None:
+            head += b"\x12" + _varint(len(key)) + key
+        head += b"\x18" + _varint(len(value)) if value else b"\x18\x00"
+        if time is not None and time >= 1000:
+            head += b"\x28" + _varint(time // 1000)
+        if i in base64:
+            head += b"\x30\x01"
+        head += b"\x40" + _varint(first_row + i)
+        if value is None:
+            head += b"\x48\x01"
+        yield size(len(head))
+        yield head
+        if value:
+            yield value
 
 
-def _listed(rows: pa.RecordBatch, name: str, count: int) -> list[Any]:
+def _listed(rows: pa.RecordBatch, name: str) -> list[Any]:
     at = rows.schema.get_field_index(name)
     if at < 0:
-        return [None] * count
+        return [None] * rows.num_rows
     column = rows.column(at)
-    found: list[Any] = (column.cast(pa.int64()) if name == EVENT_TIME else column).to_pylist()
+    found: list[Any] = (column.view(pa.int64()) if name == EVENT_TIME else column).to_pylist()
     return found
 
 
-def _put_key(said: SingleMessageMetadata, key: bytes) -> None:
-    """Text as it is; other bytes in base64, which a client's `partition_key` shows as such."""
+def _texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
+    """Keys that are text as they are; others in base64, which a client's `partition_key` shows as
+    such, and which rows these are."""
+    if b"".join(key for key in keys if key).isascii():
+        return keys, set()
+    texts, base64 = list(keys), set[int]()
+    for i, key in enumerate(keys):
+        if key is None or _is_text(key):
+            continue
+        texts[i] = b64encode(key)
+        base64.add(i)
+    return texts, base64
+
+
+def _is_text(key: bytes) -> bool:
     try:
-        said.partition_key = key.decode()
+        key.decode()
     except UnicodeDecodeError:
-        said.partition_key = b64encode(key).decode()
-        said.partition_key_b64_encoded = True
+        return False
+    return True
+
+
+def _properties(rows: pa.RecordBatch) -> list[bytes]:
+    """The headers of each row as properties; text that is not UTF-8 has U+FFFD in its place."""
+    at = rows.schema.get_field_index(HEADERS)
+    if at < 0:
+        return [b""] * rows.num_rows
+    column = rows.column(at)
+    pairs = column.flatten()
+    names = [(name or "").encode() for name in pairs.field(0).to_pylist()]
+    texts = [text or b"" for text in pairs.field(1).to_pylist()]
+    if not b"".join(texts).isascii():
+        texts = [text.decode(errors="replace").encode() for text in texts]
+    made = []
+    for name, text in zip(names, texts, strict=True):
+        pair = b"".join((b"\x0a", _varint(len(name)), name, b"\x12", _varint(len(text)), text))
+        made.append(b"\x0a" + _varint(len(pair)) + pair)
+    found, start = [], 0
+    for length in column.value_lengths().to_pylist():
+        end = start + (length or 0)
+        found.append(b"".join(made[start:end]))
+        start = end
+    return found
+
+
+def _varint(number: int) -> bytes:
+    if number < len(_LAST):
+        return _LAST[number]
+    return _MORE[number & 127] + _rest(number >> 7)
+
+
+@lru_cache(maxsize=4096)
+def _rest(number: int) -> bytes:
+    """Numbers that follow each other have it in common."""
+    return _varint(number)
+
+
+_LAST = [bytes([low]) for low in range(128)]
+_MORE = [bytes([low | 128]) for low in range(128)]

@@ -177,7 +177,7 @@ def a_message_with_every_codec_is_the_same(case: Case) -> None:
     case.seen["sizes"] = [len(one.data()) for one in received(consumer, 5)]
 
 
-def an_ordering_key_and_replicated_properties_come_through(case: Case) -> None:
+def an_ordering_key_and_empty_properties_come_through(case: Case) -> None:
     topic = case.topic(0)
     consumer = case.client.subscribe(topic, "s")
     producer = case.client.create_producer(topic)
@@ -433,7 +433,7 @@ def a_consumer_seeks_by_time(case: Case) -> None:
     case.seen["an hour on"] = nothing(consumer)
 
 
-def a_seek_beyond_the_end_waits_for_what_comes(case: Case) -> None:
+def a_seek_beyond_the_end_is_taken(case: Case) -> None:
     topic = case.topic(0)
     consumer = case.client.subscribe(topic, "s")
     producer = case.client.create_producer(topic, batching_enabled=False)
@@ -443,7 +443,7 @@ def a_seek_beyond_the_end_waits_for_what_comes(case: Case) -> None:
     case.seen["the seek"] = case.error(lambda: consumer.seek(beyond))
     case.seen["nothing"] = nothing(consumer)
     producer.send(b"1")
-    case.seen["and then"] = text(received(consumer, 1))
+    case.seen["nothing of the next one"] = nothing(consumer)
 
 
 def a_reader_begins_where_it_is_told(case: Case) -> None:
@@ -609,7 +609,7 @@ STEPS: tuple[Callable[[Case], None], ...] = (
     a_batch_is_one_entry_with_an_index_for_each_message,
     null_and_empty_values_are_told_apart_from_others,
     a_message_with_every_codec_is_the_same,
-    an_ordering_key_and_replicated_properties_come_through,
+    an_ordering_key_and_empty_properties_come_through,
     a_message_that_is_too_large_is_refused_and_the_next_one_taken,
     text_with_a_string_schema_comes_through,
     a_producers_name_is_taken_while_it_is_connected,
@@ -631,7 +631,7 @@ STEPS: tuple[Callable[[Case], None], ...] = (
     a_name_that_others_use_is_not_unsubscribed,
     a_consumer_seeks_by_id_and_to_both_ends,
     a_consumer_seeks_by_time,
-    a_seek_beyond_the_end_waits_for_what_comes,
+    a_seek_beyond_the_end_is_taken,
     a_reader_begins_where_it_is_told,
     a_reader_begins_within_a_batch,
     the_last_id_is_that_of_the_last_message,

@@ -1,7 +1,7 @@
 """Pulsar's client sees of our broker what it sees of Pulsar, but for what is listed here.
 
-`transcript.json` is what it sees of Pulsar (record.py). Each difference stands with what is seen
-here and why; docs/pulsar.md has each of them.
+`transcript.json` is what it sees of Pulsar (record.py). What is seen here instead stands in
+DIFFERENCES with the reason; docs/pulsar.md has each of them.
 """
 
 import json
@@ -17,7 +17,16 @@ from tests.integration.pulsar import program
 from tests.integration.pulsar.record import TRANSCRIPT
 
 PULSARS = json.loads(TRANSCRIPT.read_text())
-DIFFERENCES = {}
+DIFFERENCES = {
+    # not built yet
+    "a_shared_subscription_shares": {"Shared": "NotAllowedError", "KeyShared": "NotAllowedError"},
+    # not built yet; ChecksumError is the only error by which this client drops a message
+    "a_chunked_message_is_taken": {"6 MiB": "ChecksumError"},
+    # not built yet
+    "rows_with_a_schema_are_taken": {"json": "IncompatibleSchema"},
+    # every topic is kept
+    "a_topic_that_is_not_kept_is_made": {"a producer": "NotAllowedError"},
+}
 
 
 class Ours:

@@ -376,12 +376,12 @@ def test_a_successor_knows_of_producers_what_an_owner_handed_over():
         old = reached(await deduplicating(Owner(stage, stage.client, "a")))
         await sent_by(old, 0, 2)
         await by_spark(stage)
-        assert await sent_by(old, 2, 4) == [True, False]
+        assert old.writer.last_sequence_id("p") == 3
         new = await (await another_of(stage)).take()
-        assert new.writer.last_sequence_id("p") == 5
-        assert await sent_by(new, 2, 4, 6) == [True, True, False]
+        assert new.writer.last_sequence_id("p") == 3
+        assert await sent_by(new, 0, 2, 4) == [True, True, False]
         await new.writer.close()
-        assert len(await values(stage)) == 1 + 8
+        assert len(await values(stage)) == 1 + 6
 
     play(act)
 
@@ -405,8 +405,8 @@ def test_truncating_a_topic_leaves_its_owner_an_open_end():
         owner = reached(await owner_of(stage))
         await owner.all_stored(owner.send([b"a", b"b"]))
         await TopicAdmin(stage.client).trim("t", End.LATEST)
-        assert await live(owner) is not None
         assert await owner.all_stored(owner.send([b"c"])) == [[2]]
+        assert (await owner.commits.state()).next == 3  # its opening, the seal with the next, trim
         await owner.writer.close()
 
     play(act)

@@ -212,7 +212,7 @@ async def test_the_close_is_seen_though_the_watch_was_missed():
     _, _, writer, other, reader = await read_elsewhere(long_poll_s=5.0)
     tail = following(reader)
     await asyncio.sleep(3)
-    other.metadata.lose_watches()
+    other.metadata.data_watches.clear()
     await writer.close()
     assert await ended_within(tail, 5.1) == list(range(5))
 
@@ -226,7 +226,7 @@ async def test_a_fence_makes_it_look_at_the_record_and_a_stuck_recovery_does_not
     reader = await other.open(writer.ledger_id, recover=False)
     tail = following(reader)
     await asyncio.sleep(1)
-    other.metadata.lose_watches()
+    other.metadata.data_watches.clear()
     for bookie in cluster.bookies.values():
         fence = m.ReadLacRequest(bookie.name, writer.ledger_id, True)
         bookie.answer(fence)
@@ -243,7 +243,7 @@ async def test_a_fence_leads_to_the_end_that_recovery_found_though_the_watch_was
     cluster, ledgers, writer, other, reader = await read_elsewhere(long_poll_s=50.0)
     tail = following(reader)
     await asyncio.sleep(1)
-    other.metadata.lose_watches()
+    other.metadata.data_watches.clear()
     cluster.store.faults.lag_s = 20.0
     await ledgers.recover(writer.ledger_id)
     assert await ended_within(tail, 2) == list(range(5))
@@ -388,14 +388,14 @@ async def test_bookies_that_call_it_deleted_are_believed_once_the_record_is_gone
     cluster, _, writer, other, reader = await read_elsewhere(long_poll_s=50.0)
     tail = following(reader)
     await asyncio.sleep(1)
-    other.metadata.lose_watches()
+    other.metadata.data_watches.clear()
     for bookie in cluster.bookies.values():
         bookie.override = lambda request: m.ReadLacResponse(Status.LEDGER_DELETED)
         bookie.fenced[writer.ledger_id] = True  # whoever waits is woken
         bookie.answer(m.ReadLacRequest(bookie.name, writer.ledger_id))
     await asyncio.sleep(5)
     assert not tail.done()
-    other.metadata.lose_watches()
+    other.metadata.data_watches.clear()
     await cluster.admin.delete(paths.ledger(writer.ledger_id))
     with pytest.raises(errors.NoSuchLedger):
         await asyncio.wait_for(tail, 2)

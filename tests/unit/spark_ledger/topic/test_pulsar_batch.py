@@ -1,6 +1,7 @@
 """Batches of Pulsar's producers: what is decoded of them, and what is refused."""
 
 import zlib
+from base64 import b64encode
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,7 @@ from spark_ledger.topic.entry.message_batch import (
     decode_header,
     encode_header,
 )
-from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.kit.pulsar_batches import batch_of, lone, message
 
 CODECS = {
@@ -119,13 +120,68 @@ def test_rows_of_columns_come_back_from_the_batch_that_is_made_of_them(values, w
         )
         columns["event_time"] = pa.array([5_000_000] * len(values)).cast(TYPES["event_time"])
     rows = pa.RecordBatch.from_pydict(columns)
-    made = pulsar_batch.parse(pulsar_batch.encoded(rows, [3] * len(values), 100), check=True)
+    made = pulsar_batch.parse(pulsar_batch.encoded(rows, 3, 100), check=True)
     assert (made.messages, made.metadata.sequence_id, made.metadata.publish_time) == (
         len(values),
         100,
         3,
     )
     assert plain(pulsar_columns.decoded([made])) == plain(rows)
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": st.none() | st.binary(max_size=200) | st.text().map(str.encode),
+            "value": st.none() | st.binary(max_size=300),
+            "event_time": st.none() | st.integers(-5000, 2**60),
+            "headers": st.none()
+            | st.lists(
+                st.fixed_dictionaries(
+                    {"key": st.none() | st.text(max_size=9), "value": st.none() | st.binary()}
+                ),
+                max_size=3,
+            ),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(ROWS, st.integers(0, 2**40), st.integers(0, 5))
+def test_what_is_made_of_rows_is_what_protobuf_makes_of_them(rows, first_row, cut):
+    columns = {
+        name: pa.array([row[name] for row in rows], kind)
+        for name, kind in (*TYPES.items(), ("event_time", pa.int64()))
+    }
+    columns["event_time"] = columns["event_time"].view(TYPES["event_time"])
+    batch = pa.RecordBatch.from_pydict(columns).slice(cut)  # with offsets in its buffers
+    if not batch.num_rows:
+        return
+    made = pulsar_batch.parse(pulsar_batch.encoded(batch, 3, first_row), check=True)
+    expected = b""
+    for i, row in enumerate(rows[cut:]):
+        said = SingleMessageMetadata(sequence_id=first_row + i, payload_size=0)
+        if row["value"] is None:
+            said.null_value = True
+        else:
+            said.payload_size = len(row["value"])
+        if row["key"] is not None:
+            try:
+                said.partition_key = row["key"].decode()
+            except UnicodeDecodeError:
+                said.partition_key = b64encode(row["key"]).decode()
+                said.partition_key_b64_encoded = True
+        if row["event_time"] is not None and row["event_time"] >= 1000:
+            said.event_time = row["event_time"] // 1000
+        for pair in row["headers"] or ():
+            text = (pair["value"] or b"").decode(errors="replace")
+            said.properties.add(key=pair["key"] or "", value=text)
+        head = said.SerializeToString()
+        expected += len(head).to_bytes(4, "big") + head + (row["value"] or b"")
+    assert bytes(pulsar_batch.payload_of(made)) == expected
 
 
 def test_a_batch_is_the_bytes_that_the_protocol_says():
