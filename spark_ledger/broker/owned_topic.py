@@ -136,7 +136,9 @@ class OwnedTopic:
 
     def _stored(self, partition: int, offset: int, batch: Waiting) -> None:
         batched = bool(getattr(batch, "batched", False))
-        self._partitions[partition].stored(offset, batch, batched=batched)
+        found = self._partitions.get(partition) or self._leaving.get(partition)
+        if found is not None:
+            found.stored(offset, batch, batched=batched)
 
     async def _follow(self) -> None:
         """Tell those who wait of every commit; notice when another has a partition."""
