@@ -30,6 +30,7 @@ from typing import Protocol
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.owner.sequence_ids import SequenceIds, Waiting
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
@@ -54,24 +55,6 @@ PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-class Waiting(Protocol):
-    """A producer's batch until it is stored."""
-
-    data: bytes
-    messages: int
-    producer_name: str
-    last_sequence_id: int
-
-    def duplicate(self) -> None:
-        """It was stored before."""
-
-    def stored(self, offset: int) -> None:
-        """It is, and its first message has that offset."""
-
-    def failed(self, error: errors.LedgerError) -> None:
-        """It is not known to be stored, and is not tried again here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +96,7 @@ class LiveWriter:
         self._idle_s = idle_s
         self._fragments_max = commits.client.ledgers.config.fragments_max
         self._deduplicates = commits.topic.policies.deduplication
-        self._known: dict[str, int] = {}  # the last sequence id stored, by producer
-        self._pushed: dict[str, int] = {}  # or on its way
-        self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
-        self._again: deque[Waiting] = deque()  # what was sent again before it was stored
+        self._ids = SequenceIds()
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[_Entry] = deque()
@@ -159,7 +139,7 @@ class LiveWriter:
             if self._task is None:
                 self._fail_late()
             return
-        if self._deduplicates and self._is_duplicate(batch):
+        if self._deduplicates and self._ids.is_duplicate(batch):
             return
         self._queue.append(batch)
         if self._task is None:
@@ -173,8 +153,7 @@ class LiveWriter:
         if (await self._commits.state()).partitions[self._number].live is not None:
             await self._open_or_seal(seal_only=True)
         if self._deduplicates:
-            known = (await self._commits.state()).partitions[self._number].producers
-            self._known, self._pushed = dict(known), dict(known)
+            self._ids.begin((await self._commits.state()).partitions[self._number].producers)
 
     def hand_over(self, ledger_id: int, until_s: float) -> Hold | None:
         """Stop the live segment of that ledger for who commits past it, and hold until `until_s` of
@@ -195,19 +174,7 @@ class LiveWriter:
 
     def last_sequence_id(self, producer_name: str) -> int:
         """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
-        return self._pushed.get(producer_name, -1)
-
-    def _is_duplicate(self, batch: Waiting) -> bool:
-        """Whether it was sent before; then it is told so, once that one is stored."""
-        name, last = batch.producer_name, batch.last_sequence_id
-        if last > self._pushed.get(name, -1):
-            self._pushed[name] = last
-            return False
-        if last <= self._known.get(name, -1):
-            batch.duplicate()
-        else:
-            self._again.append(batch)
-        return True
+        return self._ids.last(producer_name)
 
     async def close(self) -> None:
         """Store what was appended, seal, and take no more. What cannot be stored fails: where
@@ -318,19 +285,7 @@ class LiveWriter:
             batch.stored(offset)
             offset += batch.messages
             if self._deduplicates:
-                self._note(batch)
-
-    def _note(self, batch: Waiting) -> None:
-        name, last = batch.producer_name, batch.last_sequence_id
-        self._known[name] = max(last, self._known.get(name, last))
-        self._ledgers_own[name] = max(last, self._ledgers_own.get(name, last))
-        if self._again:
-            waiting, self._again = self._again, deque()
-            for one in waiting:
-                if one.last_sequence_id <= self._known.get(one.producer_name, -1):
-                    one.duplicate()
-                else:
-                    self._again.append(one)
+                self._ids.note(batch)
 
     def _broken(self) -> bool:
         first = self._inflight[0].acked if self._inflight else None
@@ -421,9 +376,10 @@ class LiveWriter:
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
         self._ended = seal_of(
-            *(self._number, known, self._entries, self._sent, self._written_ms, self._ledgers_own)
+            *(self._number, known, self._entries, self._sent, self._written_ms),
+            self._ids.of_ledger,
         )
-        self._ledgers_own = {}
+        self._ids.of_ledger = {}
         self._writer, self._live = None, None
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
@@ -591,8 +547,7 @@ class LiveWriter:
             self._asked.hand(None)
         self._asked = self._hold = None
         waiting = [batch for entry in self._inflight for batch in entry.batches]
-        waiting += [*self._queue, *self._again]
-        self._again.clear()
+        waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:
             entry.acked.add_done_callback(_taken)
         self._inflight.clear()

@@ -11,6 +11,7 @@ from spark_ledger.broker.consumers.acks import Acks
 from spark_ledger.broker.consumers.subscription import Subscription
 from spark_ledger.broker.owner import live_writer, ownership
 from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
@@ -71,7 +72,7 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.batches))
         self._inflight.clear()
-        self._ended, self._ledgers_own = None, {}
+        self._ended, self._ids.of_ledger = None, {}
         self._writer, self._live = None, None
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
@@ -340,7 +341,7 @@ MUTANTS = (
         *(serves_what_is_sent, SERVES),
     ),
     Mutant(
-        *("duplicate told before the first is stored", "hazard 31", LiveWriter, "_is_duplicate"),
+        *("duplicate told before the first is stored", "hazard 31", SequenceIds, "is_duplicate"),
         *(tells_duplicates_at_once, CUT),
     ),
     Mutant(
