@@ -202,15 +202,22 @@ class _Fields:
 
     def _read(self, at: Places, ends: Places) -> tuple[Places, Places, Places]:
         """The tags at these places, the numbers after them, and where these end."""
+        inside = at < ends
+        if not bool(inside.any()):
+            nothing = np.zeros(len(at), dtype=np.int64)
+            return nothing, nothing, at
         words = self._words[np.minimum(at, len(self._words) - 1)]
-        tags = (words & np.uint64(0xFF)).astype(np.int64)
+        tags = (words & np.uint64(0xFF)).view(np.int64)
+        tags *= inside  # _NO_TAG past the end
         rest = words >> np.uint64(8)
+        if not bool((rest & np.uint64(0x80)).any()):  # numbers of one byte each, as is usual
+            return tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2
         stop = ~rest & _STOPS
         below = (stop & (~stop + np.uint64(1))) - np.uint64(1)  # the bits below the first stop
         nexts = at + 2 + (np.bitwise_count(below) >> 3)
-        tags[stop == 0] = _TOO_LONG
-        tags[at >= ends] = _NO_TAG
-        return tags, _number(rest & below & _SEVENS).astype(np.int64), nexts
+        if not bool(stop.all()):
+            tags[inside & (stop == 0)] = _TOO_LONG
+        return tags, _number(rest & below & _SEVENS).view(np.int64), nexts
 
 
 def _number(sevens: Words) -> Words:

@@ -20,7 +20,7 @@ from spark_ledger.topic.entry.message_batch import (
     encode_header,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
-from tests.kit.pulsar_batches import batch_of, lone, message
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
 CODECS = {
     "none": (0, bytes),
@@ -100,6 +100,22 @@ def test_an_entry_keeps_the_bytes_and_the_boundaries_of_several_batches():
     assert (header.rows, header.shares, header.written_ms) == (3, (Share(2, 3, 5),), 9)
     assert decode_body(entry, header).column("value").to_pylist() == [b"a", b"b", b"c"]
     assert decode_body_and_times(entry, header)[1].tolist() == [10, 10, 1]
+
+
+@pytest.mark.parametrize("others", [1, 300])
+def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decoded(others):
+    value = bytes(range(256)) * 9
+    parts = chunked(value, 4, key="k", compression=2, compress=zlib.compress)
+    many = batch_of([message(b"a")] * others, producer="q", sequence_id=1)
+    entry = entry_of((others, many), (1, pulsar_batch.joined(parts)), (1, lone(message(b"z"))))
+    header = decode_header(entry)
+    found, times = decode_body_and_times(entry, header)
+    assert found.column("value").to_pylist() == [*[b"a"] * others, value, b"z"]
+    assert found.column("key").to_pylist() == [*[None] * others, b"k", None]
+    assert len(times) == others + 2
+    body = memoryview(entry)[header.body_at :]
+    told = list(pulsar_batch.producers_of(body, header.rows))
+    assert told == [("q", others), ("p", 5), ("p", 0)]  # by which a successor knows what is stored
 
 
 def test_columns_that_nobody_asks_for_are_not_made():

@@ -186,10 +186,12 @@ def test_what_usual_clients_send_is_found_together():
 
 def test_a_value_that_looks_like_messages_is_a_value():
     inner = b"".join(SIZE.pack(2) + b"\x18\0" for _ in range(5))
-    found = [pulsar_batch.parse(batch_of([message(inner), message(b"v"), message(inner)]))]
-    made = together(found)
+    sent = [message(inner, "k"), message(b"v"), message(inner, "l", {"a": "b"})]
+    made = together([pulsar_batch.parse(batch_of(sent))])
     assert made is not None
     assert made.column("value").to_pylist() == [inner, b"v", inner]
+    assert made.column("key").to_pylist() == [b"k", None, b"l"]
+    assert made.column("headers").to_pylist() == [None, None, [{"key": "a", "value": b"b"}]]
 
 
 def test_a_batch_that_ends_within_a_message_is_damaged_although_the_next_goes_on_there():
