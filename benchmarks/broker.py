@@ -49,7 +49,7 @@ WINDOW_BATCHES, WINDOW_MESSAGES = 64, 2_000
 LATENCY_RATE, LATENCY_S = 200, 15
 BEHIND_BYTES, PACED_RATE, PACED_S = 1 << 30, 20_000, 10
 IDLE_CONNECTIONS, IDLE_TOPICS, IDLE_SETTLE_S = 1_000, 100, 5
-SPARK_ROWS, SPARK_VALUE_BYTES = 2_000_000, 100
+SPARK_ROWS, SPARK_VALUE_BYTES, SPARK_PARTITIONS = 2_000_000, 100, 2
 Found = dict[str, float]
 """What a server reached, by figure."""
 
@@ -90,10 +90,10 @@ class Measure:
         self._wanted = wanted
         self._topics = 0
 
-    def topic(self, stem: str) -> str:
+    def topic(self, stem: str, partitions: int = 0) -> str:
         self._topics += 1
         name = f"persistent://public/default/{stem}-{self._topics}-{os.getpid()}"
-        self.server.create(name)
+        self.server.create(name, partitions)
         return name
 
     def tell(self, what: str, value: float) -> None:
@@ -200,13 +200,15 @@ class Measure:
             link.close()
 
     def spark(self) -> None:
-        """Batches with keys, read by Spark out of our ledgers."""
+        """Batches with keys, read by Spark out of our ledgers, from two partitions."""
         if not self.server.service_url:
             return
-        topic = self.topic("spark")
+        topic = self.topic("spark", SPARK_PARTITIONS)
         batch = broker_socket.batch_of(BATCH, SPARK_VALUE_BYTES, keys=True)
-        batches = SPARK_ROWS // BATCH
-        broker_socket.produce(self.server.url, topic, batch, batches, BATCH, WINDOW_BATCHES)
+        batches = SPARK_ROWS // BATCH // SPARK_PARTITIONS
+        for number in range(SPARK_PARTITIONS):
+            one = f"{topic}-partition-{number}"
+            broker_socket.produce(self.server.url, one, batch, batches, BATCH, WINDOW_BATCHES)
         spark = workload.session(contenders.spark_conf([]))
         source = contenders.ledger(topic, self.server.service_url)
         source = replace(source, schema=contenders.KEY_AND_VALUE)

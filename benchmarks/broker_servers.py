@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -28,14 +28,14 @@ READY_S = 60
 
 @dataclass(frozen=True)
 class Server:
-    """`pids` are the broker's, `storage` those of what is beside it. `create` makes a topic that
-    is not partitioned."""
+    """`pids` are the broker's, `storage` those of what is beside it. `create` makes a topic with so
+    many partitions; 0: that is not partitioned."""
 
     name: str
     url: str
     pids: tuple[int, ...]
     storage: tuple[int, ...]
-    create: Callable[[str], None]
+    create: Callable[[str, int], None]
     service_url: str = ""
 
     def cpu_s(self) -> tuple[float, float]:
@@ -66,7 +66,7 @@ def _pulsar(synced: bool) -> Iterator[Server]:
     try:
         _up(synced)
         pids = tuple(map(int, (run / "pids").read_text().split()))
-        yield Server(PULSAR, f"pulsar://127.0.0.1:{PULSAR_PORT}", pids, (), lambda _: None)
+        yield Server(PULSAR, f"pulsar://127.0.0.1:{PULSAR_PORT}", pids, (), lambda *_: None)
     finally:
         contenders.peers_sh("down")
 
@@ -98,11 +98,15 @@ def _ours(name: str, synced: bool) -> Iterator[Server]:
         write_quorum=copies,
         ack_quorum=min(2, copies),
         durability="synced" if synced else "page-cache",
-        partitioned=False,
     )
     with LocalCluster(bookies=copies, autorecovery=False) as cluster:
         topics = blocking.topics(cluster.service_url)
         url = cluster.broker_url
+
+        def create(topic: str, partitions: int) -> None:
+            own = replace(policies, partitioned=partitions > 0)
+            topics.run(topics.client.topics.create(topic, max(1, partitions), own))
+
         assert cluster.broker is not None and cluster.broker.pid is not None
         guarded = tuple(below(cluster.broker.pid))
         bookies = tuple(one.pid for one in cluster.bookies if one.pid is not None)
@@ -111,6 +115,6 @@ def _ours(name: str, synced: bool) -> Iterator[Server]:
             url,
             (cluster.broker.pid, *guarded),
             (*bookies, contenders.zookeeper_pid(cluster)),
-            lambda topic: topics.run(topics.client.topics.create(topic, 1, policies)),
+            create,
             cluster.service_url,
         )

@@ -13,7 +13,7 @@ from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.hand_over import Live
 
-LASTS_S = hand_over.HOLD_S_MAX + 2.0
+LASTS_S = hand_over.HOLDS_S_MAX + 2.0
 
 _log = logging.getLogger(__name__)
 

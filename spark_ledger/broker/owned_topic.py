@@ -15,11 +15,12 @@ from typing import Any, Protocol
 from spark_ledger import errors
 from spark_ledger.broker.consumers.subscription import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.names import ledger_number
-from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits, Waiting
+from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
 from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Tail, TailBudget
 from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.waiting import Waiting
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.state import TopicState
@@ -135,7 +136,9 @@ class OwnedTopic:
 
     def _stored(self, partition: int, offset: int, batch: Waiting) -> None:
         batched = bool(getattr(batch, "batched", False))
-        self._partitions[partition].stored(offset, batch, batched=batched)
+        found = self._partitions.get(partition) or self._leaving.get(partition)
+        if found is not None:
+            found.stored(offset, batch, batched=batched)
 
     async def _follow(self) -> None:
         """Tell those who wait of every commit; notice when another has a partition."""

@@ -496,8 +496,8 @@ class TopicWork:
     def client(self, client: Client) -> TopicClient:
         """The topic layer of one simulated process."""
         loop = client.world.loop
-        topics = TopicClient(client.ledgers, client.rng, lambda: EPOCH_MS + int(loop.time() * 1000))
-        topics._ask = self.ask  # type: ignore[attr-defined]
+        clock_ms = lambda: EPOCH_MS + int(loop.time() * 1000)  # noqa: E731
+        topics = TopicClient(client.ledgers, client.rng, clock_ms, self.ask)
         topics.checkpoints = Checkpointer(
             *(client.ledgers, topics.intents, topics.blobs, topics.chunks, topics.log),
             every=self.limits.every,

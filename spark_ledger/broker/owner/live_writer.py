@@ -25,12 +25,13 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.waiting import StoredListener, Waiting
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
@@ -50,28 +51,12 @@ ENTRY_BYTES_MAX = 1 << 20
 IDLE_S = 60.0
 AHEAD_S = 0.1
 """After so long the next ledger is made ahead of a hand-over: producers come first."""
+SPARE_S = 0.2
+"""So long a hand-over waits for it; else this owner opens it by itself afterwards."""
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-class Waiting(Protocol):
-    """A producer's batch until it is stored."""
-
-    data: bytes
-    messages: int
-    producer_name: str
-    last_sequence_id: int
-
-    def duplicate(self) -> None:
-        """It was stored before."""
-
-    def stored(self, offset: int) -> None:
-        """It is, and its first message has that offset."""
-
-    def failed(self, error: errors.LedgerError) -> None:
-        """It is not known to be stored, and is not tried again here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +88,7 @@ class LiveWriter:
         commits: TopicCommits,
         number: int,
         limits: RollLimits,
-        stored: "StoredListener",
+        stored: StoredListener,
         idle_s: float = IDLE_S,
     ) -> None:
         self._commits = commits
@@ -113,10 +98,7 @@ class LiveWriter:
         self._idle_s = idle_s
         self._fragments_max = commits.client.ledgers.config.fragments_max
         self._deduplicates = commits.topic.policies.deduplication
-        self._known: dict[str, int] = {}  # the last sequence id stored, by producer
-        self._pushed: dict[str, int] = {}  # or on its way
-        self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
-        self._again: deque[Waiting] = deque()  # what was sent again before it was stored
+        self._ids = SequenceIds()
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[_Entry] = deque()
@@ -159,7 +141,7 @@ class LiveWriter:
             if self._task is None:
                 self._fail_late()
             return
-        if self._deduplicates and self._is_duplicate(batch):
+        if self._deduplicates and self._ids.is_duplicate(batch):
             return
         self._queue.append(batch)
         if self._task is None:
@@ -173,8 +155,7 @@ class LiveWriter:
         if (await self._commits.state()).partitions[self._number].live is not None:
             await self._open_or_seal(seal_only=True)
         if self._deduplicates:
-            known = (await self._commits.state()).partitions[self._number].producers
-            self._known, self._pushed = dict(known), dict(known)
+            self._ids.begin((await self._commits.state()).partitions[self._number].producers)
 
     def hand_over(self, ledger_id: int, until_s: float) -> Hold | None:
         """Stop the live segment of that ledger for who commits past it, and hold until `until_s` of
@@ -195,19 +176,7 @@ class LiveWriter:
 
     def last_sequence_id(self, producer_name: str) -> int:
         """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
-        return self._pushed.get(producer_name, -1)
-
-    def _is_duplicate(self, batch: Waiting) -> bool:
-        """Whether it was sent before; then it is told so, once that one is stored."""
-        name, last = batch.producer_name, batch.last_sequence_id
-        if last > self._pushed.get(name, -1):
-            self._pushed[name] = last
-            return False
-        if last <= self._known.get(name, -1):
-            batch.duplicate()
-        else:
-            self._again.append(batch)
-        return True
+        return self._ids.last(producer_name)
 
     async def close(self) -> None:
         """Store what was appended, seal, and take no more. What cannot be stored fails: where
@@ -318,19 +287,7 @@ class LiveWriter:
             batch.stored(offset)
             offset += batch.messages
             if self._deduplicates:
-                self._note(batch)
-
-    def _note(self, batch: Waiting) -> None:
-        name, last = batch.producer_name, batch.last_sequence_id
-        self._known[name] = max(last, self._known.get(name, last))
-        self._ledgers_own[name] = max(last, self._ledgers_own.get(name, last))
-        if self._again:
-            waiting, self._again = self._again, deque()
-            for one in waiting:
-                if one.last_sequence_id <= self._known.get(one.producer_name, -1):
-                    one.duplicate()
-                else:
-                    self._again.append(one)
+                self._ids.note(batch)
 
     def _broken(self) -> bool:
         first = self._inflight[0].acked if self._inflight else None
@@ -421,9 +378,10 @@ class LiveWriter:
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
         self._ended = seal_of(
-            *(self._number, known, self._entries, self._sent, self._written_ms, self._ledgers_own)
+            *(self._number, known, self._entries, self._sent, self._written_ms),
+            self._ids.of_ledger,
         )
-        self._ledgers_own = {}
+        self._ids.of_ledger = {}
         self._writer, self._live = None, None
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
@@ -435,14 +393,11 @@ class LiveWriter:
             return
         handed = Handed(self._commits.topic.id, ended)
         if (self._queue or self._rolls) and self._number in self._commits.epochs:
-            try:
-                opened = self._opening(await self._new_ledger())
-            except (errors.LedgerError, StoreError) as error:
-                _log.warning("partition %d has no ledger ahead: %s", self._number, error)
-            else:
-                assert self._spare is not None
-                intent = self._spare[1]
-                handed = replace(handed, opened=opened, intent=(intent.id, intent.version))
+            await asyncio.wait([self._make_ahead(0.0)], timeout=SPARE_S)
+            if self._spare is not None and self._spare[0].failure is None:
+                writer, intent = self._spare
+                named = (intent.id, intent.version)
+                handed = replace(handed, opened=self._opening(writer), intent=named)
         self._hold, self._handed = asked, True
         asked.hand(handed)
 
@@ -539,10 +494,11 @@ class LiveWriter:
         if self._handed and not self._closing:
             self._make_ahead(AHEAD_S)
 
-    def _make_ahead(self, after_s: float) -> None:
+    def _make_ahead(self, after_s: float) -> "asyncio.Task[None]":
         """Make the next ledger before it is asked for: others commit to the partition, too."""
         if self._ahead is None or self._ahead.done():
             self._ahead = asyncio.get_running_loop().create_task(self._try_ahead(after_s))
+        return self._ahead
 
     async def _try_ahead(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -591,18 +547,13 @@ class LiveWriter:
             self._asked.hand(None)
         self._asked = self._hold = None
         waiting = [batch for entry in self._inflight for batch in entry.batches]
-        waiting += [*self._queue, *self._again]
-        self._again.clear()
+        waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:
             entry.acked.add_done_callback(_taken)
         self._inflight.clear()
         self._queue.clear()
         for batch in waiting:
             batch.failed(error)
-
-
-class StoredListener(Protocol):
-    def __call__(self, partition: int, offset: int, batch: Waiting) -> None: ...
 
 
 def _taken(acked: "asyncio.Future[int]") -> None:

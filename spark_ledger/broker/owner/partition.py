@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.owner.live_writer import LiveWriter, Waiting
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.tail import Stored, Tail
+from spark_ledger.broker.owner.waiting import Waiting
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.json_values import packed

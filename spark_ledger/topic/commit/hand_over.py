@@ -8,7 +8,7 @@
 
 Always true: an answer is a proposal; the guards of the log decide whether it is committed, so one
 that comes late changes nothing. An owner holds while the connection is open, and no longer than was
-asked for, HOLD_S_MAX at most. Both frames have a version and a largest size; who does not
+asked for, HOLDS_S_MAX at most. Both frames have a version and a largest size; who does not
 understand the other closes the connection, and the ledger is fenced.
 """
 
@@ -29,7 +29,9 @@ MAGIC = b"SLHO"
 """Of the first frame. No frame of Pulsar's is so long that it begins like it."""
 VERSION = 1
 HOLD_S, HOLD_S_MAX = 2.0, 8.0
-ANSWER_S = 0.5
+"""After its answer an owner is asked to hold for so long: by a first try, and by later ones."""
+HOLDS_S_MAX = 20.0
+ANSWER_S_EACH = 0.01
 REQUEST_BYTES_MAX = 4 << 20
 ANSWER_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
@@ -57,6 +59,12 @@ class Handed:
     seal: SealLive
     opened: OpenLive | None = None
     intent: tuple[str, int] = ("", 0)
+
+
+def patience_s(hold_s: float, lives: int) -> float:
+    """How long an answer of so many live segments is waited for, before they are fenced: half a
+    second of one by a first try; owners of many, or that are slow, come through by and by."""
+    return hold_s / 4 + ANSWER_S_EACH * lives
 
 
 def owner_name(broker_id: str) -> str:
@@ -121,7 +129,7 @@ def _request(plain: dict[str, Any]) -> tuple[list[Live], float]:
     lives = [
         (str(topic), int(partition), int(ledger)) for topic, partition, ledger in plain["live"]
     ]
-    return lives, min(HOLD_S_MAX, max(0.0, plain["hold_ms"] / 1000))
+    return lives, min(HOLDS_S_MAX, max(0.0, plain["hold_ms"] / 1000))
 
 
 def _to_json(one: Handed) -> dict[str, Any]:

@@ -5,16 +5,17 @@ same multi (hazard 29).
 
 Always true: an owner that hands over has closed its ledger, so nothing is added to what its seal
 says, and holds until the multi is decided or its hold is over; then it goes on by itself, and the
-guards let one of the two win. Each try asks for a longer hold, so that a slow commit comes through;
-between two tries every owner has gone on. What an owner made ahead comes into the log only while
-the intent that it was made under is open (hazard 4). One that does not answer is fenced.
+guards let one of the two win. Each try asks for a longer hold and waits longer for the answer, so
+that slow ones come through. What was handed over by an earlier try stays held, so that each try has
+fewer owners to wait for. What an owner made ahead comes into the log only while the intent that it
+was made under is open (hazard 4). One that does not answer is fenced.
 """
 
 import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from spark_ledger import errors
@@ -73,14 +74,21 @@ class PastLive:
         """The commit, with what ends the live segments that are in its way. Raises as
         Committer.commit and `ended`."""
         fresh, hold_s = False, hand_over.HOLD_S
-        for _ in range(TRIES_MAX):
-            async with self.ended(await self._in_the_way(wanted, fresh=fresh), hold_s) as ended:
+        known: dict[Live, Handed] = {}
+        async with AsyncExitStack() as holds:
+            for _ in range(TRIES_MAX):
+                lives = await self._in_the_way(wanted, fresh=fresh)
+                new = [one for one in lives if _asked(one) not in known]
+                more = await holds.enter_async_context(self.ended(new, hold_s))
+                known |= {_handed(one): one for one in more.handed}
+                ended = Ended(tuple(known[_asked(one)] for one in lives))
                 try:
                     return await self._committer.commit(_past(wanted, ended), timeout_s)
                 except errors.TxnConflict as conflict:
                     if not passing(conflict, ended):
                         raise
-            fresh, hold_s = True, min(2 * hold_s, hand_over.HOLD_S_MAX)
+                    known = _still_good(known, conflict)
+                fresh, hold_s = True, min(2 * hold_s, hand_over.HOLD_S_MAX)
         raise errors.CommitContended(
             f"the owners of live segments opened others {TRIES_MAX} times before the commit"
         )
@@ -138,8 +146,9 @@ class PastLive:
 
         async def asked(broker: str) -> list[Handed]:
             try:
-                async with asyncio.timeout(hand_over.ANSWER_S):
-                    return await self._asked(broker, by_broker[broker], hold_s, holds)
+                answer_s = hand_over.patience_s(hold_s, len(by_broker[broker]))
+                async with asyncio.timeout(answer_s):
+                    return await self._asked(broker, by_broker[broker], answer_s + hold_s, holds)
             except (OSError, EOFError, TimeoutError, hand_over.NotUnderstood) as error:
                 _log.warning("broker %s hands nothing over, it is fenced: %r", broker, error)
                 return []
@@ -148,7 +157,7 @@ class PastLive:
         for broker, some in zip(by_broker, await each(asked, by_broker), strict=True):
             wanted = set(by_broker[broker])
             for given in some:
-                key = (given.topic_id, given.seal.partition, given.seal.ledger_id)
+                key = _handed(given)
                 opens = given.opened is None or given.opened.partition == given.seal.partition
                 if key in wanted and opens:
                     found[key] = given
@@ -188,6 +197,20 @@ def passing(conflict: errors.TxnConflict, ended: Ended) -> bool:
 def _asked(one: Ending) -> Live:
     topic_id, live = one
     return topic_id, live.partition, live.ledger_id
+
+
+def _handed(one: Handed) -> Live:
+    return one.topic_id, one.seal.partition, one.seal.ledger_id
+
+
+def _still_good(known: dict[Live, Handed], conflict: errors.TxnConflict) -> dict[Live, Handed]:
+    """What was handed over, without ledgers of an intent that has ended: their owners are gone."""
+    changed = conflict.facts.get("path")
+
+    def without(one: Handed) -> Handed:
+        return replace(one, opened=None) if paths.intent(one.intent[0]) == changed else one
+
+    return {live: without(one) for live, one in known.items()}
 
 
 def _past(wanted: Wanted, ended: Ended) -> Wanted:

@@ -20,8 +20,6 @@ PULSARS = json.loads(TRANSCRIPT.read_text())
 DIFFERENCES = {
     # not built yet
     "a_shared_subscription_shares": {"Shared": "NotAllowedError", "KeyShared": "NotAllowedError"},
-    # not built yet; ChecksumError is the only error by which this client drops a message
-    "a_chunked_message_is_taken": {"6 MiB": "ChecksumError"},
     # not built yet
     "rows_with_a_schema_are_taken": {"json": "IncompatibleSchema"},
     # every topic is kept

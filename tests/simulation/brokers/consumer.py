@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CONSUMER_ID = 1
 PERMITS = (3, 20, 200)
+ASK_S, SILENT_S = 5.0, 10.0
+"""A broker that is silent for so long is asked whether it lives, and is left."""
 INDIVIDUAL, CUMULATIVE = 0, 1
 
 
@@ -128,6 +130,11 @@ class ConsumerModel:
         while not link.gone and not self.done:
             await asyncio.sleep(self.rng.uniform(0.05, 0.6))
             self._acknowledge(link)
+            silent_s = self.work.world.loop.now - link.heard_s
+            if silent_s > SILENT_S:
+                return
+            if silent_s > ASK_S:
+                link.send("ping")
             if self._permits < permits // 2 + 1:
                 self._permits += permits
                 link.send("flow", consumer_id=CONSUMER_ID, messagePermits=permits)

@@ -181,7 +181,7 @@ class BrokerWork:
         another took over from."""
         left: dict[str, int] = {}
         for _ in range(int(FORGOTTEN_S)):
-            living = [one for one in self._living() if one.listening]
+            living = [one for one in self._living() if one.listening and not one.process.paused]
             left = {one.name: one.broker.waiting_bytes for one in living}
             if not any(left.values()):
                 break

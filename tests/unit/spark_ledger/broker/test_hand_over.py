@@ -1,12 +1,14 @@
 """Live segments that their owners hand over to who commits past them, on the simulated cluster."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.commit import TxnKey
@@ -14,6 +16,7 @@ from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.unit.spark_ledger.broker.test_live_writer import (
     Owner,
+    Sent,
     another_of,
     deduplicating,
     owner_of,
@@ -187,7 +190,7 @@ def test_each_try_holds_longer_so_a_slow_batch_comes_through():
         multi = store.multi
 
         async def slow(operations):
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(3)
             return await multi(operations)
 
         async def produce():
@@ -441,3 +444,46 @@ def test_an_owner_that_gives_its_topic_up_ends_the_hold():
         assert await stage.client.store.get(paths.topic_head(stage.topic.id))
 
     play(act)
+
+
+PARTITIONS = 8
+
+
+def test_partitions_that_are_opened_meanwhile_do_not_keep_a_batch_from_committing():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        batches = await another_process(stage)
+        rest = range(1, PARTITIONS)
+        writers = {n: LiveWriter(owner.commits, n, RollLimits(), owner.stored) for n in rest}
+        writers[0] = owner.writer
+        stage.owners.brokers[owner.ownership.url].live_writer = lambda _, n: writers[n]
+        turns = iter(range(10**6))
+
+        async def opens_another():
+            """A producer comes to a partition that nobody has open."""
+            one = Sent(b"p")
+            writers[next(turns) % PARTITIONS].append(one)
+            await one.over.wait()
+
+        multi, batches_own = batches.client.store.multi, paths.topic_head(stage.topic.id)
+        raced = []
+
+        async def interrupted(operations):
+            if any(one.path == batches_own for one in operations) and len(raced) < 3 * PARTITIONS:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):  # one that is held is not stored now
+                        await opens_another()
+                raced.append(1)
+            return await multi(operations)
+
+        batches.client.store.multi = interrupted
+        intent = await batches.intent()
+        rows = [b"%d" % i for i in range(200)]  # some to every partition
+        await batches.commit(intent, 1, await batches.written(intent, rows))
+        assert len(stage.owners.asked) <= PARTITIONS
+        assert sorted(lives for some in stage.owners.asked for lives in some) == sorted(
+            {lives for some in stage.owners.asked for lives in some}
+        )
+        await asyncio.gather(*(writer.close() for writer in writers.values()))
+
+    play(act, partitions=PARTITIONS)

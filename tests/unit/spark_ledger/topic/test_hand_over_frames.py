@@ -41,7 +41,7 @@ def test_an_answer_is_understood():
 def test_nobody_is_held_for_longer_than_the_longest_hold():
     assert hand_over.decode_request(hand_over.encode_request([], 3600)) == (
         [],
-        hand_over.HOLD_S_MAX,
+        hand_over.HOLDS_S_MAX,
     )
 
 

@@ -1,0 +1,58 @@
+"""How far each producer of a partition has come: which batches are stored, or on their way.
+
+Always true: a batch whose last sequence id its producer has sent before is not sent again; it is
+told so once the one that was first is stored (hazard 31).
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from spark_ledger.broker.owner.waiting import Waiting
+
+
+class SequenceIds:
+    """Of one partition; `of_ledger` are those that are stored in the ledger at hand."""
+
+    def __init__(self) -> None:
+        self.of_ledger: dict[str, int] = {}
+        self._stored: dict[str, int] = {}  # the last one, by producer
+        self._sent: dict[str, int] = {}  # or on its way
+        self._again: deque[Waiting] = deque()  # what was sent again before it was stored
+
+    def begin(self, known: Mapping[str, int]) -> None:
+        """As owners before have left them."""
+        self._stored, self._sent = dict(known), dict(known)
+
+    def last(self, producer_name: str) -> int:
+        """The last that is stored, or on its way; -1 of none."""
+        return self._sent.get(producer_name, -1)
+
+    def is_duplicate(self, batch: Waiting) -> bool:
+        """Whether it was sent before; then it is told so, once that one is stored."""
+        name, last = batch.producer_name, batch.last_sequence_id
+        if last > self._sent.get(name, -1):
+            self._sent[name] = last
+            return False
+        if last <= self._stored.get(name, -1):
+            batch.duplicate()
+        else:
+            self._again.append(batch)
+        return True
+
+    def note(self, batch: Waiting) -> None:
+        """It is stored."""
+        name, last = batch.producer_name, batch.last_sequence_id
+        self._stored[name] = max(last, self._stored.get(name, last))
+        self.of_ledger[name] = max(last, self.of_ledger.get(name, last))
+        if self._again:
+            waiting, self._again = self._again, deque()
+            for one in waiting:
+                if one.last_sequence_id <= self._stored.get(one.producer_name, -1):
+                    one.duplicate()
+                else:
+                    self._again.append(one)
+
+    def take_again(self) -> list[Waiting]:
+        """What waits for the one that was first, for whoever fails it."""
+        waiting, self._again = list(self._again), deque()
+        return waiting
