@@ -73,8 +73,8 @@ public class Client {
     }
 
     static void failover(PulsarClient client, String topic) throws Exception {
-        Consumer<byte[]> first = subscribe(client, topic, "failover", SubscriptionType.Failover);
-        try (Consumer<byte[]> second = subscribe(client, topic, "failover", SubscriptionType.Failover)) {
+        Consumer<byte[]> first = subscribe(client, topic, "failover", SubscriptionType.Failover, "a");
+        try (Consumer<byte[]> second = subscribe(client, topic, "failover", SubscriptionType.Failover, "b")) {
             take(first, 15);
             first.close();
             say("the next one goes on with", text(take(second, 5)));
@@ -126,7 +126,13 @@ public class Client {
 
     static Consumer<byte[]> subscribe(PulsarClient client, String topic, String name, SubscriptionType type)
             throws PulsarClientException {
+        return subscribe(client, topic, name, type, "only"); // of several the first by name is active
+    }
+
+    static Consumer<byte[]> subscribe(PulsarClient client, String topic, String name, SubscriptionType type,
+            String consumer) throws PulsarClientException {
         return client.newConsumer().topic(topic).subscriptionName(name).subscriptionType(type)
+                .consumerName(consumer)
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe();
     }
 
