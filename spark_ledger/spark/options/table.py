@@ -199,7 +199,8 @@ READ_OPTIONS = (
         READ,
         Text(64),
         None,
-        "start at the first row committed at or after it: milliseconds since 1970, "
+        "start at the first row committed at or after it (of rows that came by a broker: stored): "
+        "milliseconds since 1970, "
         "or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
     ),
     Option(

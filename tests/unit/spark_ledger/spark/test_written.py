@@ -42,7 +42,7 @@ def plan(text: str, **options: str) -> written.WritePlan:
         ("value STRING, __offset BIGINT", SchemaUnknownColumn, "'__offset'"),
         ("value STRING, deliverAt TIMESTAMP", SchemaUnknownColumn, "'deliverAt'"),
         ("value STRING, orderingKey STRING", SchemaUnknownColumn, "'orderingKey'"),
-        ("value STRING, sequenceId BIGINT", SchemaUnknownColumn, "'sequenceId'"),
+        ("value STRING, sequenceId STRING", SchemaUnknownColumn, "'sequenceId'"),
         ("value STRING, VALUE STRING", SchemaUnknownColumn, "two columns 'value'"),
         ("value STRING, topic BINARY", SchemaTypeMismatch, "'topic' is BINARY, not STRING"),
         ("value STRING, partition BIGINT", SchemaTypeMismatch, "'partition' is BIGINT, not INT"),

@@ -59,13 +59,13 @@ def asked(monkeypatch):
 
 
 def test_an_entry_is_fetched_and_decoded_once_for_all_its_partitions(asked, monkeypatch):
-    decoded, decode = [], slice_reader.decode_body
+    decoded, decode = [], slice_reader.decode_body_and_times
 
     def counting(payload, header, columns):
         decoded.append(header.shares)
         return decode(payload, header, columns)
 
-    monkeypatch.setattr(slice_reader, "decode_body", counting)
+    monkeypatch.setattr(slice_reader, "decode_body_and_times", counting)
 
     async def act(stage):
         await written(stage, runs=12)

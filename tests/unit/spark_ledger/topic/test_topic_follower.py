@@ -153,7 +153,7 @@ def test_what_ends_the_following_is_told_by_every_later_poll():
         intent = await stage.intent()
         await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
         path = paths.topic_log(stage.topic.id, 0)
-        await stage.client.store.set(path, b"damaged", 0)
+        stage.world.store.write("", lambda write: write.set(path, b"damaged", 0))
         await asyncio.sleep(1)
 
         with pytest.raises(errors.UnsupportedFormat, match="not a commit"):
