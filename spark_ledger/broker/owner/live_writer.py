@@ -371,7 +371,8 @@ class LiveWriter:
                 _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
                 if self._closing:
                     raise
-            await self._commits.check_owner(self._number)
+            with suppress(errors.Unavailable):
+                await self._commits.check_owner(self._number)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
