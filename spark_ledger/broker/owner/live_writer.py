@@ -382,8 +382,12 @@ class LiveWriter:
             *(self._number, known, self._entries, self._sent, self._written_ms),
             self._ids.of_ledger,
         )
-        self._ids.of_ledger = {}
         self._writer, self._live = None, None
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Nothing is counted of the ledger that comes next."""
+        self._ids.of_ledger = {}
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
 
@@ -553,6 +557,7 @@ class LiveWriter:
             entry.acked.add_done_callback(_taken)
         self._inflight.clear()
         self._queue.clear()
+        self._start_over()
         for batch in waiting:
             batch.failed(error)
 
