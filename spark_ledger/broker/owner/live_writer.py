@@ -371,7 +371,8 @@ class LiveWriter:
                 _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
                 if self._closing:
                     raise
-            await self._commits.check_owner(self._number)
+            with suppress(errors.Unavailable):
+                await self._commits.check_owner(self._number)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
@@ -381,8 +382,12 @@ class LiveWriter:
             *(self._number, known, self._entries, self._sent, self._written_ms),
             self._ids.of_ledger,
         )
-        self._ids.of_ledger = {}
         self._writer, self._live = None, None
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Nothing is counted of the ledger that comes next."""
+        self._ids.of_ledger = {}
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
 
@@ -552,6 +557,7 @@ class LiveWriter:
             entry.acked.add_done_callback(_taken)
         self._inflight.clear()
         self._queue.clear()
+        self._start_over()
         for batch in waiting:
             batch.failed(error)
 

@@ -391,3 +391,52 @@ def test_what_comes_again_after_the_work_has_ended_is_failed_when_the_partition_
         assert len(again.errors) == 1
 
     play(act)
+
+
+async def fenced_by_another(stage, owner):
+    """The live ledger is recovered by somebody else."""
+    await (await stage.another()).ledgers.recover(owner.writer.live.ledger_id)
+
+
+def fails(calls, error, times=1):
+    """The next calls fail so often."""
+    left = [error] * times
+
+    async def failing(*some, **named):
+        if left:
+            raise left.pop()
+        return await calls(*some, **named)
+
+    return failing
+
+
+def test_while_the_metadata_store_is_away_what_a_fenced_ledger_has_stays_to_be_decided():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a", b"b"]))
+        await fenced_by_another(stage, owner)
+        ledgers, commits, away = stage.client.ledgers, owner.commits, errors.Unavailable("away")
+        ledgers.recover = fails(ledgers.recover, away)
+        commits.check_owner = fails(commits.check_owner, away)
+        assert await owner.all_stored(owner.send([b"c"])) == [[2]]
+        await owner.writer.close()
+        assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+    play(act)
+
+
+def test_after_a_failure_the_next_ledger_counts_from_its_own_first_row():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a", b"b"]))
+        await fenced_by_another(stage, owner)
+        ledgers = stage.client.ledgers
+        ledgers.recover = fails(ledgers.recover, errors.LedgerError("a defect"))
+        (lost,) = owner.send([b"lost"])
+        await lost.over.wait()
+        assert lost.errors
+        assert await owner.all_stored(owner.send([b"c"])) == [[2]]
+        await owner.writer.close()
+        assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+    play(act)
