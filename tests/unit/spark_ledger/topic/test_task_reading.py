@@ -235,6 +235,21 @@ async def opened(stage):
     return owner, state.partitions[0].live
 
 
+def test_lag_counts_the_confirmed_rows_of_a_live_segment():
+    async def act(stage):
+        owner, _ = await opened(stage)
+        subscriptions = stage.client.subscriptions
+        await subscriptions.create(stage.topic.id, "mine")
+        before = (await subscriptions.lag(stage.topic.id, "mine", 0))[0]
+        await owner.append(7)
+        await asyncio.sleep(10)
+        after = (await subscriptions.lag(stage.topic.id, "mine", 0))[0]
+        assert (before.end, after.end) == (10, 17)
+        assert after.rows == before.rows + 7
+
+    play(act)
+
+
 def test_rows_of_a_live_segment_are_heard_of_as_they_are_confirmed_and_never_go_back():
     async def act(stage):
         owner, live = await opened(stage)
