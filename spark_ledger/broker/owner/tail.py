@@ -5,13 +5,12 @@ is what came first, of whichever partition; a batch that is not here is read fro
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 BYTES_MAX = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A batch of a partition as its consumers get it: its first message has offset `offset`;
     `batched`: it has metadata of each message."""
 
