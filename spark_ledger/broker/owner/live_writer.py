@@ -439,7 +439,7 @@ class LiveWriter:
             self._asked = self._hold = None
         live = state.partitions[self._number].live
         if live is not None and self._is_spare(live):
-            self._goes_on(live)
+            self._goes_on(live, state)
             return
         await self._commits.check_owner(self._number)
         actions: list[Action] = []
@@ -453,10 +453,11 @@ class LiveWriter:
             return
         writer = await self._new_ledger()
         await self._commits.commit([*actions, self._opening(writer)])
-        live = (await self._commits.state()).partitions[self._number].live
+        state = await self._commits.state()
+        live = state.partitions[self._number].live
         if live is None or not self._is_spare(live):
             raise errors.TxnConflict(f"ledger {writer.ledger_id} is not live any more")
-        self._goes_on(live)
+        self._goes_on(live, state)
 
     async def _held(self) -> TopicState:
         """The topic, not older than this call; while there is a hold, once what is held is over."""
@@ -490,8 +491,13 @@ class LiveWriter:
         spare = None if self._spare is None else self._spare[0]
         return spare is not None and spare.ledger_id == live.ledger_id and spare.failure is None
 
-    def _goes_on(self, live: LiveSegment) -> None:
-        """The opening of the spare ledger was read back."""
+    def _goes_on(self, live: LiveSegment, state: TopicState) -> None:
+        """The opening of the spare ledger was read back. All before it is sealed: ledgers of others
+        too, that this owner did not know of, or whose end it left undecided."""
+        if self._deduplicates:
+            self._ids.begin(state.partitions[self._number].producers)
+            waiting = [*self._queue, *self._ids.take_again()]
+            self._queue = deque(one for one in waiting if not self._ids.is_duplicate(one))
         assert self._spare is not None
         self._writer, self._live, self._ended, self._spare = self._spare[0], live, None, None
         self._opened_s = self._used_s = asyncio.get_running_loop().time()
@@ -558,6 +564,7 @@ class LiveWriter:
         self._inflight.clear()
         self._queue.clear()
         self._start_over()
+        self._ids.doubt()
         for batch in waiting:
             batch.failed(error)
 

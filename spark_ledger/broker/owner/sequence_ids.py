@@ -1,7 +1,8 @@
 """How far each producer of a partition has come: which batches are stored, or on their way.
 
 Always true: a batch whose last sequence id its producer has sent before is not sent again; it is
-told so once the one that was first is stored (hazard 31).
+told so once the one that was first is stored (hazard 31). Where batches have failed whose outcome is
+not known, nothing is a duplicate until the log has told what is stored.
 """
 
 from collections import deque
@@ -18,10 +19,15 @@ class SequenceIds:
         self._stored: dict[str, int] = {}  # the last one, by producer
         self._sent: dict[str, int] = {}  # or on its way
         self._again: deque[Waiting] = deque()  # what was sent again before it was stored
+        self._unsure = False
 
     def begin(self, known: Mapping[str, int]) -> None:
-        """As owners before have left them."""
-        self._stored, self._sent = dict(known), dict(known)
+        """As the log's seals have them, while nothing is under way."""
+        self._stored, self._sent, self._unsure = dict(known), dict(known), False
+
+    def doubt(self) -> None:
+        """What is under way has failed, and may be stored."""
+        self._unsure = True
 
     def last(self, producer_name: str) -> int:
         """The last that is stored, or on its way; -1 of none."""
@@ -30,8 +36,8 @@ class SequenceIds:
     def is_duplicate(self, batch: Waiting) -> bool:
         """Whether it was sent before; then it is told so, once that one is stored."""
         name, last = batch.producer_name, batch.last_sequence_id
-        if last > self._sent.get(name, -1):
-            self._sent[name] = last
+        if self._unsure or last > self._sent.get(name, -1):
+            self._sent[name] = max(last, self._sent.get(name, last))
             return False
         if last <= self._stored.get(name, -1):
             batch.duplicate()

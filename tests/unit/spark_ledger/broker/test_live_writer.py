@@ -440,3 +440,39 @@ def test_after_a_failure_the_next_ledger_counts_from_its_own_first_row():
         assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
 
     play(act)
+
+
+def test_what_has_failed_is_stored_when_its_producer_sends_it_again():
+    async def act(stage):
+        owner = await deduplicating(Owner(stage, stage.client, "a"))
+        await sent_by(owner, 0)
+        await fenced_by_another(stage, owner)
+        ledgers = stage.client.ledgers
+        ledgers.recover = fails(ledgers.recover, errors.LedgerError("a defect"))
+        lost = Sent(b"2", b"3", first=2)
+        owner.writer.append(lost)
+        await lost.over.wait()
+        assert lost.errors
+        assert await sent_by(owner, 0, 2, 2, 4) == [True, False, True, False]
+        await owner.writer.close()
+        assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+def test_an_owner_learns_of_producers_from_the_ledger_of_one_that_was_deposed_and_opened_it_late():
+    async def act(stage):
+        old = await deduplicating(Owner(stage, stage.client, "a"))
+        await sent_by(old, 0)
+        new = await (await another_of(stage)).take()
+
+        async def does_not_know():
+            return None
+
+        old.commits.check_owner = lambda number: does_not_know()
+        assert await sent_by(old, 2) == [False]
+        assert await sent_by(new, 2, 4) == [True, False]
+        await new.writer.close()
+        assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(6)]
+
+    play(act)
