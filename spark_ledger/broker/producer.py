@@ -21,6 +21,7 @@ from spark_ledger.broker.wire.commands import (
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
 
+NO_ID = -1
 OVERHEAD_BYTES = 1024
 """What a batch that waits takes beside its bytes, about."""
 
@@ -70,6 +71,7 @@ class Producer:
         self.topic = topic
         self.partition = partition.number
         self._receipts = Receipts(producer_id, partition.shown)
+        self.deduplicates = topic.info.policies.deduplication
         self._came = 0
         self._received = 0
         self._refused: deque[tuple[int, int, Refusal]] = deque()
@@ -141,7 +143,7 @@ class SentBatch:
         self.batched = parsed.batched
         self.messages = parsed.messages if self.batched else 1
         self.producer_name: str = parsed.metadata.producer_name
-        self.last_sequence_id = parsed.last_sequence_id
+        self.last_sequence_id = parsed.last_sequence_id if producer.deduplicates else NO_ID
         self.sequence_id: int = send.sequence_id
         self.highest: int = send.highest_sequence_id
 

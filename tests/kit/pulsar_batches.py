@@ -43,8 +43,10 @@ def batch_of(
     says: int | None = None,
     uncompressed: int | None = None,
     encrypted: bool = False,
+    names_highest: bool = True,
 ) -> bytes:
-    """A batch of these messages; `says` how many it says it has."""
+    """A batch of these messages; `says` how many it says it has. `names_highest`: as Java's client,
+    not as the one in C++."""
     parts = []
     for i, one in enumerate(messages):
         said = SingleMessageMetadata(
@@ -57,7 +59,7 @@ def batch_of(
     metadata = MessageMetadata(
         producer_name=producer,
         sequence_id=sequence_id,
-        highest_sequence_id=sequence_id + len(messages) - 1,
+        highest_sequence_id=sequence_id + len(messages) - 1 if names_highest else None,
         publish_time=publish_ms,
         num_messages_in_batch=len(messages) if says is None else says,
         compression=compression,

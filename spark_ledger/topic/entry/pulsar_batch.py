@@ -28,7 +28,7 @@ from spark_ledger.topic.entry.message_batch import (
     KEY,
     VALUE,
 )
-from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 MAGIC = 0x0E01
 CHUNKS_MAGIC = 0x0E43
@@ -69,9 +69,15 @@ class Batch(NamedTuple):
 
     @property
     def last_sequence_id(self) -> int:
-        """That of its last message: of a batch the highest it names."""
+        """That of its last message: of a batch the highest it names or, where its client names none
+        (the one in C++, and those built on it), its messages' own."""
         said = self.metadata
-        return max(int(said.sequence_id), int(said.highest_sequence_id))
+        if said.highest_sequence_id or self.messages == 1 or self.encrypted:
+            return max(int(said.sequence_id), int(said.highest_sequence_id))
+        try:
+            return max(int(said.sequence_id), *_sequence_ids(self))
+        except (Damaged, struct.error, DecodeError):  # who reads it is told
+            return int(said.sequence_id)
 
     @property
     def is_chunk(self) -> bool:
@@ -155,6 +161,17 @@ def payload_of(batch: Batch) -> Buffer:
     if not size:
         return b""
     return _decompressed(kind, data, size)
+
+
+def _sequence_ids(batch: Batch) -> Iterator[int]:
+    """Of the messages of a batch, 0 of one that says none. Raises Damaged, struct.error,
+    DecodeError."""
+    data, at = payload_of(batch), 0
+    for _ in range(batch.messages):
+        begin = at + _SIZE.size + _SIZE.unpack_from(data, at)[0]
+        one = SingleMessageMetadata.FromString(bytes(data[at + _SIZE.size : begin]))
+        at = begin + one.payload_size
+        yield one.sequence_id
 
 
 def _decompressed(kind: int, data: memoryview, size: int) -> bytes:

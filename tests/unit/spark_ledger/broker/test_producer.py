@@ -32,7 +32,9 @@ class Link:
 
 @pytest.fixture
 def producer():
-    topic, partition = SimpleNamespace(ledger=7), SimpleNamespace(number=0, shown=0)
+    policies = SimpleNamespace(deduplication=False)
+    topic = SimpleNamespace(ledger=7, info=SimpleNamespace(policies=policies))
+    partition = SimpleNamespace(number=0, shown=0)
     return Producer(Link(), 1, 1, "p", AccessMode.SHARED, 0, 0, topic, partition)
 
 

@@ -245,3 +245,23 @@ def test_an_entry_that_ends_early_is_an_error(cut):
     entry = entry_of((2, batch_of([message(b"a"), message(b"b")])))[:-cut]
     with pytest.raises(errors.UnsupportedFormat):
         decode_body(entry, decode_header(entry))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("names_highest", [True, False])
+def test_the_last_sequence_id_of_a_batch_is_that_of_its_last_message(codec, names_highest):
+    compression, compress = CODECS[codec]
+    batch = batch_of(
+        [message(b"a"), message(None), message(b"c", "k")],
+        **{"sequence_id": 70, "names_highest": names_highest},
+        **{"compression": compression, "compress": compress},
+    )
+    assert pulsar_batch.parse(batch).last_sequence_id == 72
+
+
+def test_a_batch_that_cannot_be_read_has_the_sequence_id_that_it_names():
+    for batch in (
+        batch_of([message(b"a"), message(b"b")], sequence_id=7, names_highest=False, says=900),
+        batch_of([message(b"a")] * 2, sequence_id=7, names_highest=False, encrypted=True),
+    ):
+        assert pulsar_batch.parse(batch).last_sequence_id == 7
