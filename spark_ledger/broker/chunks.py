@@ -15,7 +15,8 @@ from spark_ledger import errors
 from spark_ledger.broker.broker import HeldChunks
 from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.producer import OVERHEAD_BYTES, Producer, SentBatch
-from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.broker.wire.commands import Refusal, ServerError, receipt
+from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
 
 HELD_BYTES_MAX = 128 << 20
@@ -62,7 +63,7 @@ class ChunksOfProducer:
             return
         if said.chunk_id and self._uuid is None:
             last = send.highest_sequence_id
-            self._producer.send_receipt(send.sequence_id, last, NOWHERE, NOWHERE)
+            _send_receipt(self._producer, send.sequence_id, last, NOWHERE, NOWHERE)
             return
         self._uuid, self._count = said.uuid, said.num_chunks_from_msg
         self._chunks.append(data)
@@ -157,7 +158,7 @@ class SentChunks(SentBatch):
     def _received(self, ledger: int, entry: int) -> None:
         producer = self.producer
         for _ in range(self._chunks):
-            producer.send_receipt(self.sequence_id, self.highest, ledger, entry)
+            _send_receipt(producer, self.sequence_id, self.highest, ledger, entry)
             producer.received()
         producer.connection.stored(self.waiting_bytes)
 
@@ -169,3 +170,10 @@ class SentChunks(SentBatch):
                     self.producer.id, self.sequence_id, code, str(error)
                 )
         super().failed(error)
+
+
+def _send_receipt(
+    producer: Producer, sequence_id: int, highest: int, ledger: int, entry: int
+) -> None:
+    at = (ledger, entry, producer.shown_partition)
+    producer.connection.send(encode(receipt(producer.id, sequence_id, highest, *at)))

@@ -22,10 +22,10 @@ from spark_ledger.broker.consumers.subscription import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.producer import Producer, SentBatch
 from spark_ledger.broker.wire.commands import (
+    SEND,
     AckType,
     BaseCommand,
     Refusal,
-    Send,
     ServerError,
     command,
     name_of,
@@ -167,8 +167,7 @@ class Connection(asyncio.Protocol):
         """So many bytes of this connection's batches wait no more."""
         self._waiting_bytes -= size
         self.broker.forgot(size)
-        if not self._transport.is_reading():
-            self._read_or_not()
+        self._read_or_not()
 
     def _read_or_not(self) -> None:
         if not self.open or self._transport.is_closing():
@@ -200,17 +199,13 @@ class Connection(asyncio.Protocol):
 
     def _take(self, frame: Frame) -> None:
         """Carry out a command, or begin to. Raises MalformedFrame."""
-        command, batch = frame
-        if isinstance(command, Send):
-            self._take_send(command, batch)
+        if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
+            self._send(frame.command.send, frame.batch)
             return
-        name = name_of(command)
+        name = name_of(frame.command)
         if name is None:
-            raise MalformedFrame(f"the unknown command {command.type}")
-        part = getattr(command, name)
-        if name == "send":
-            self._take_send(part, batch)
-            return
+            raise MalformedFrame(f"the unknown command {frame.command.type}")
+        part = getattr(frame.command, name)
         if not self.connected and name != "connect":
             raise MalformedFrame(f"{name} before CONNECT")
         damaged = not_text(part)
@@ -257,9 +252,7 @@ class Connection(asyncio.Protocol):
     def _pong(self, _: Any) -> None:
         """It was heard."""
 
-    def _take_send(self, part: Any, batch: bytes | None) -> None:
-        if not self.connected:
-            raise MalformedFrame("send before CONNECT")
+    def _send(self, part: Any, batch: bytes | None) -> None:
         producer = self.producers.get(part.producer_id)
         if producer is None:
             if part.producer_id not in self._away:

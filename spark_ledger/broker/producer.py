@@ -13,10 +13,10 @@ from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.wire.commands import (
     AccessMode,
-    Receipts,
     Refusal,
     ServerError,
     command,
+    receipt,
 )
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
@@ -70,7 +70,7 @@ class Producer:
         self.topic_epoch = topic_epoch
         self.topic = topic
         self.partition = partition.number
-        self._receipts = Receipts(producer_id, partition.shown)
+        self.shown_partition = partition.shown
         self.deduplicates = topic.info.policies.deduplication
         self._came = 0
         self._received = 0
@@ -104,14 +104,10 @@ class Producer:
         """A batch more is to have a receipt."""
         self._came += 1
 
-    def send_receipt(self, sequence_id: int, highest: int, ledger: int, entry: int) -> None:
-        self.connection.send(encode(self._receipts.of(sequence_id, highest, ledger, entry)))
-
     def received(self) -> None:
         """A batch more has its receipt."""
         self._received += 1
-        if self._refused:
-            self._send_refusals()
+        self._send_refusals()
 
     def _send_refusals(self) -> None:
         while self._refused and self._refused[0][0] <= self._received:
@@ -155,7 +151,11 @@ class SentBatch:
 
     def _received(self, ledger: int, entry: int) -> None:
         producer = self.producer
-        producer.send_receipt(self.sequence_id, self.highest, ledger, entry)
+        made = receipt(
+            *(producer.id, self.sequence_id, self.highest),
+            *(ledger, entry, producer.shown_partition),
+        )
+        producer.connection.send(encode(made))
         producer.received()
         producer.connection.stored(self.waiting_bytes)
 

@@ -5,12 +5,13 @@ is what came first, of whichever partition; a batch that is not here is read fro
 """
 
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass
 
 BYTES_MAX = 64 << 20
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stored:
     """A batch of a partition as its consumers get it: its first message has offset `offset`;
     `batched`: it has metadata of each message."""
 

@@ -8,9 +8,9 @@ its request. The enums of Pulsar's clients are IntEnums here.
 from enum import IntEnum
 from typing import Any
 
-from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId, Send
+from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId
 
-__all__ = ["BaseCommand", "MessageId", "Send"]
+__all__ = ["BaseCommand", "MessageId"]
 
 PROTOCOL_VERSION = 21
 PROTOCOL_VERSION_MIN = 12
@@ -102,40 +102,37 @@ def command(name: str, **fields: Any) -> BaseCommand:
     return made
 
 
-class Receipts:
-    """SEND_RECEIPTs of one producer: one command that is changed for each, for to make one takes
-    longer than all else."""
-
-    def __init__(self, producer_id: int, partition: int) -> None:
-        self._made = command("send_receipt", producer_id=producer_id)
-        self._part = self._made.send_receipt
-        self._id = self._part.message_id
-        self._id.partition = partition
-
-    def of(self, sequence_id: int, highest: int, ledger: int, entry: int) -> BaseCommand:
-        """To be encoded before the next is made."""
-        self._part.sequence_id = sequence_id
-        if highest:
-            self._part.highest_sequence_id = highest
-        else:
-            self._part.ClearField("highest_sequence_id")
-        self._id.ledgerId = ledger
-        self._id.entryId = entry
-        return self._made
+def receipt(
+    producer_id: int, sequence_id: int, highest: int, ledger: int, entry: int, partition: int
+) -> BaseCommand:
+    """SEND_RECEIPT; as `command`, but one is made for each batch: its id is written in place, for
+    to copy one takes longer than all else."""
+    made = BaseCommand()
+    made.type = _NUMBERS["send_receipt"]
+    part = made.send_receipt
+    part.producer_id = producer_id
+    part.sequence_id = sequence_id
+    if highest:
+        part.highest_sequence_id = highest
+    _place(part.message_id, ledger, entry, partition)
+    return made
 
 
 def message(consumer_id: int, ledger: int, entry: int, partition: int) -> BaseCommand:
-    """MESSAGE; as `command`, but one is made for each batch: its id is written in place."""
+    """MESSAGE, in the same way."""
     made = BaseCommand()
     made.type = _NUMBERS["message"]
     part = made.message
     part.consumer_id = consumer_id
     part.redelivery_count = 0
-    at = part.message_id
+    _place(part.message_id, ledger, entry, partition)
+    return made
+
+
+def _place(at: MessageId, ledger: int, entry: int, partition: int) -> None:
     at.ledgerId = ledger
     at.entryId = entry
     at.partition = partition
-    return made
 
 
 def name_of(found: BaseCommand) -> str | None:

@@ -13,32 +13,29 @@ MalformedFrame, after which nothing of the connection can be.
 """
 
 import struct
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from bookie_server.api.entry import Buffer
-from spark_ledger.broker.wire.commands import SEND, BaseCommand, Send
+from spark_ledger.broker.wire.commands import BaseCommand
 
 MESSAGE_BYTES_MAX = 5 << 20
 """Of a batch, as its producer sends it: Pulsar's default."""
 FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + (64 << 10)
 _SIZE = struct.Struct(">I")
 _SIZES = struct.Struct(">II")
-_SEND_HEADS = [bytes((1 << 3, SEND, SEND << 3 | 2, size)) for size in range(0x80)]
-"""How a SEND begins, by the size of its part: its type, then that part to the command's end."""
-_SEND_HEAD_BYTES = len(_SEND_HEADS[0])
 
 
 class MalformedFrame(Exception):
     """Bytes that are no frame: the connection ends."""
 
 
-class Frame(NamedTuple):
-    """`batch` is what follows the command, None where nothing does. There is one SEND for each
-    batch, so of one that is nothing but its type and its part, only the part is read."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`batch` is what follows the command, None where nothing does."""
 
-    command: BaseCommand | Send
+    command: BaseCommand
     batch: bytes | None = None
 
 
@@ -87,18 +84,14 @@ def _check_size(size: int) -> None:
 def _frame(data: bytes, at: int, size: int) -> Frame:
     (command_size,) = _SIZE.unpack_from(data, at)
     begin, end = at + _SIZE.size, at + size
-    batch_at = begin + command_size
-    if batch_at > end:
+    if begin + command_size > end:
         raise MalformedFrame(f"a command of {command_size} bytes in a frame of {size}")
     try:
-        part_size = command_size - _SEND_HEAD_BYTES
-        if 0 <= part_size < 0x80 and data.startswith(_SEND_HEADS[part_size], begin):
-            command = Send.FromString(data[begin + _SEND_HEAD_BYTES : batch_at])
-        else:
-            command = BaseCommand.FromString(data[begin:batch_at])
+        command = BaseCommand.FromString(data[begin : begin + command_size])
     except DecodeError as error:
         raise MalformedFrame(f"a command that cannot be read: {error}") from error
-    return Frame(command, data[batch_at:end] or None)
+    batch = data[begin + command_size : end]
+    return Frame(command, batch or None)
 
 
 def encode(command: BaseCommand) -> bytes:

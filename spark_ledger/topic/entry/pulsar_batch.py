@@ -13,8 +13,9 @@ import struct
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
@@ -44,7 +45,8 @@ class Damaged(errors.UnsupportedFormat):
     """Bytes that are no batch, or not what they say."""
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """A batch with its metadata read; its payload, which may be compressed, begins at
     `payload_at` of `data`. Of a chunked message that was stored it is the last chunk's metadata,
     and the payload is that of all chunks."""
@@ -52,20 +54,21 @@ class Batch(NamedTuple):
     data: bytes | memoryview
     metadata: MessageMetadata
     payload_at: int
-    batched: bool
-    """Whether its payload has metadata of each message."""
 
     @property
     def messages(self) -> int:
         return max(1, self.metadata.num_messages_in_batch) if self.batched else 1
 
     @property
+    def batched(self) -> bool:
+        """Whether its payload has metadata of each message."""
+        return bool(self.metadata.HasField("num_messages_in_batch"))
+
+    @property
     def plausible(self) -> bool:
         """Whether its payload can have so many messages: each takes some bytes."""
-        if not self.batched:
-            return True
         size = max(int(self.metadata.uncompressed_size), len(self.data) - self.payload_at)
-        return self.messages * _SIZE.size <= size
+        return not self.batched or self.messages * _SIZE.size <= size
 
     @property
     def last_sequence_id(self) -> int:
@@ -82,7 +85,7 @@ class Batch(NamedTuple):
     @property
     def is_chunk(self) -> bool:
         """Whether it is a chunk of a message, as its producer sends it."""
-        return self.metadata.num_chunks_from_msg > 1 and bool(self.metadata.HasField("chunk_id"))
+        return bool(self.metadata.HasField("chunk_id")) and self.metadata.num_chunks_from_msg > 1
 
     @property
     def encrypted(self) -> bool:
@@ -99,7 +102,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     if magic == CHUNKS_MAGIC and not check:
         chunks = [parse(one) for one in chunks_of(data)]
         payload = b"".join(memoryview(one.data)[one.payload_at :] for one in chunks)
-        return Batch(payload, chunks[-1].metadata, 0, chunks[-1].batched)
+        return Batch(payload, chunks[-1].metadata, 0)
     if magic != MAGIC:
         raise Damaged(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
     end = _HEAD.size + size
@@ -111,7 +114,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
         metadata = MessageMetadata.FromString(bytes(data[_HEAD.size : end]))
     except DecodeError as error:
         raise Damaged(f"a damaged batch: {error}") from error
-    return Batch(data, metadata, end, metadata.HasField("num_messages_in_batch"))
+    return Batch(data, metadata, end)
 
 
 def built(metadata: MessageMetadata, payload: bytes) -> bytes:
