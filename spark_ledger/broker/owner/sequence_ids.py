@@ -1,8 +1,8 @@
 """How far each producer of a partition has come: which batches are stored, or on their way.
 
 Always true: a batch whose last sequence id its producer has sent before is not sent again; it is
-told so once the one that was first is stored (hazard 31). Where batches have failed whose outcome is
-not known, nothing is a duplicate until the log has told what is stored.
+told so once the one that was first is stored (hazard 31). Where batches have failed whose outcome
+is not known, nothing is a duplicate until the log has told what is stored.
 """
 
 from collections import deque

@@ -253,8 +253,10 @@ def test_the_last_sequence_id_of_a_batch_is_that_of_its_last_message(codec, name
     compression, compress = CODECS[codec]
     batch = batch_of(
         [message(b"a"), message(None), message(b"c", "k")],
-        **{"sequence_id": 70, "names_highest": names_highest},
-        **{"compression": compression, "compress": compress},
+        sequence_id=70,
+        names_highest=names_highest,
+        compression=compression,
+        compress=compress,
     )
     assert pulsar_batch.parse(batch).last_sequence_id == 72
 
