@@ -498,26 +498,6 @@ def test_spark_commits_while_producers_go_on_and_nothing_is_lost_or_doubled(clie
     assert len(spark) == 50
 
 
-def test_a_producer_goes_on_after_the_last_message_of_its_last_batch(cluster, name):
-    topics = blocking.topics(cluster.service_url)
-    topics.run(topics.client.topics.create(name, 1, TopicPolicies(deduplication=True)))
-    for _ in range(2):  # the second sends all of the first's again, and no more
-        with connected(cluster.broker_url) as client:
-            producer = client.create_producer(
-                name, "me", batching_enabled=True, batching_max_publish_delay_ms=1000
-            )
-            for i in range(1, 51):
-                producer.send_async(b"%d" % i, lambda *_: None, sequence_id=i)
-            producer.flush()
-    with connected(cluster.broker_url) as client:
-        assert client.create_producer(name, "me").last_sequence_id() == 50
-        reader = client.create_reader(name, pulsar.MessageId.earliest)
-        found = []
-        while reader.has_message_available():
-            found.append(int(reader.read_next(TIMEOUT_MS).data()))
-    assert found == list(range(1, 51))
-
-
 @pytest.mark.parametrize("once", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_killed_brokers_topics_lose_nothing_and_consumers_go_on(fresh_cluster, name, once):
     cluster = fresh_cluster(bookies=3)

@@ -158,7 +158,9 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("chaos_s", "between_s", "add_timeout_s"), _seconds),
     **dict.fromkeys(("topics", "password", "announce", "delayed", "churn"), _flag),
     **dict.fromkeys(("old_readers", "over_budget", "tight"), _flag),
-    **dict.fromkeys(("operators", "lasting", "own_policy", "page_cache", "healing"), _flag),
+    **dict.fromkeys(
+        ("operators", "lasting", "own_policy", "page_cache", "healing", "brokers"), _flag
+    ),
     "racks": _racks,
     **dict.fromkeys(("faults", "without"), _classes),
     "quorum": _quorum,

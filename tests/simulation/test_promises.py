@@ -27,7 +27,7 @@ def judged(answer: m.ReadLacResponse) -> None:
         invariant(ghost, ghost.bookie("a"), *args)
 
     every = SimpleNamespace(every=lambda: SimpleNamespace(limbo=""))
-    bookie = SimpleNamespace(handle=handle, _ledgers=every)
+    bookie = SimpleNamespace(handle=handle, ledgers=every)
     world = SimpleNamespace(ghost=ghost, store=SimpleNamespace(peek=lambda path: b"its record"))
     node = SimpleNamespace(bookie_id="a", world=world, judge=judge)
     asyncio.run(promises.check(node, bookie))
