@@ -32,6 +32,7 @@ from spark_ledger.topic.log.segments import INLINE
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription.lag import topic_lag
 
 T = TypeVar("T")
@@ -278,9 +279,10 @@ async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
         return []
     now_ms = await store_now_ms(client.store)
     state = await _state(client, info)
+    ends = await ends_of(client.ledgers, state)
     rows: list[Row] = []
     for one in found:
-        for partition, lag in topic_lag(state, one.positions, now_ms).items():
+        for partition, lag in topic_lag(state, one.positions, now_ms, ends=ends).items():
             cells = (lag.position, lag.end, lag.rows, lag.bytes, lag.millis)
             rows.append((info.name.short, one.name, partition, *cells))
     return rows

@@ -144,6 +144,15 @@ class LiveEnds:
             self._changes += 1
 
 
+async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, int]:
+    """By partition with a live segment one past its last confirmed offset, as bookies tell now.
+    Raises as `LiveEnds.look`."""
+    lives = {held.number: held.live for held in state.partitions if held.live is not None}
+    seen = LiveEnds(ledgers)
+    await seen.look(lives.values())
+    return {number: live.base + seen.known(live).rows for number, live in lives.items()}
+
+
 def live_task(
     topic: str, state: TopicState, partition: int, lo: int, known: LiveEnd
 ) -> ReadTask | None:

@@ -34,7 +34,7 @@ from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription import cursor_ledger, moves, seek_target
 from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
@@ -311,15 +311,11 @@ class Subscriptions:
 
     async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
         """How far behind it is, by partition, of confirmed rows of live segments too; `now_ms` by
-        the store's clock. Raises as `positions` and `LiveEnds.look`."""
+        the store's clock. Raises as `positions` and `live.ends_of`."""
         positions = await self.positions(topic_id, name)
         with reachable(f"reading topic {topic_id}"):
             state = await self._log_of(topic_id).fold(fresh=True)
-        lives = {held.number: held.live for held in state.partitions if held.live is not None}
-        seen = LiveEnds(self._ledgers)
-        await seen.look(lives.values())
-        ends = {number: live.base + seen.known(live).rows for number, live in lives.items()}
-        return topic_lag(state, positions, now_ms, ends=ends)
+        return topic_lag(state, positions, now_ms, ends=await ends_of(self._ledgers, state))
 
     # -- for retention and the janitor -----------------------------------------------------------
 

@@ -21,6 +21,7 @@ from tests.kit.loop_task import LoopTask
 from tests.kit.message_batches import encode_batch
 from tests.kit.segments_seen import rows_of
 from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.test_views import listed
 
 
 async def read(client, task, **options):
@@ -246,6 +247,8 @@ def test_lag_counts_the_confirmed_rows_of_a_live_segment():
         after = (await subscriptions.lag(stage.topic.id, "mine", 0))[0]
         assert (before.end, after.end) == (10, 17)
         assert after.rows == before.rows + 7
+        told = (await listed(stage.client, "lag"))[0]
+        assert (told["latestOffset"], told["rowsBehind"]) == (after.end, after.rows)
 
     play(act)
 
