@@ -42,7 +42,9 @@ class Sending:
     """A producer that sends chunks; what is whole is in `appended`."""
 
     def __init__(self, bytes_max=1000):
-        topic, partition = SimpleNamespace(ledger=7), SimpleNamespace(number=0, shown=0)
+        policies = SimpleNamespace(deduplication=True)
+        topic = SimpleNamespace(ledger=7, info=SimpleNamespace(policies=policies))
+        partition = SimpleNamespace(number=0, shown=0)
         self.link = Link()
         self.held = HeldChunks(bytes_max)
         self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, topic, partition)
