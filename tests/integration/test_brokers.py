@@ -17,7 +17,7 @@ from spark_ledger.topic import blocking
 from tests.integration.test_broker import TIMEOUT_MS, connected
 from tests.kit.processes import eventually
 
-PARTITIONS = 8
+PARTITIONS = 16  # that all fall on one of two brokers happens to nobody
 
 
 class Stage:
@@ -92,7 +92,8 @@ def test_a_topic_and_its_subscription_are_served_by_two_brokers_and_by_one_when_
             stage.name, "s", initial_position=pulsar.InitialPosition.Earliest
         )
         stage.send(client, 40)
-        assert set(stage.owners().values()) == {stage.first.url, stage.other.url}
+        both = {stage.first.url, stage.other.url}  # one that was too slow gets its share back later
+        assert eventually(lambda: set(stage.owners().values()) == both, patience_s=60)
         assert sorted(received(consumer, 40)) == list(range(40))
         assert eventually(lambda: sum(stage.positions("s").values()) == 40)
         (listed,) = stage.topics.run(stage.topics.client.subscriptions.list(stage.info.id))
@@ -167,7 +168,8 @@ def test_a_service_url_of_http_works_unchanged(stage):
             [stage.name], "s", initial_position=pulsar.InitialPosition.Earliest
         )
         stage.send(client, 40)
-        assert set(stage.owners().values()) == {stage.first.url, stage.other.url}
+        both = {stage.first.url, stage.other.url}  # one that was too slow gets its share back later
+        assert eventually(lambda: set(stage.owners().values()) == both, patience_s=60)
         assert sorted(received(consumer, 40)) == list(range(40))
         alone = client.create_producer(f"{stage.name}-alone")
         alone.send(b"made by naming it")
