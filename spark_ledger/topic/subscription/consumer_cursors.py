@@ -292,7 +292,10 @@ class ConsumerCursors:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._changed.wait()
             self._changed.clear()
-            await self._round(list(self._open))
+            try:
+                await self._round(list(self._open))
+            except Exception:  # a defect: the next round is made all the same
+                _log.exception("where consumers are is not written")
             await asyncio.sleep(WRITE_EVERY_S)
 
     async def _round(self, some: list[ConsumerCursor]) -> None:

@@ -267,3 +267,26 @@ def test_of_many_that_move_at_once_one_that_was_deleted_does_not_hold_the_others
             assert (await nodes.get(name)).floor[0] == 33
 
     play_here(act)
+
+
+def test_a_defect_in_one_round_does_not_end_the_writing():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await at_a.adopt(0, 1)
+        await written(at_a)
+        left = [RuntimeError("a defect")]
+        operations = at_a.operations
+
+        async def failing(share):
+            if left:
+                raise left.pop()
+            return await operations(share)
+
+        at_a.operations = failing
+        at_a.advance(0, 7)
+        await written(at_a)
+        assert not left
+        assert (await positions(stage))[0] == 7
+
+    play_here(act)
