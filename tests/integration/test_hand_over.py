@@ -114,12 +114,17 @@ def check(topics, name, receipts, batches):
     assert sorted(spark) == sorted(b"s%d" % n for n in range(batches) for _ in range(20))
 
 
-def test_one_commit_goes_past_live_segments_of_two_brokers(two_brokers):
-    cluster, other = two_brokers
-    topics = blocking.topics(cluster.service_url)
-    names = [f"t-{uuid.uuid4()}" for _ in range(8)]
+def topics_of(cluster):
+    """Eight new ones, and their names."""
+    topics, names = blocking.topics(cluster.service_url), [f"t-{uuid.uuid4()}" for _ in range(8)]
     for name in names:
         topics.run(topics.client.topics.create(name, PARTITIONS))
+    return topics, names
+
+
+def test_one_commit_goes_past_live_segments_of_two_brokers(two_brokers):
+    cluster, other = two_brokers
+    topics, names = topics_of(cluster)
     batches = Batches(topics, names)
     with connected(f"{cluster.broker_url},{other.url.removeprefix('pulsar://')}") as client:
         producers = Producers(client, names)
@@ -136,10 +141,7 @@ def test_one_commit_goes_past_live_segments_of_two_brokers(two_brokers):
 
 def test_an_owner_that_was_killed_is_fenced_at_once(two_brokers):
     cluster, other = two_brokers
-    topics = blocking.topics(cluster.service_url)
-    names = [f"t-{uuid.uuid4()}" for _ in range(8)]
-    for name in names:
-        topics.run(topics.client.topics.create(name, PARTITIONS))
+    topics, names = topics_of(cluster)
     batches = Batches(topics, names)
     with connected(f"{cluster.broker_url},{other.url.removeprefix('pulsar://')}") as client:
         producers = Producers(client, names)

@@ -513,7 +513,7 @@ class LiveWriter:
 
     async def _try_ahead(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        with suppress(errors.LedgerError, StoreError):
+        with suppress(errors.LedgerError, StoreError):  # who needs it tries again, and is told
             await self._new_ledger()
 
     async def _new_ledger(self) -> AsyncLedgerWriter:

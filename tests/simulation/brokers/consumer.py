@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spark_ledger.broker.names import ledger_number, message_id
 from spark_ledger.broker.wire.commands import InitialPosition, MessageId, SubscriptionType, signed
 from tests.simulation import invariants
-from tests.simulation.brokers.link import Link, Lost, find
+from tests.simulation.brokers.link import Link, session
 from tests.simulation.brokers.truth import values_of
 from tests.simulation.brokers.wire import jitter
 
@@ -86,19 +86,9 @@ class ConsumerModel:
         return self.at >= end
 
     async def run(self) -> None:
-        world = self.work.world
+        world, brokers = self.work.world, self.work.brokers
         while not self.done:
-            link: Link | None = None
-            try:
-                link, _ = await find(
-                    world.loop, self.work.brokers, self.process, self.rng, self._topic
-                )
-                await self._session(link)
-            except Lost as lost:
-                world.trace.note(self.process.name, str(lost))
-            finally:
-                if link is not None:
-                    link.close()
+            await session(world, brokers, self.process, self.rng, self._topic, self._session)
             await asyncio.sleep(jitter(self.rng))
 
     @property

@@ -1,7 +1,7 @@
 """What Pulsar's clients do to reach a topic's broker: look it up, connect, ask, hear."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from spark_ledger.broker.wire.commands import LookupType, command, name_of
@@ -83,9 +83,7 @@ class Link:
                 waiting.set_exception(Lost("the connection is gone"))
 
 
-async def find(
-    loop: SimLoop, brokers: Brokers, client: Process, rng: Any, topic: str
-) -> tuple[Link, BrokerProcess]:
+async def find(loop: SimLoop, brokers: Brokers, client: Process, rng: Any, topic: str) -> Link:
     """A connection to the broker that has the topic, by Pulsar's lookup. Raises Lost."""
     there = brokers.listening()
     if not there:
@@ -99,7 +97,7 @@ async def find(
             link.close()
             raise
         if told.response == LookupType.CONNECT:
-            return link, server
+            return link
         link.close()
         if told.response == LookupType.FAILED:
             raise Lost(f"lookup: {told.error} {told.message}")
@@ -108,3 +106,23 @@ async def find(
             raise Lost(f"nobody is at {told.brokerServiceUrl}")
         server, authoritative = found, told.authoritative
     raise Lost("the lookup goes round")
+
+
+async def session(
+    world: Any,
+    brokers: Brokers,
+    client: Process,
+    rng: Any,
+    topic: str,
+    work: Callable[[Link], Awaitable[None]],
+) -> None:
+    """One session with the broker that has the topic, until it ends or the connection is lost."""
+    link: Link | None = None
+    try:
+        link = await find(world.loop, brokers, client, rng, topic)
+        await work(link)
+    except Lost as lost:
+        world.trace.note(client.name, str(lost))
+    finally:
+        if link is not None:
+            link.close()

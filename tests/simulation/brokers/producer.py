@@ -14,7 +14,7 @@ from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.wire.commands import signed
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.simulation import invariants
-from tests.simulation.brokers.link import Link, Lost, find
+from tests.simulation.brokers.link import Link, session
 from tests.simulation.brokers.wire import jitter
 
 if TYPE_CHECKING:
@@ -70,19 +70,9 @@ class ProducerModel:
         return f"producer {self.name} of partition {self.partition}: {len(self.waiting)} wait"
 
     async def run(self) -> None:
-        world = self.work.world
+        world, brokers = self.work.world, self.work.brokers
         while not self.done:
-            link: Link | None = None
-            try:
-                link, _ = await find(
-                    world.loop, self.work.brokers, self.process, self.rng, self._topic
-                )
-                await self._session(link)
-            except Lost as lost:
-                world.trace.note(self.process.name, str(lost))
-            finally:
-                if link is not None:
-                    link.close()
+            await session(world, brokers, self.process, self.rng, self._topic, self._session)
             if self.done:
                 return
             if self.rng.random() < self.dies and not self.work.over:
