@@ -7,8 +7,8 @@ they are guessed, all at once, by how one begins, and each is read up to where i
 guess is right if from the first byte each ends where the next begins, and the last at the end.
 Always true: what `walk` returns is what a decoder of protobuf would find; where it cannot tell
 (fields that it does not know, or in another order than their numbers', numbers of more than 49
-bits, damage) it raises Odd, and the caller decodes message by message. Properties that are not asked
-for are passed over by their size alone.
+bits, damage) it raises Odd, and the caller decodes message by message. Properties that are not
+asked for are passed over by their size alone.
 """
 
 from collections.abc import Sequence
