@@ -144,6 +144,15 @@ class AsyncLedgerReader:
         ids = range(first, last + 1)
         return EntryStream(first, lambda at: _each(self._runs(since(ids, at), known_confirmed)))
 
+    async def read_entry(self, entry_id: int, *, known_confirmed: int | None = None) -> Entry:
+        """One entry. Raises as `read`."""
+        async with aclosing(
+            self.read(entry_id, entry_id, known_confirmed=known_confirmed)
+        ) as entries:
+            async for _, entry in entries:
+                return entry
+        raise AssertionError("a read of one entry returns it or raises")
+
     def read_entries(
         self,
         entry_ids: Sequence[int],

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 
-from bookie_server.api.entry import Buffer, Entry
+from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
@@ -36,7 +36,10 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     last = reader.last_add_confirmed
     if last < 0:
         return seal_of(live.partition, known, 0, 0, ())
-    ends = [await _entry(reader, entry_id) for entry_id in dict.fromkeys((0, last))]
+    ends = [
+        await reader.read_entry(entry_id, known_confirmed=last)
+        for entry_id in dict.fromkeys((0, last))
+    ]
     header = ends[-1].header
     if header.cumulative_bytes != known.record.length_bytes:
         raise _another_end(known, last + 1, header.cumulative_rows)
@@ -46,13 +49,6 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
         await _read_producers(reader, producers)
     rows = header.cumulative_rows
     return seal_of(live.partition, known, last + 1, rows, times, producers)
-
-
-async def _entry(reader: AsyncLedgerReader, entry_id: int) -> Entry:
-    async with aclosing(reader.read(entry_id, entry_id, known_confirmed=entry_id)) as entries:
-        async for _, entry in entries:
-            return entry
-    raise AssertionError("a read of one entry returns it or raises")
 
 
 async def _read_producers(reader: AsyncLedgerReader, producers: dict[str, int]) -> None:

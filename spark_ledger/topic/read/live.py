@@ -11,13 +11,12 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from bookie_server.api.entry import NO_ENTRY, Entry, EntryHeader
+from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
@@ -134,7 +133,7 @@ class LiveEnds:
         before = self._known.get(reader.ledger_id, EMPTY)
         closed, last = reader.is_closed, reader.last_add_confirmed
         if last > before.last_entry:
-            header = (await _entry(reader, last, last)).header
+            header = (await reader.read_entry(last, known_confirmed=last)).header
             now = LiveEnd(last, header.cumulative_rows, header.cumulative_bytes, closed)
         else:
             now = LiveEnd(before.last_entry, before.rows, before.bytes, closed or before.closed)
@@ -208,7 +207,7 @@ async def first_piece(
     while row > before and first < last:
         share = (row - before) * (last + 1 - first) // max(1, end - before)
         middle = (first + last) // 2 if halves else min(first + share, last)
-        entry = await _entry(reader, middle, wanted.last_entry)
+        entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
         after = entry.header.cumulative_rows
         begins = after - decode_header(entry.payload).rows
         if after <= row:
@@ -234,7 +233,7 @@ async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> i
     first, end, found = 0, wanted.last_entry + 1, wanted.end
     while first < end:
         middle = (first + end) // 2
-        entry = await _entry(reader, middle, wanted.last_entry)
+        entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
         header = decode_header(entry.payload)
         if header.written_ms < ms:
             first = middle + 1
@@ -286,11 +285,3 @@ def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
     hi = min(wanted.end - base, header.cumulative_rows)
     piece = (wanted.live.partition, before, lo - before, hi - lo, base + lo)
     return np.array([piece] if hi > lo else [], dtype=WANTED)
-
-
-async def _entry(reader: AsyncLedgerReader, entry_id: int, confirmed: int) -> Entry:
-    read = reader.read(entry_id, entry_id, known_confirmed=confirmed)
-    async with aclosing(read) as entries:
-        async for _, entry in entries:
-            return entry
-    raise AssertionError("a read of one entry returns it or raises")
