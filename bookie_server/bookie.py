@@ -31,9 +31,8 @@ from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
-from bookie_server.ledgers.ledger import LedgerHandle
 from bookie_server.ledgers.limbo import Limbo, absence
-from bookie_server.ledgers.registry import LedgerHandles, Refused
+from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
 from bookie_server.logs.index import LimboReason, worse
 from bookie_server.reclaim.reclaim import Reclaim
 from bookie_server.start.replay import open_storage
