@@ -22,10 +22,9 @@ from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.journals import Journals, gathered
 from bookie_server.journal.writer import retrieve
 from bookie_server.lanes import Lane
-from bookie_server.logs.index import Location
+from bookie_server.logs.index import LedgerStates, Location
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.flush import Stores
-from bookie_server.storage.states import LedgerStates
 from bookie_server.storage.write_cache import CacheHalf, DirectLocation, WriteCache
 
 Appended = asyncio.Future[None]

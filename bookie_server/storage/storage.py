@@ -41,7 +41,9 @@ from bookie_server.journal.writer import SPACE_PAUSE_S
 from bookie_server.lanes import Lane
 from bookie_server.logs.index import (
     EVERY_LEDGER,
+    Changes,
     LedgerState,
+    LedgerStates,
     LimboReason,
     encode_ledger_state,
     worse,
@@ -50,7 +52,6 @@ from bookie_server.storage.direct_writes import DirectWrites
 from bookie_server.storage.directories import Directories, DirectoryStore
 from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.storage.flush import Space, Stores
-from bookie_server.storage.states import Changes, LedgerStates
 from bookie_server.storage.write_cache import (
     ENTRY_OVERHEAD_BYTES,
     CacheHalf,
