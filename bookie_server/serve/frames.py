@@ -18,7 +18,6 @@ from functools import partial
 from bookie_server import __version__
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.connection import FrameConnection
 from bookie_server.api.entry import Buffer
 from bookie_server.api.frames import (
     HEAD_BYTES,
@@ -26,6 +25,7 @@ from bookie_server.api.frames import (
     METHOD_NUMBERS,
     RECOVERY,
     Frame,
+    FrameConnection,
     FrameKind,
     FrameReader,
     Head,
