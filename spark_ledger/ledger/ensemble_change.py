@@ -20,8 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from bookie_server.api.status import Status
-from spark_ledger.bookies.directory import BookieInfo
-from spark_ledger.bookies.quarantine import DOUBT_S
+from spark_ledger.bookies.directory import DOUBT_S, BookieInfo
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, Unavailable
 from spark_ledger.ledger.absent_members import AbsentMembers
 from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
