@@ -36,8 +36,7 @@ from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 from bookie_server.serve.gateway import CannotListen
-from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted
-from bookie_server.serve.read_stream import serve_stream
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted, serve_stream
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
 CREDITS_MAX = 100  # messages of one stream that are not processed yet

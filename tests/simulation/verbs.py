@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from bookie_server import bookie
 from bookie_server.api import messages
-from bookie_server.serve import read_stream
+from bookie_server.serve import handler
 from tests.simulation.ghost import Ghost
 
 PACKAGES = (
@@ -220,7 +220,7 @@ def _places() -> list[tuple[Any, str, list[str]]]:
     found: list[tuple[Any, str, list[str]]] = []
     for verb in verbs():
         told = [verb.name]
-        if verb.function is read_stream.serve_stream:
+        if verb.function is handler.serve_stream:
             told += [asked.__name__ for asked, _ in messages.STREAMS.values()]
         owner, attribute = verb.owner, verb.attribute
         places = [owner] if inspect.isclass(owner) else _users(attribute, verb.function)
