@@ -1,5 +1,5 @@
-"""Fetch entries of one fragment from its bookies: replica after replica (`RangeFetch`), or a long range
-as one stream from one of them, with no request to wait for between two responses (`LongRead`).
+"""Fetch entries of one fragment from its bookies: replica after replica (`RangeFetch`), or a long
+range as one stream from one of them, with no request between two responses (`LongRead`).
 
 Always true of what is fetched replica after replica:
 - an entry is expected of one replica at a time. Only for a chunk that a reader waits for (`hurry`)
