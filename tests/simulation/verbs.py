@@ -67,7 +67,7 @@ EXCEPTIONS: Mapping[str, str] = {
     " (test_late_replay.py)",
     "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",
     "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",
-    "bookies.bookie_info.why_not_ready": "the text of an error",
+    "bookies.bookie_listing.why_not_ready": "the text of an error",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
     "ledger.AsyncLedgerWriter.held_below": "as that",
