@@ -36,7 +36,6 @@ from bookie_server.budget import Work
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
-from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import SPACE_PAUSE_S
 from bookie_server.lanes import Lane
 from bookie_server.logs.index import (
@@ -48,7 +47,7 @@ from bookie_server.logs.index import (
     encode_ledger_state,
     worse,
 )
-from bookie_server.storage.direct_writes import DirectWrites
+from bookie_server.storage.appends import DirectWrites, Journals
 from bookie_server.storage.directories import Directories, DirectoryStore
 from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.storage.flush import Space, Stores
