@@ -48,7 +48,6 @@ REPLACED: Mapping[str, str] = {
     "bookie_server.logs.rocks_index": "the real index: index.py, held to the same tests",
     "bookie_server.start.self_test": "of the program, about the real disk",
     "bookie_server.serve.gateway": "a port: the simulated network calls the handler",
-    "bookie_server.serve.twin": "of the program: another process on the same directories",
     "spark_ledger.bookies.frame_network": "a real network: network.py",
     "spark_ledger.bookies.local_files": "the host's real files: local_files.py",
     "spark_ledger.ledger.connect": "connects to real servers: world.py",
