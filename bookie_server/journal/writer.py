@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY
-from bookie_server.budget import Work
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File
 from bookie_server.journal.format import (
     BATCH_HEADER_BYTES,
@@ -48,7 +47,7 @@ from bookie_server.journal.format import (
     padded,
     records_bytes,
 )
-from bookie_server.lanes import Lane
+from bookie_server.lanes import Lane, Work
 from bookie_server.storage_config import StorageConfig
 
 FOLDER = "journal"

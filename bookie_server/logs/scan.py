@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import Disk, File, NoSuchFile
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import (
     BLOCK_BYTES,
     FOLDER,

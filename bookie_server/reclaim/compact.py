@@ -18,8 +18,8 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, GrowingLog
 from bookie_server.logs.scan import (
     CHUNK_BYTES,

@@ -14,8 +14,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import BadEntryLog, runs
 from bookie_server.logs.index import IndexDamaged, Location
 from bookie_server.logs.scan import CHUNK_BYTES, locations_in, read_map, scan

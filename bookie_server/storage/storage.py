@@ -32,12 +32,11 @@ from typing import NamedTuple
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds
 from bookie_server.api.messages import EntryLocation
-from bookie_server.budget import Work
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.writer import SPACE_PAUSE_S
-from bookie_server.lanes import Lane
+from bookie_server.lanes import Lane, Work
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     Changes,

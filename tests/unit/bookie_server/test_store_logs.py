@@ -2,8 +2,8 @@
 
 import pytest
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import log_path
 from bookie_server.logs.scan import read_map
 from bookie_server.reclaim.store_logs import StoreLogs
