@@ -5,7 +5,7 @@ Always true: the bytes of a request count from its arrival to its response, thos
 until it is sent; a request beyond the budget gets BUSY before its entries are decoded, but for
 recovery's, which have a reserve.
 
-Always true of a stream, which has one response read ahead of the one that is being sent:
+Always true of a stream:
 - each response is one of `Bookie.handle` to a read that begins where the one before stopped, so
   whatever holds for Read (who may read, what is unknown, budgets, BUSY) holds here;
 - bytes are sent only on credit; at most one response is read ahead of the one being sent, and

@@ -5,7 +5,8 @@ does not say what the plan says (partitions, first rows, rows) is an error, neve
 read up to its planned end or raises: a negative is never an end. An entry is fetched and decoded
 once for all partitions that the task wants of it. Slices that are small are fetched together, from
 several ledgers at once, WINDOW_BYTES of them at a time; a longer one is a stream, which keeps to
-the reader's own limits.
+the reader's own limits. Where a ledger is gone, or rows are lost, the caller says with what task to
+go on (`Again`), from where each partition was.
 """
 
 import asyncio
@@ -144,7 +145,7 @@ Again = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[Re
 
 
 async def as_planned(_: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
-    """An Again of who goes on with nothing else: the error is raised."""
+    """The Again of a caller who has no other task to go on with: the error is raised."""
     raise error
 
 
