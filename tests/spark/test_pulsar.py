@@ -100,7 +100,8 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
         producer.flush()
 
     def subscribe():
-        return client.subscribe(topic, "both", initial_position=pulsar.InitialPosition.Earliest)
+        first = pulsar.InitialPosition.Earliest
+        return client.subscribe(topic, "both", initial_position=first, batch_index_ack_enabled=True)
 
     def receive(count):
         found = [consumer.receive(20_000) for _ in range(count)]
