@@ -319,7 +319,7 @@ async def _seek(connection: Client, part: Any) -> None:
         offset = _offset(partition, topic.ledger, part.message_id, within_batch=True)
     else:
         offset = await partition.since(part.message_publish_time)
-    topic.subscription(name).seek(consumer.place, offset)
+    await topic.seek(name, consumer.place, offset)
     _success(connection, part)
 
 

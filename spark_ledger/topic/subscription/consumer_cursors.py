@@ -271,13 +271,24 @@ class ConsumerCursors:
         """Nobody uses it here: write where it is, and let it go. What cannot be written in time is
         left as it is."""
         cursor.used = False
-        with suppress(TimeoutError):
+        with suppress(errors.LedgerError):
+            await self.written(cursor, timeout_s)
+        self._open.pop(cursor, None)
+
+    async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
+        """Return once it is durable where it is. Raises as ConsumerCursor.check, errors.Unavailable
+        where that takes longer."""
+        try:
             async with asyncio.timeout(timeout_s):
                 while cursor.failure is None and (cursor.dirty or cursor.doubt):
                     await self._round([cursor])
                     if cursor.dirty and cursor.doubt:
                         await asyncio.sleep(pause_s(self._rng, 5))
-        self._open.pop(cursor, None)
+        except TimeoutError as error:
+            raise errors.Unavailable(
+                f"where subscription '{cursor.name}' is was not written in {timeout_s:.0f} s"
+            ) from error
+        cursor.check()
 
     async def close(self) -> None:
         """Release first what is to be written."""
