@@ -68,6 +68,8 @@ class ConsumerCursor:
         self.on_failure: Callable[[], None] = _nothing
         self.used = True
         self.doubt = False  # a write failed: what is there is to be read again
+        self.told = 0  # how often it was told something
+        self.durable = 0  # how much of that is durable
         self.looked_s = asyncio.get_running_loop().time()
         self._cursors = cursors
         self._nodes = nodes
@@ -101,7 +103,13 @@ class ConsumerCursor:
         """The subscription is there in a partition that was adopted; written soon. It may go
         back."""
         self._at[partition] = (self._at[partition][0], offset)
+        self.told += 1
         self._cursors.changed()
+
+    def leave(self) -> None:
+        """Nobody uses it at this broker; written soon."""
+        self.used = False
+        self.told += 1
 
     @property
     def dirty(self) -> bool:
@@ -131,8 +139,10 @@ class ConsumerCursor:
         back = nodes.going_back(self.name, await nodes.marks(self.name), positions)
         return [Set(nodes.path(self.name), record, seen.version), write, *back]
 
-    def was_written(self, share: Share, *, back: bool) -> None:
+    def was_written(self, share: Share, told: int, *, back: bool) -> None:
+        """`told`: what it was told until the share was made."""
         self._written, self._version = share, self._version + 1
+        self.durable = told
         self.looked_s = asyncio.get_running_loop().time()
         if back:
             self._highest = dict(share.at)
@@ -218,7 +228,8 @@ class ConsumerCursors:
         if seen is None:
             await self._subscriptions.create_for_consumers(topic.id, name, await start())
             return None
-        if seen.record.kind is SubscriptionKind.QUERY or seen.record.live:
+        record = seen.record
+        if record.kind is SubscriptionKind.QUERY or record.live or record.ledger_id is not None:
             with suppress(errors.LedgerFenced):  # another broker takes it at the same time
                 await self._take_from_cursor(topic, name)
             return None
@@ -227,7 +238,8 @@ class ConsumerCursors:
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """A query had it, or a broker alone: what its cursor's ledger says goes into the record.
-        Raises errors.SubscriptionBusy, errors.LedgerFenced."""
+        Raises errors.SubscriptionBusy, errors.LedgerFenced, errors.OptionInvalid where that is too
+        much for a record: the query can have it back."""
         cursor = await self._subscriptions.open(
             topic,
             name,
@@ -235,8 +247,9 @@ class ConsumerCursors:
             f"{self._rng.getrandbits(128):032x}",
             kind=SubscriptionKind.CONSUMER,
         )
-        await cursor.recovered()
+        found = await cursor.recovered()
         await cursor.release()
+        records.check_fits(found)
 
     async def _with_share(self, nodes: SubscriptionNodes, seen: Seen) -> ConsumerCursor | None:
         alive = await brokers_alive(self._store)
@@ -270,19 +283,25 @@ class ConsumerCursors:
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Nobody uses it here: write where it is, and let it go. What cannot be written in time is
         left as it is."""
-        cursor.used = False
+        cursor.leave()
         with suppress(errors.LedgerError):
             await self.written(cursor, timeout_s)
         self._open.pop(cursor, None)
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
-        """Return once it is durable where it is. Raises as ConsumerCursor.check, errors.Unavailable
-        where that takes longer."""
+        """Return once what it was told before this call is durable: it may be told more all the
+        time. Raises as ConsumerCursor.check, errors.Unavailable where that takes longer."""
+        told = cursor.told
+
+        def left() -> bool:
+            behind = cursor.failure is None and cursor.durable < told
+            return behind and (cursor.dirty or cursor.doubt)
+
         try:
             async with asyncio.timeout(timeout_s):
-                while cursor.failure is None and (cursor.dirty or cursor.doubt):
+                while left():
                     await self._round([cursor])
-                    if cursor.dirty and cursor.doubt:
+                    if left():
                         await asyncio.sleep(pause_s(self._rng, 5))
         except TimeoutError as error:
             raise errors.Unavailable(
@@ -332,24 +351,24 @@ class ConsumerCursors:
         """Together, or, where one of them is not as it was seen, each by itself."""
         at = 0
         while at < len(some):
-            part: list[tuple[ConsumerCursor, Share, bool]] = []
+            part: list[tuple[ConsumerCursor, Share, int, bool]] = []
             operations: list[Operation] = []
             size = 0
             while at < len(some) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:
                 one, share = some[at], some[at].share()
-                part.append((one, share, one.goes_back))
+                part.append((one, share, one.told, one.goes_back))
                 added = await one.operations(share)
                 size += sum(len(op.value) for op in added if isinstance(op, Set))
                 operations += added
                 at += 1
-            for one, _, _ in part:
+            for one, *_ in part:
                 one.doubt = True
             if await self._multi(operations):
-                for one, share, back in part:
+                for one, share, told, back in part:
                     one.doubt = False
-                    one.was_written(share, back=back)
+                    one.was_written(share, told, back=back)
             elif len(part) > 1:
-                for one, _, _ in part:
+                for one, *_ in part:
                     await one.look()
                     if one.dirty:
                         await self._write([one])

@@ -44,7 +44,7 @@ from spark_ledger.topic.subscription.records import (
     Positions,
     SubscriptionKind,
     SubscriptionRecord,
-    fits,
+    check_fits,
 )
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
@@ -504,11 +504,7 @@ class Subscriptions:
 
 
 def _fitting(positions: dict[int, int]) -> dict[int, int]:
-    if not fits(positions):
-        raise errors.OptionInvalid(
-            f"the positions of {len(positions)} partitions do not fit into one record",
-            "Let the query that uses the subscription move it.",
-        )
+    check_fits(positions)
     return positions
 
 

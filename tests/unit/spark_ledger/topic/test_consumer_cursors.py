@@ -1,6 +1,7 @@
 """Where consumers are, when several brokers have a subscription's partitions."""
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -8,6 +9,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
 from spark_ledger.topic.log.intents import STALE
+from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from spark_ledger.topic.subscription.moves import Claim
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
@@ -226,6 +228,29 @@ def test_a_step_back_fails_a_trim_that_was_planned_before_it():
     play_here(act)
 
 
+def test_a_step_back_is_durable_soon_also_where_the_other_partitions_move_all_the_time():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        for number in (0, 1):
+            await at_a.adopt(number, 1)
+        at_a.advance(0, 50)
+        await written(at_a)
+
+        async def consumes():
+            for offset in count():
+                at_a.advance(1, offset)
+                await asyncio.sleep(0.0001)
+
+        consumer = asyncio.create_task(consumes())
+        at_a.advance(0, 10)
+        await a.cursors.written(at_a, 5)
+        assert (await positions(stage))[0] == 10
+        consumer.cancel()
+
+    play_here(act)
+
+
 def test_what_the_cursor_of_a_broker_of_before_had_is_taken_over_without_loss():
     async def act(stage):
         old = await stage.another()
@@ -365,6 +390,24 @@ def test_a_subscription_that_went_from_hand_to_hand_is_deleted_with_all_its_node
         await stage.client.subscriptions.delete(stage.topic.id, NAME)
         nodes = SubscriptionNodes(stage.client.store, stage.topic.id)
         assert await nodes.names() == []
+
+    play_here(act)
+
+
+def test_consumers_do_not_begin_anew_where_a_query_left_more_than_a_record_takes(monkeypatch):
+    monkeypatch.setattr(records, "POSITIONS_BYTES_MAX", 20)
+
+    async def act(stage):
+        cursor = await opened(stage, "q1")
+        cursor.advance(dict.fromkeys(range(PARTITIONS), 1000))
+        await cursor.durable()
+        await cursor.release()
+        a = await broker(stage, "a")
+        for _ in range(2):
+            with pytest.raises(errors.OptionInvalid, match="do not fit into one record"):
+                await a.open()
+        again = await opened(stage, "q1", "r2")
+        assert await again.recovered() == dict.fromkeys(range(PARTITIONS), 1000)
 
     play_here(act)
 
