@@ -18,7 +18,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, changed
+from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, changed
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, policies_now
 from spark_ledger.topic.subscription import seek_target
@@ -123,9 +123,9 @@ class TopicAdmin:
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Raises errors.BadConfig, errors.NotEnoughBookies as `create`. See
         Topics.change_policies."""
-        if ENSEMBLE_SIZE in changes:
+        if changes.get(ENSEMBLE_SIZE, INHERIT) != INHERIT:
             before = (await self._client.topics.open(name)).policies
-            wanted = changed(before, changes)
+            wanted = changed(before, {n: one for n, one in changes.items() if one != INHERIT})
             if wanted.ensemble_size != before.ensemble_size:
                 await self._check_bookies(name, wanted.ensemble_size)
         return await self._client.topics.change_policies(name, changes)

@@ -66,6 +66,19 @@ def test_a_topic_gets_no_ensemble_larger_than_the_bookies_that_are_registered():
     play(act)
 
 
+def test_the_quorums_of_a_topic_are_its_namespaces_again():
+    async def act(stage):
+        admin = TopicAdmin(stage.client)
+        await stage.client.topics.set_namespace("public/default", {"ensemble_size": 4})
+        await admin.create("n", policies={"ensemble_size": 3})
+        again = await admin.change_policies("n", {"ensemble_size": "inherit"})
+        assert again.policies.ensemble_size == 4
+        own = {"ensemble_size": 3, "retention_ms": "inherit"}
+        assert (await admin.change_policies("n", own)).policies.ensemble_size == 3
+
+    play(act)
+
+
 def test_a_write_that_lacks_bookies_names_the_policy_and_how_to_change_it():
     async def act(stage):
         policies = TopicPolicies(9, 6, 2)
