@@ -133,6 +133,10 @@ class LedgerRecords:
         except StoreError as failure:
             what = f"ledger {record.ledger_id} cannot be created"
             raise _unavailable(what, failure) from failure
+        return await self._made(record, unknown)
+
+    async def _made(self, record: LedgerRecord, unknown: bool) -> VersionedRecord:
+        """The record, if it is there and ours."""
         try:
             found = await self._reread(record.ledger_id, unknown)
         except NoSuchLedger as absent:
@@ -145,7 +149,7 @@ class LedgerRecords:
 
     async def create_several(self, records: Sequence[LedgerRecord]) -> list[VersionedRecord]:
         """As `create`, of records for one topic that fit into one multi together; where that is
-        refused or its response lost, each by itself."""
+        refused, each by itself; IdSpent if its response was lost and one of them is not there."""
         values = [_encoded(record, NEW_RECORD_BYTES_MAX) for record in records]
         creates = [
             Create(paths.ledger(record.ledger_id), value)
@@ -155,8 +159,10 @@ class LedgerRecords:
             topics = dict.fromkeys(record.topic for record in records)
             checks = [Check(paths.topic(topic), ANY_VERSION) for topic in topics]
             await self.metadata.multi((*checks, *creates))
-        except (MultiFailed, OutcomeUnknown):
+        except MultiFailed:
             return [await self.create(record) for record in records]
+        except OutcomeUnknown:  # made or not: an id that may be spent is not used
+            return [await self._made(record, unknown=True) for record in records]
         except StoreError as failure:
             raise _unavailable(f"{len(records)} ledgers cannot be created", failure) from failure
         return [VersionedRecord(record, 0) for record in records]
