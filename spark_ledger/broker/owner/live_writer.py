@@ -31,7 +31,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.topic_commits import Made, TopicCommits
 from spark_ledger.broker.owner.waiting import StoredListener, Waiting
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
@@ -41,7 +41,6 @@ from spark_ledger.topic.commit.seal import seal_of, sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
 from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
-from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 
@@ -107,7 +106,7 @@ class LiveWriter:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
-        self._spare: tuple[AsyncLedgerWriter, Intent] | None = None
+        self._spare: Made | None = None
         self._live: LiveSegment | None = None
         self._ended: SealLive | None = None
         self._asked: Hold | None = None  # the ledger at hand is to be handed over, or was
@@ -405,10 +404,11 @@ class LiveWriter:
             return
         handed = Handed(self._commits.topic.id, ended)
         if (self._queue or self._rolls) and self._number in self._commits.epochs:
-            if self._spare is None or self._spare[0].failure is not None:
+            if self._good_spare() is None:
                 await asyncio.wait([self._make_ahead(0.0)], timeout=SPARE_S)
-            if self._spare is not None and self._spare[0].failure is None:
-                writer, intent = self._spare
+            spare = self._good_spare()
+            if spare is not None:
+                writer, intent = spare
                 named = (intent.id, intent.version)
                 handed = replace(handed, opened=self._opening(writer), intent=named)
         self._hold, self._handed = asked, True
@@ -539,6 +539,12 @@ class LiveWriter:
             await self._drop_spare()
         self._spare = await self._commits.new_ledger()
         return self._spare[0]
+
+    def _good_spare(self) -> Made | None:
+        """The spare ledger, if others may open it: of an intent that has ended they may not."""
+        spare = self._spare
+        good = spare and spare[0].failure is None and self._commits.is_current(spare[1])
+        return spare if good else None
 
     async def _drop_spare(self) -> None:
         if self._spare is not None:

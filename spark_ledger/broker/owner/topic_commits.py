@@ -123,6 +123,10 @@ class TopicCommits:
                 self._intent = made
             return self._intent
 
+    def is_current(self, intent: Intent) -> bool:
+        """Whether this broker works under it still, as far as it knows."""
+        return self._intent is not None and self._intent.id == intent.id
+
     async def renew_intent(self) -> None:
         """The intent may have ended: whoever needs one gets another."""
         async with self._opening:
@@ -160,7 +164,9 @@ class TopicCommits:
                     _fail(some, error)
                     continue
                 for future, one in zip(some, made, strict=True):
-                    if not future.done():
+                    if future.done():  # who asked waits no longer
+                        one[0].abandon()
+                    else:
                         future.set_result(one)
         finally:
             self._making = None

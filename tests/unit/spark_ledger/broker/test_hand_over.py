@@ -316,6 +316,42 @@ def test_a_ledger_made_under_an_intent_that_has_ended_is_not_opened():
     play(act)
 
 
+def test_an_owner_hands_over_no_ledger_that_it_made_under_an_intent_which_it_has_given_up():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        await by_spark(stage, 1)
+        await owner.all_stored(owner.send([b"b"]))
+        await asyncio.sleep(1)
+        assert owner.writer._spare is not None
+        await owner.commits.renew_intent()
+        following = (await owner.commits.state()).next
+        await by_spark(stage, 2)
+        await owner.all_stored(owner.send([b"c"]))
+        assert (await owner.commits.state()).next == following + 1  # with the owner's opening
+
+    play(act)
+
+
+def test_a_ledger_that_is_made_for_one_who_waits_no_longer_is_left():
+    async def act(stage):
+        owner, made = await owner_of(stage), []
+        create = stage.client.ledgers.create_several
+
+        async def noted(*args, **options):
+            made.extend(await create(*args, **options))
+            return made
+
+        stage.client.ledgers.create_several = noted
+        waiting = asyncio.create_task(owner.commits.new_ledger())
+        await asyncio.sleep(0.0001)
+        waiting.cancel()
+        await asyncio.sleep(1)
+        assert [one.failure is not None for one in made] == [True]
+
+    play(act)
+
+
 def test_a_ledger_that_took_nothing_is_not_followed_by_another():
     async def act(stage):
         owner = reached(await owner_of(stage))
