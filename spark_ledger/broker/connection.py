@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def send_producer_away(self, producer: Producer) -> None:
-        if producer.id in self._chunks:
+        if self.producers.get(producer.id) is producer and producer.id in self._chunks:
             self._chunks.pop(producer.id).forget()  # they come again
         if self.forget_producer(producer):
             self._away[producer.id] = None

@@ -5,13 +5,15 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+from spark_ledger.broker.broker import HeldChunks
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.producer import RUN_BYTES_MAX, Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
-from tests.kit.pulsar_batches import batch_of, lone, message
+from spark_ledger.broker.wire.sends import Send
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
 BATCH_BYTES, BATCHES = 1 << 18, 200
 
@@ -209,3 +211,22 @@ def test_a_message_that_is_damaged_is_refused_between_the_receipts_of_those_arou
     ]
     assert answers[1].send_error.sequence_id == 1
     assert answers[1].send_error.error == ServerError.CHECKSUM
+
+
+def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_its_number_now():
+    async def main():
+        async with connected() as (connection, _):
+            connection.broker.held_chunks = HeldChunks(1000)
+            topic = Topic(deduplication=False)
+            topic.produce(connection, 1)
+            before = connection.producers[1]
+            connection.forget_producer(before)
+            topic.produce(connection, 1)
+            first, last = chunked(b"ab", 2)
+            connection._send(Send(1, 5, 0, is_chunk=True), first)
+            before.send_away()
+            connection._send(Send(1, 5, 0, is_chunk=True), last)
+            connection._hand_on()
+            assert [run.receipts for run in topic.appended] == [2]
+
+    asyncio.run(main())
