@@ -34,7 +34,6 @@ from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.owner.waiting import StoredListener, Waiting
 from spark_ledger.ledger.client import VersionedRecord
-from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
@@ -123,6 +122,7 @@ class LiveWriter:
         self._bytes = 0
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
+        self._opened_next = 0  # the log's next commit when the ledger at hand was read back
         self._closing = False
 
     @property
@@ -405,7 +405,8 @@ class LiveWriter:
             return
         handed = Handed(self._commits.topic.id, ended)
         if (self._queue or self._rolls) and self._number in self._commits.epochs:
-            await asyncio.wait([self._make_ahead(0.0)], timeout=SPARE_S)
+            if self._spare is None or self._spare[0].failure is not None:
+                await asyncio.wait([self._make_ahead(0.0)], timeout=SPARE_S)
             if self._spare is not None and self._spare[0].failure is None:
                 writer, intent = self._spare
                 named = (intent.id, intent.version)
@@ -467,18 +468,19 @@ class LiveWriter:
         self._goes_on(live, state)
 
     async def _held(self) -> TopicState:
-        """The topic, not older than this call; while there is a hold, once what is held is over."""
-        state = await self._commits.state()
-        hold = self._hold
+        """The topic, not older than this call; while there is a hold, once what is held is over: by
+        a commit, mostly, which this process hears of without asking."""
+        hold, seen = self._hold, self._opened_next
         while hold is not None:
+            moved = await self._commits.moved(seen, hold.over, hold.until_s)
+            state = moved or await self._commits.glance()
             live = state.partitions[self._number].live
             if live is None or live.ledger_id != hold.ledger_id:
-                break
-            moved = await self._commits.moved(state, hold.over, hold.until_s)
+                return state
             if moved is None:
-                return await self._commits.state()
-            state = moved
-        return state
+                break
+            seen = moved.next
+        return await self._commits.state()
 
     def _opening(self, writer: AsyncLedgerWriter) -> OpenLive:
         return OpenLive(
@@ -508,6 +510,7 @@ class LiveWriter:
         assert self._spare is not None
         self._writer, self._live, self._ended, self._spare = self._spare[0], live, None, None
         self._opened_s = self._used_s = asyncio.get_running_loop().time()
+        self._opened_next = state.next
         self._rolls = False
         if self._handed and not self._closing:
             self._make_ahead(AHEAD_S)
@@ -521,7 +524,7 @@ class LiveWriter:
     async def _try_ahead(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
         with suppress(errors.LedgerError, StoreError):  # who needs it tries again, and is told
-            await self._new_ledger()
+            (await self._new_ledger()).greet()
 
     async def _new_ledger(self) -> AsyncLedgerWriter:
         """One of the topic's intent; that of a try before, if it was not opened."""
@@ -534,21 +537,8 @@ class LiveWriter:
             if self._spare[0].failure is None:
                 return self._spare[0]
             await self._drop_spare()
-        client, policies = self._commits.client, self._commits.topic.policies
-        while True:
-            with suppress(IdSpent):
-                writer = await client.ledgers.create(
-                    policies.ensemble_size,
-                    policies.write_quorum,
-                    policies.ack_quorum,
-                    intent=intent.id,
-                    topic=self._commits.topic.id,
-                    durability=policies.durability,
-                    ledger_id=await client.intents.ledger_id(intent),
-                    announce_lac=True,
-                )
-                self._spare = (writer, intent)
-                return writer
+        self._spare = await self._commits.new_ledger()
+        return self._spare[0]
 
     async def _drop_spare(self) -> None:
         if self._spare is not None:

@@ -48,6 +48,8 @@ from spark_ledger.topic.task_reader import fetch_kept
 ROWS_MAX = 1000
 READ_BYTES = 2 << 20
 PLANNED_ROWS_MAX = 200_000
+LOOK_S, SEALED_S = 0.02, 10.0
+"""How often it is looked whether a ledger that ended was sealed, and for how long."""
 
 
 class Partition:
@@ -148,13 +150,15 @@ class Partition:
 
     async def since(self, ms: int) -> int:
         """The first offset written at or after `ms` by the broker's clock, or, of what Spark wrote,
-        committed then; the end if there is none."""
+        committed then; the end if there is none. Raises as `read`, and errors.Unavailable where a
+        ledger that ended is not sealed."""
         state = self._state()
         chunks = chunks_needed(state, CommittedSince(ms))
         read = await self._client.chunks.load(chunks)
         lo, hi = offset_since(state.partitions[self.number], ms, read), self.end
         while lo < hi:  # what was committed later may have been written earlier
             middle = (lo + hi) // 2
+            await self._readable(middle)
             found = await self._entry_at(middle)
             if found is None:
                 lo = middle + 1
@@ -165,6 +169,23 @@ class Partition:
             else:
                 lo = max(middle + 1, end)
         return lo
+
+    async def _readable(self, offset: int) -> None:
+        """Return once the offset is in a commit or in the ledger at hand: for a moment it may be in
+        one that has ended, and whose seal comes. Raises errors.Unavailable."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SEALED_S
+        while offset >= self.held.end_offset and not self._is_live(offset):
+            if loop.time() > until_s:
+                raise errors.Unavailable(
+                    f"partition {self.number} of topic {self._topic.name} cannot be read at offset"
+                    f" {offset} now: its ledger has ended, and is not sealed yet"
+                )
+            await asyncio.sleep(LOOK_S)
+
+    def _is_live(self, offset: int) -> bool:
+        live = self.writer.live
+        return live is not None and live.base <= offset < self.writer.confirmed[0]
 
     async def _entry_at(self, offset: int) -> tuple[int, int, int] | None:
         """Offsets [first, end) of the entry that holds the offset, and when it was written (of what
@@ -189,7 +210,7 @@ class Partition:
             state, tables = await self._client.readable(state, ranges)
             return plan_read(state, ranges, topic=self._topic.name.full, read=tables)
         live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
-        if live is None or not live.base <= offset < confirmed:
+        if live is None or not self._is_live(offset):
             return []
         wanted = LiveRows(live, offset, min(confirmed, offset + rows), last_entry)
         return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
