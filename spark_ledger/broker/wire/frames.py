@@ -112,5 +112,10 @@ def encode(command: BaseCommand) -> bytes:
 
 def encode_with_batch(command: BaseCommand, batch: Buffer) -> bytes:
     """The frame of a command that a batch follows."""
-    body = command.SerializeToString()
-    return b"".join((SIZES.pack(len(body) + _SIZE.size + len(batch), len(body)), body, batch))
+    return with_batch(command.SerializeToString(), batch)
+
+
+def with_batch(command: bytes, batch: Buffer) -> bytes:
+    """The frame of an encoded command that a batch follows."""
+    sizes = SIZES.pack(len(command) + _SIZE.size + len(batch), len(command))
+    return b"".join((sizes, command, batch))

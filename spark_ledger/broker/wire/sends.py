@@ -1,9 +1,9 @@
-"""SENDs of lone messages that follow each other, and receipts, by hand. Pure.
+"""What is many, by hand: SENDs of lone messages that follow each other, receipts, MESSAGEs. Pure.
 
 Lone messages cost what their frames cost. The first of a producer is read by protobuf, and tells
 how those after it look, as clients send them: only numbers differ, and values. Always true: what is
-read here is what protobuf would read; what looks otherwise is not read here. Receipts are the bytes
-that protobuf would make.
+read here is what protobuf would read; what looks otherwise is not read here. What is made here are
+the bytes that protobuf would make.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from bookie_server.api.checksum import crc32c
+from spark_ledger.broker.wire.commands import unsigned
 from spark_ledger.broker.wire.frames import SIZES, Span
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import varint
 
 KEY_BYTES = 6
 """By so many bytes of its command a SEND finds its shape: as a rule they have the producer's id."""
-_RECEIPT = b"\x08\x07\x3a"
+_RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
 _NAME_BYTES_MAX = 127
 _NUMBER_BYTES_MAX = 9
 _SMALL_BYTES = 4096
@@ -149,7 +150,7 @@ def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -
     """The frames of the SEND_RECEIPTs of batches: of each how it was sent and the entry of its
     message id."""
     place = b"\x08" + varint(ledger) + b"\x10"
-    shown = b"\x18" + varint(partition & (1 << 64) - 1)
+    shown = b"\x18" + varint(unsigned(partition))
     out: list[bytes] = []
     shape = None  # of the one before: what is the same where it is
     before = between = b""
@@ -167,3 +168,21 @@ def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -
             before = head + _RECEIPT + varint(size) + producer
         out += (before, number, between, at, shown, last)
     return b"".join(out)
+
+
+class Messages:
+    """The MESSAGEs of one consumer."""
+
+    def __init__(self, consumer_id: int, ledger: int, partition: int) -> None:
+        self._consumer = b"\x08" + varint(consumer_id) + b"\x12"
+        self._place = b"\x08" + varint(ledger) + b"\x10"
+        self._shown = b"\x18" + varint(unsigned(partition))
+
+    def command(self, entry: int, ack_set: Iterable[int]) -> bytes:
+        """The command that a batch with this entry in its id follows."""
+        at = varint(entry)
+        place = varint(len(self._place) + len(at) + len(self._shown))
+        words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)
+        parts = (self._consumer, place, self._place, at, self._shown, b"\x18\x00", words)
+        body = b"".join(parts)
+        return b"".join((_MESSAGE, varint(len(body)), body))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
-from spark_ledger.broker.wire.sends import Send, Shape, receipts
+from spark_ledger.broker.wire.sends import Messages, Send, Shape, receipts
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import varint
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
@@ -165,3 +165,18 @@ def test_receipts_are_the_bytes_that_protobuf_makes(ledger, partition, batches):
         expected.append(encode(command("send_receipt", **ids)))
         given_.append((Send(producer_id, sequence_id, highest, False), entry))
     assert receipts(given_, ledger, partition) == b"".join(expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    NUMBERS,
+    NUMBERS,
+    st.integers(-1, 2**31 - 1),
+    NUMBERS,
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12),
+)
+def test_messages_are_the_bytes_that_protobuf_makes(consumer, ledger, partition, entry, acks):
+    place = MessageId(ledgerId=ledger, entryId=entry, partition=partition)
+    ids = {"consumer_id": consumer, "message_id": place, "redelivery_count": 0}
+    expected = command("message", **ids, ack_set=acks).SerializeToString()
+    assert Messages(consumer, ledger, partition).command(entry, acks) == expected
