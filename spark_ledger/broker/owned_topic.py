@@ -136,11 +136,10 @@ class OwnedTopic:
             )
         return found
 
-    def _stored(self, partition: int, offset: int, batch: Waiting) -> None:
-        batched = bool(getattr(batch, "batched", False))
+    def _stored(self, partition: int, offset: int, run: Waiting) -> None:
         found = self._partitions.get(partition) or self._leaving.get(partition)
         if found is not None:
-            found.stored(offset, batch, batched=batched)
+            found.stored(offset, run)
 
     async def _follow(self) -> None:
         """Tell those who wait of every commit; notice when another has a partition."""
@@ -238,13 +237,13 @@ class OwnedTopic:
             await self._release(name)
         await self._commits.close()
 
-    def append(self, partition: int, batch: Waiting) -> None:
-        """Store a producer's batch after all that came to the partition before it."""
+    def append(self, partition: int, run: Waiting) -> None:
+        """Store a producer's batches after all that came to the partition before them."""
         found = self._partitions.get(partition) or self._leaving.get(partition)
         if found is None:
-            batch.failed(Deposed(f"partition {partition} is another broker's"))
+            run.failed(Deposed(f"partition {partition} is another broker's"))
         else:
-            found.writer.append(batch)
+            found.writer.append(run)
 
     def last_sequence_id(self, partition: int, producer_name: str) -> int:
         """As LiveWriter.last_sequence_id."""

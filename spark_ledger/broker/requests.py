@@ -43,7 +43,6 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.TopicNameInvalid, ServerError.NOT_ALLOWED),
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
     (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
-    (errors.SubscriptionTypeMismatch, ServerError.NOT_ALLOWED),
     (errors.OptionInvalid, ServerError.NOT_ALLOWED),
     (errors.UnsupportedFormat, ServerError.PERSISTENCE),
     (errors.RowsLost, ServerError.PERSISTENCE),

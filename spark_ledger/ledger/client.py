@@ -6,7 +6,7 @@ through records.py; opening with recovery is the only way to take a ledger over.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -126,7 +126,7 @@ class LedgerStore:
             ack_quorum=quorum.ack_quorum,
             fragments=(Fragment(0, ensemble),),
             durability=durability,
-            creator=f"{self._cluster.rng.getrandbits(128):032x}",
+            creator=self._creator(),
             intent=intent,
             topic=topic,
             verifiers=verifiers(tokens),
@@ -140,6 +140,50 @@ class LedgerStore:
                 if ledger_id is not None:
                     raise
                 record = replace(record, ledger_id=await self._ids.next())
+        return self._writer(known, tokens, announce_lac)
+
+    async def create_several(
+        self,
+        ledger_ids: Sequence[int],
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        *,
+        intent: str,
+        topic: str,
+        durability: str,
+        announce_lac: bool = False,
+    ) -> list[AsyncLedgerWriter]:
+        """Ledgers of these ids as `create` makes each, by one write to the metadata store; no more
+        than fit into it. Raises as `create`."""
+        quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(b"")
+        with self._while_open():
+            records = [
+                LedgerRecord(
+                    ledger_id=ledger_id,
+                    ensemble_size=ensemble_size,
+                    write_quorum=write_quorum,
+                    ack_quorum=ack_quorum,
+                    fragments=(Fragment(0, await self._new_ensemble(quorum)),),
+                    durability=durability,
+                    creator=self._creator(),
+                    intent=intent,
+                    topic=topic,
+                    verifiers=verifiers(tokens),
+                )
+                for ledger_id in ledger_ids
+            ]
+            made = await self._records.create_several(records)
+            return [self._writer(known, tokens, announce_lac) for known in made]
+
+    def _creator(self) -> str:
+        """By which a record that may have been made is known again."""
+        return f"{self._cluster.rng.getrandbits(128):032x}"
+
+    def _writer(
+        self, known: VersionedRecord, tokens: Tokens, announce_lac: bool
+    ) -> AsyncLedgerWriter:
+        """Of a ledger that was just made."""
 
         async def recover_own(own_id: int) -> VersionedRecord:
             return await recover(self._cluster, own_id, tokens)

@@ -143,6 +143,24 @@ class LedgerRecords:
             return found
         raise LedgerError(f"ledger id {record.ledger_id} is taken", "Take another id.")
 
+    async def create_several(self, records: Sequence[LedgerRecord]) -> list[VersionedRecord]:
+        """As `create`, of records for one topic that fit into one multi together; where that is
+        refused or its response lost, each by itself."""
+        values = [_encoded(record, NEW_RECORD_BYTES_MAX) for record in records]
+        creates = [
+            Create(paths.ledger(record.ledger_id), value)
+            for record, value in zip(records, values, strict=True)
+        ]
+        try:
+            topics = dict.fromkeys(record.topic for record in records)
+            checks = [Check(paths.topic(topic), ANY_VERSION) for topic in topics]
+            await self.metadata.multi((*checks, *creates))
+        except (MultiFailed, OutcomeUnknown):
+            return [await self.create(record) for record in records]
+        except StoreError as failure:
+            raise _unavailable(f"{len(records)} ledgers cannot be created", failure) from failure
+        return [VersionedRecord(record, 0) for record in records]
+
     async def move(
         self, known: VersionedRecord, decide: Callable[[LedgerRecord], Move]
     ) -> VersionedRecord:

@@ -7,7 +7,7 @@ up and adopts its result.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from operator import index
 from typing import Any
@@ -27,7 +27,7 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import EnsembleChange
-from spark_ledger.ledger.pending_adds import MissingCopy, PendingAdd
+from spark_ledger.ledger.quorum import MissingCopy, PendingAdd
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 
@@ -67,7 +67,7 @@ class AsyncLedgerWriter:
         )
         if announce_lac:
             self._pipeline.on_confirmed = self._announce_later
-        self._announcing: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
         self._announced_at = float("-inf")
@@ -190,6 +190,18 @@ class AsyncLedgerWriter:
             )
         return None
 
+    def greet(self) -> None:
+        """Have the bookies meet the ledger now: each reads its record and notes it, and the first
+        add would wait for that. One that does not respond meets it later."""
+        self._beside(self._greet(), "greeting")
+
+    async def _greet(self) -> None:
+        bookies, token = self._cluster.bookies, self._tokens.read
+        ensemble = self.record.last_fragment.ensemble
+        await asyncio.gather(
+            *(bookies.read_lac(bookie, self.ledger_id, token=token) for bookie in ensemble)
+        )
+
     # -- closing ------------------------------------------------------------------------------
 
     async def close(self) -> LedgerRecord:
@@ -241,7 +253,7 @@ class AsyncLedgerWriter:
     def _end(self) -> None:
         if self._announce_timer is not None:
             self._announce_timer.cancel()
-        for task in list(self._announcing):
+        for task in list(self._tasks):
             task.cancel()
 
     # -- ensemble changes ---------------------------------------------------------------------
@@ -287,12 +299,16 @@ class AsyncLedgerWriter:
 
     def _write_lac_of(self, lac: int) -> None:
         self._announced, self._announced_at = lac, self._loop.time()
-        task = self._loop.create_task(self._write_lac(lac), name=f"lac of {self.ledger_id}")
-        self._announcing[task] = None
-        task.add_done_callback(self._announcement_ended)
+        self._beside(self._write_lac(lac), "lac")
 
-    def _announcement_ended(self, task: asyncio.Task[None]) -> None:
-        del self._announcing[task]
+    def _beside(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Do it while the ledger is open."""
+        task = self._loop.create_task(work, name=f"{what} of {self.ledger_id}")
+        self._tasks[task] = None
+        task.add_done_callback(self._beside_ended)
+
+    def _beside_ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
         if not task.cancelled():
             task.result()  # a defect is raised into the loop's exception handler
 

@@ -32,6 +32,12 @@ class WatchedLedgerStore(LedgerStore):
         watch_writer(writer, self.observers)
         return writer
 
+    async def create_several(self, *args: Any, **options: Any) -> Any:
+        writers = await super().create_several(*args, **options)
+        for writer in writers:
+            watch_writer(writer, self.observers)
+        return writers
+
     async def open(self, *args: Any, **options: Any) -> Any:
         reader = await super().open(*args, **options)
         watch_reader(reader, self.observers, f"a reader of {self.client}")

@@ -7,10 +7,14 @@ is under one intent of this broker, whose heartbeat says that it lives.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.ledger.records import IdSpent
+from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.log.actions import Action
@@ -18,7 +22,12 @@ from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 
+LEDGERS_AT_ONCE = 100
+"""Of one multi that makes ledgers: of a ZooKeeper's request of 1 MiB a tenth."""
+
 _log = logging.getLogger(__name__)
+Made = tuple[AsyncLedgerWriter, Intent]
+"""A ledger, and the intent that it was made under."""
 _Asked = tuple[tuple[Action, ...], "asyncio.Future[None]"]
 
 
@@ -42,10 +51,13 @@ class TopicCommits:
         self._last_ms = 0
         self._intent: Intent | None = None
         self._opening = asyncio.Lock()
-        self._one_look = asyncio.Lock()
-        self._looking: asyncio.Task[TopicState] | None = None
+        log = client.log(topic.id)
+        self._look = _SharedLook(lambda: log.fold(fresh=True))
+        self._glance = _SharedLook(log.fold)
         self._asked: list[_Asked] = []
         self._task: asyncio.Task[None] | None = None
+        self._wanted: list[asyncio.Future[Made]] = []
+        self._making: asyncio.Task[None] | None = None
 
     @property
     def owner_name(self) -> str:
@@ -73,27 +85,24 @@ class TopicCommits:
     async def state(self) -> TopicState:
         """The topic, not older than this call: partitions that ask at once share a look. Raises
         errors.TopicDeleted, errors.Unavailable."""
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look())
-        state = await asyncio.shield(self._looking)
+        return self._seen(await self._look())
+
+    async def glance(self) -> TopicState:
+        """As `state`, but without a sync: what was committed a moment ago may be missing."""
+        return self._seen(await self._glance())
+
+    def _seen(self, state: TopicState) -> TopicState:
         if state.deleted:
             raise errors.TopicDeleted(f"topic {self.topic.name} was deleted")
         self._last_ms = max(self._last_ms, state.commit_ms)
         return state
 
-    async def _look(self) -> TopicState:
-        async with self._one_look:
-            self._looking = None  # whoever asks from now on needs the next one
-            return await self.client.log(self.topic.id).fold(fresh=True)
-
-    async def moved(
-        self, seen: TopicState, over: asyncio.Event, until_s: float
-    ) -> TopicState | None:
-        """The topic as soon as its log has moved on from what was seen; None once it is `over`, or
-        at `until_s` of the loop's clock."""
+    async def moved(self, number: int, over: asyncio.Event, until_s: float) -> TopicState | None:
+        """The topic as soon as its log has commit `number`; None once it is `over`, or at `until_s`
+        of the loop's clock."""
         follower = await self.client.follow(self.topic.id, self.topic.name.short)
         loop = asyncio.get_running_loop()
-        news = loop.create_task(follower.beyond(seen.next))
+        news = loop.create_task(follower.beyond(number))
         ended = loop.create_task(over.wait())
         try:
             some, left_s = (news, ended), max(0.0, until_s - loop.time())
@@ -130,6 +139,50 @@ class TopicCommits:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.renew_intent()
 
+    async def new_ledger(self) -> Made:
+        """A ledger for a partition. What partitions ask for at once is made by one multi. Raises
+        as LedgerStore.create, errors.LedgerFenced where the intent has ended."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Made] = loop.create_future()
+        self._wanted.append(future)
+        if self._making is None:
+            self._making = loop.create_task(self._make_ledgers())
+        return await future
+
+    async def _make_ledgers(self) -> None:
+        try:
+            while self._wanted:
+                some = self._wanted[:LEDGERS_AT_ONCE]
+                self._wanted = self._wanted[LEDGERS_AT_ONCE:]
+                try:
+                    made = await self._made(len(some))
+                except Exception as error:
+                    _fail(some, error)
+                    continue
+                for future, one in zip(some, made, strict=True):
+                    if not future.done():
+                        future.set_result(one)
+        finally:
+            self._making = None
+
+    async def _made(self, count: int) -> list[Made]:
+        intent = await self.intent()
+        policies = self.topic.policies
+        while True:
+            ids = [await self.client.intents.ledger_id(intent) for _ in range(count)]
+            with suppress(IdSpent):
+                writers = await self.client.ledgers.create_several(
+                    ids,
+                    policies.ensemble_size,
+                    policies.write_quorum,
+                    policies.ack_quorum,
+                    intent=intent.id,
+                    topic=self.topic.id,
+                    durability=policies.durability,
+                    announce_lac=True,
+                )
+                return [(writer, intent) for writer in writers]
+
     async def commit(self, actions: Sequence[Action]) -> None:
         """Commit these, with what other partitions ask for. Raises as
         TopicClient.commit_actions."""
@@ -157,16 +210,36 @@ class TopicCommits:
                 for one in some:
                     await self._commit_all([one])
                 return
-            _fail(some, error)
+            _fail([future for _, future in some], error)
         except Exception as error:
-            _fail(some, error)
+            _fail([future for _, future in some], error)
         else:
             for _, future in some:
                 if not future.done():
                     future.set_result(None)
 
 
-def _fail(some: list[_Asked], error: Exception) -> None:
-    for _, future in some:
+def _fail(some: Sequence["asyncio.Future[Any]"], error: Exception) -> None:
+    for future in some:
         if not future.done():
             future.set_exception(error)
+
+
+class _SharedLook:
+    """Who asks while a look is under way gets the next one: nothing that is older than its call,
+    and however many ask at once cost one."""
+
+    def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
+        self._look = look
+        self._one = asyncio.Lock()
+        self._next: asyncio.Task[TopicState] | None = None
+
+    async def __call__(self) -> TopicState:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._work())
+        return await asyncio.shield(self._next)
+
+    async def _work(self) -> TopicState:
+        async with self._one:
+            self._next = None  # whoever asks from now on needs the next one
+            return await self._look()

@@ -12,7 +12,7 @@ big-endian. So it is there or not, in one entry, and one row with one offset, as
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,6 +37,12 @@ UNCOMPRESSED_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 _CRC_FROM = 6
 _SIZE = struct.Struct(">I")
+_SMALL_BYTES = 4096
+"""Up to so many a copy costs less than a view."""
+_NAME, _SEQUENCE_ID, _PARTITION_KEY = 0x0A, 0x10, 0x32  # tags: a field's number and its kind
+_NUMBERS = frozenset((_SEQUENCE_ID, 0x18, 0x40, 0x48, 0x60))
+_BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
+_LAST_BYTE, _NUMBER_BYTES_MAX = 127, 9
 _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
 _ARROW_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
@@ -115,6 +121,48 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     except DecodeError as error:
         raise Damaged(f"a damaged batch: {error}") from error
     return Batch(data, metadata, end)
+
+
+def lone_of(data: bytes, *, numbered: bool) -> tuple[str, int] | None:
+    """Of a lone message, as a client sends it, its producer's name (ASCII) and, if `numbered`, its
+    sequence id, else 0. By hand, for what most say; None where it says more, is no lone message, or
+    damaged: `parse` tells."""
+    try:
+        magic, crc, size = _HEAD.unpack_from(data)
+        at, end = _HEAD.size + 2 + data[_HEAD.size + 1], _HEAD.size + size
+        if magic != MAGIC or data[_HEAD.size] != _NAME or at > _HEAD.size + 2 + _LAST_BYTE:
+            return None
+        name, sequence_id = data[_HEAD.size + 2 : at].decode("ascii"), 0
+        while at < end:
+            tag, begin = data[at], at + 1
+            if tag in _NUMBERS:
+                at = begin
+                while data[at] > _LAST_BYTE:
+                    at += 1
+                at += 1
+                if at - begin > _NUMBER_BYTES_MAX:
+                    return None
+                if numbered and tag == _SEQUENCE_ID:
+                    sequence_id = _number(data[begin:at])
+            elif tag == _PARTITION_KEY and data[begin] <= _LAST_BYTE:
+                at = begin + 1 + data[begin]
+            elif data[at : at + 3] in _BASE64_OR_NOT:
+                at += 3
+            else:
+                return None
+    except (struct.error, IndexError, UnicodeDecodeError):
+        return None
+    if at != end or end > len(data):
+        return None
+    rest = data[_CRC_FROM:] if len(data) <= _SMALL_BYTES else memoryview(data)[_CRC_FROM:]
+    return (name, sequence_id) if crc32c(rest) == crc else None
+
+
+def _number(varint: bytes) -> int:
+    number = 0
+    for byte in reversed(varint):
+        number = number << 7 | byte & _LAST_BYTE
+    return number
 
 
 def built(metadata: MessageMetadata, payload: bytes) -> bytes:
@@ -198,12 +246,11 @@ def _decompressed(kind: int, data: memoryview, size: int) -> bytes:
 _FRAME = struct.Struct("<II")
 
 
-def framed(batches: Sequence[tuple[int, bytes]]) -> list[Buffer]:
+def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
     """The body of an entry that has these batches, of so many messages each; see message_batch."""
     parts: list[Buffer] = []
     for messages, data in batches:
-        parts.append(_FRAME.pack(len(data), messages))
-        parts.append(data)
+        parts += (_FRAME.pack(len(data), messages), data)
     return parts
 
 
@@ -271,13 +318,13 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
         head = properties[i]
         key, time = keys[i], times[i]
         if key is not None:
-            head += b"\x12" + _varint(len(key)) + key
-        head += b"\x18" + _varint(len(value)) if value else b"\x18\x00"
+            head += b"\x12" + varint(len(key)) + key
+        head += b"\x18" + varint(len(value)) if value else b"\x18\x00"
         if time is not None and time >= 1000:
-            head += b"\x28" + _varint(time // 1000)
+            head += b"\x28" + varint(time // 1000)
         if i in base64:
             head += b"\x30\x01"
-        head += b"\x40" + _varint(first_row + i)
+        head += b"\x40" + varint(first_row + i)
         if value is None:
             head += b"\x48\x01"
         yield size(len(head))
@@ -330,8 +377,8 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
         texts = [text.decode(errors="replace").encode() for text in texts]
     made = []
     for name, text in zip(names, texts, strict=True):
-        pair = b"".join((b"\x0a", _varint(len(name)), name, b"\x12", _varint(len(text)), text))
-        made.append(b"\x0a" + _varint(len(pair)) + pair)
+        pair = b"".join((b"\x0a", varint(len(name)), name, b"\x12", varint(len(text)), text))
+        made.append(b"\x0a" + varint(len(pair)) + pair)
     found, start = [], 0
     for length in column.value_lengths().to_pylist():
         end = start + (length or 0)
@@ -340,7 +387,8 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
     return found
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number, 0 or more, as protobuf writes it."""
     if number < len(_LAST):
         return _LAST[number]
     return _MORE[number & 127] + _rest(number >> 7)
@@ -349,7 +397,7 @@ def _varint(number: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _rest(number: int) -> bytes:
     """Numbers that follow each other have it in common."""
-    return _varint(number)
+    return varint(number)
 
 
 _LAST = [bytes([low]) for low in range(128)]

@@ -6,8 +6,9 @@ change: `apply` returns the next one, and costs what the commit holds. Segments 
 has stored are named by chunk and need not be in memory (chunks.py reads them).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -158,8 +159,12 @@ def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> To
     if number != state.next:
         raise errors.UnsupportedFormat(f"commit {number} does not follow commit {state.next - 1}")
     folding = _Folding(state, number, commit, max(state.commit_ms, created_ms))
-    for action in commit.actions:
-        folding.apply(action)
+    for kind, run in groupby(commit.actions, type):
+        if kind is SealLive:  # of many partitions, often
+            folding.seal([action for action in run if isinstance(action, SealLive)])
+        else:
+            for action in run:
+                folding.apply(action)
     return folding.result()
 
 
@@ -257,15 +262,18 @@ class _Folding:
         )
         self._partitions[action.partition] = replace(held, live=live)
 
-    def seal_live(self, action: SealLive) -> None:
-        held = self._at(action.partition)
-        live = held.live
-        fits = live is not None and live.ledger_id == action.ledger_id
-        self._check(fits, f"seals ledger {action.ledger_id}, which is not the live one")
-        producers = _with_last(held.producers, action.producers)
-        self._partitions[action.partition] = replace(held, live=None, producers=producers)
-        if action.segment is not None:
-            self._add((action.segment,))
+    def seal(self, some: Sequence[SealLive]) -> None:
+        """Seals, of which no two can be of one partition; their segments share a table."""
+        for action in some:
+            held = self._at(action.partition)
+            live = held.live
+            fits = live is not None and live.ledger_id == action.ledger_id
+            self._check(fits, f"seals ledger {action.ledger_id}, which is not the live one")
+            producers = _with_last(held.producers, action.producers)
+            self._partitions[action.partition] = replace(held, live=None, producers=producers)
+        segments = [action.segment for action in some if action.segment is not None]
+        if segments:
+            self._add(segments)
 
     def terminate(self, action: Terminate) -> None:
         self._terminated = True
@@ -392,6 +400,5 @@ _STEPS: dict[type, Callable[[_Folding, Any], None]] = {
     Overwrite: _Folding.overwrite,
     Grow: _Folding.grow,
     OpenLive: _Folding.open_live,
-    SealLive: _Folding.seal_live,
     Terminate: _Folding.terminate,
 }

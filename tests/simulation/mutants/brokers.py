@@ -73,7 +73,7 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
         writer.abandon()
         await self._recovered(writer.ledger_id)
         for entry in reversed(self._inflight):
-            self._queue.extendleft(reversed(entry.batches))
+            self._queue.extendleft(reversed(entry.runs))
         self._inflight.clear()
         self._ended, self._ids.of_ledger = None, {}
         self._writer, self._live = None, None
@@ -155,32 +155,26 @@ def seals_what_is_confirmed_now(sealed: Any) -> Any:
 
 
 def tells_the_last_first(is_stored: Any) -> Any:
-    """Receipts of the batches of one entry are sent from the last to the first."""
+    """Receipts of the runs of one entry are sent from the last to the first."""
 
     def reversed_(self: Any, entry: Any) -> None:
         told: list[Any] = []
-        plain = [batch.stored for batch in entry.batches]
 
         class Later:
-            def __init__(self, batch: Any) -> None:
-                self._batch = batch
+            def __init__(self, run: Any) -> None:
+                self._run = run
 
             def __getattr__(self, name: str) -> Any:
-                return getattr(self._batch, name)
+                return getattr(self._run, name)
 
             def stored(self, offset: int) -> None:
-                told.append((self._batch, offset))
+                told.append((self._run, offset))
 
-        assert plain
-        is_stored(self, replace_batches(entry, [Later(batch) for batch in entry.batches]))
-        for batch, offset in reversed(told):
-            batch.stored(offset)
+        is_stored(self, replace(entry, runs=[Later(run) for run in entry.runs]))
+        for run, offset in reversed(told):
+            run.stored(offset)
 
     return reversed_
-
-
-def replace_batches(entry: Any, batches: list[Any]) -> Any:
-    return type(entry)(batches, entry.rows, entry.acked)
 
 
 def serves_what_is_sent(confirmed: Any) -> Any:
@@ -194,14 +188,14 @@ def serves_what_is_sent(confirmed: Any) -> Any:
     return property(sent)
 
 
-def tells_duplicates_at_once(is_duplicate: Any) -> Any:
+def tells_duplicates_at_once(new_of: Any) -> Any:
     """That a batch was sent before is told although that one is under way still."""
 
-    def told(self: Any, batch: Any) -> bool:
-        found: bool = is_duplicate(self, batch)
-        if self._again and self._again[-1] is batch:
+    def told(self: Any, run: Any) -> Any:
+        found = new_of(self, run)
+        if self._again and self._again[-1] is run:
             self._again.pop()
-            batch.duplicate()
+            run.duplicate()
         return found
 
     return told
@@ -273,22 +267,22 @@ def receipt_when_it_is_sent(send: Any) -> Any:
         before, offset = len(self._inflight), self._live.base + self._sent
         send(self)
         for entry in list(self._inflight)[before:]:
-            for batch in entry.batches:
-                batch.stored(offset)
-                offset += batch.messages
-            entry.batches[:] = [Told(batch) for batch in entry.batches]
+            for run in entry.runs:
+                run.stored(offset)
+                offset += run.messages
+            entry.runs[:] = [Told(run) for run in entry.runs]
 
     return sent
 
 
 class Told:
-    """A batch that has its receipt."""
+    """A run that has its receipts."""
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._batch, name)
+        return getattr(self._run, name)
 
     def stored(self, offset: int) -> None: ...
 
@@ -382,7 +376,7 @@ EVERY = (
         *(serves_what_is_sent, SERVES),
     ),
     Mutant(
-        *("duplicate told before the first is stored", "hazard 31", SequenceIds, "is_duplicate"),
+        *("duplicate told before the first is stored", "hazard 31", SequenceIds, "new_of"),
         *(tells_duplicates_at_once, CUT),
     ),
     Mutant(

@@ -24,9 +24,7 @@ class Reading:
         budget = TailBudget(1 << 20 if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
-        owner.writer._stored = lambda _, offset, batch: self.partition.stored(
-            offset, batch, batched=True
-        )
+        owner.writer._stored = lambda _, offset, run: self.partition.stored(offset, run)
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()
         await stage.commit(intent, 1, await stage.written(intent, SPARK))
