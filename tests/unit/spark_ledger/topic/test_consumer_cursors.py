@@ -8,6 +8,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
 from spark_ledger.topic.log.intents import STALE
+from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from spark_ledger.topic.subscription.moves import Claim
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
@@ -380,6 +381,28 @@ def test_consumers_of_a_query_of_some_partitions_begin_at_the_first_row_of_the_o
         assert [await at_a.adopt(number, 1) for number in range(2)] == [0, 8]
         held = await stage.client.subscriptions.holds(stage.topic.id, PARTITIONS, 2**62)
         assert list(held.offsets) == [0, 1, 2, 3]
+
+    play_here(act)
+
+
+def test_positions_that_do_not_fit_are_refused_to_consumers_not_forgotten(monkeypatch):
+    monkeypatch.setattr(records, "POSITIONS_BYTES_MAX", 20)
+
+    async def act(stage):
+        a = await broker(stage, "a")
+        with pytest.raises(errors.OptionInvalid, match="too many partitions"):
+            await a.open(5)
+        cursor = await opened(stage, "q1")
+        cursor.advance(dict.fromkeys(range(PARTITIONS), 7))
+        await cursor.release()
+        for _ in range(2):
+            with pytest.raises(errors.OptionInvalid, match="too many partitions"):
+                await a.open()
+        again = await opened(stage, "q1", "r2")
+        assert await again.recovered() == dict.fromkeys(range(PARTITIONS), 7)
+        await again.release()
+        await stage.client.subscriptions.delete(stage.topic.id, NAME)
+        assert await (await a.open(0)).adopt(0, 1) == 0
 
     play_here(act)
 
