@@ -131,10 +131,11 @@ def querying(cluster: LocalCluster, topic: str) -> Iterator[None]:
     from benchmarks import workload
 
     spark = workload.session()
+    text = "CAST(value AS STRING)"
     rows = spark.readStream.format("rate").option("rowsPerSecond", 10 * ROWS).load()
     with TemporaryDirectory() as checkpoint:
         query = (
-            rows.selectExpr("CAST(value AS BINARY) AS key", "CAST(value AS BINARY) AS value")
+            rows.selectExpr(f"CAST({text} AS BINARY) AS key", f"CAST({text} AS BINARY) AS value")
             .writeStream.format("ledger")
             .options(serviceUrl=cluster.service_url, checkpointLocation=checkpoint)
             .trigger(processingTime="1 second")
