@@ -53,8 +53,7 @@ from bookie_server.journal.writer import JournalFailed
 from bookie_server.serve.autorecovery import hosted
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
-from bookie_server.serve.registration import Registration, Standing
-from bookie_server.serve.twin import refuse_beside_twin, who_is
+from bookie_server.serve.registration import Registration, Standing, refuse_beside_twin, who_is
 from bookie_server.start import layout
 from bookie_server.start.opening import OnDisk
 from spark_ledger.errors import BadConfig, Unavailable

@@ -26,12 +26,10 @@ from bookie_server.api.entry import (
     unpack_header,
 )
 from bookie_server.api.status import Status
-from bookie_server.budget import retry_after_ms
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
-from bookie_server.lanes import Lane
-from bookie_server.ledgers.ledger import LedgerHandle
-from bookie_server.ledgers.registry import LedgerHandles, Refused
+from bookie_server.lanes import Lane, retry_after_ms
+from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig

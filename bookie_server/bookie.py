@@ -22,18 +22,16 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.entry_ids import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
-from bookie_server.budget import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.disk import monitor as disk_monitor
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import DiskMonitor, Role, Watched
 from bookie_server.journal import checkpoint
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
-from bookie_server.lanes import Lane, calling, travelling
+from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Lane, calling, travelling
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
-from bookie_server.ledgers.ledger import LedgerHandle
 from bookie_server.ledgers.limbo import Limbo, absence
-from bookie_server.ledgers.registry import LedgerHandles, Refused
+from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
 from bookie_server.logs.index import LimboReason, worse
 from bookie_server.reclaim.reclaim import Reclaim
 from bookie_server.start.replay import open_storage

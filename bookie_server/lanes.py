@@ -1,13 +1,23 @@
-"""The lanes in which requests travel through a node.
+"""The lanes in which requests travel through a node, and how it pushes back: what is under way is
+counted in bytes, and a refusal says when to ask again; and at which rate it works in the
+background.
 
-Always true: recovery (fences, fencing reads, recovery's and repair's adds) has budgets, a place in
-the journal's next batch and disk threads of its own, so it never waits behind bulk adds or reads.
-The lane of a request is set once, where the request comes in, and inherited by every task that
-works for it.
+Always true: recovery (fences, fencing reads, recovery's and repair's adds) has a lane, a place in
+the journal's next batch, disk threads of its own and a reserve beyond every budget, so it never
+waits behind bulk adds or reads, and finds room however much the others send. The lane of a request
+is set once, where the request comes in, and inherited by every task that works for it. One request
+fits a budget of which nothing is used; the time to ask again is between the least and
+RETRY_AFTER_MS_MAX, and the longer, the more is in the way; over any time a Pace lets through at
+most `bytes_per_s` times that time, plus what was asked for last.
 """
 
+import asyncio
 from contextvars import ContextVar
 from enum import Enum
+
+RETRY_AFTER_MS_MAX = 1000
+CALLER_SHARE = 0.5  # of a budget, for one caller: one that takes nothing keeps no other out
+_WEIGHT = 0.3  # of what was done last in the estimate
 
 
 class Lane(Enum):
@@ -32,3 +42,110 @@ calling: ContextVar[str] = ContextVar("caller", default="")
 def in_recovery() -> bool:
     """Whether the running task works for recovery."""
     return travelling.get() is Lane.RECOVERY
+
+
+class Budget:
+    """Bytes that are under way, of which there may be `bytes_max`; for recovery more."""
+
+    def __init__(self, bytes_max: int, reserve_bytes: int) -> None:
+        self.used = 0
+        self._bytes_max = bytes_max
+        self._reserve_bytes = reserve_bytes
+        self._by_caller: dict[str, int] = {}
+
+    def has_room(self, count: int, *, recovery: bool = False, caller: str = "") -> bool:
+        """Whether so many bytes more may be taken; by a known `caller`, for bulk, no more
+        than its share."""
+        limit = self._bytes_max + (self._reserve_bytes if recovery else 0)
+        taken = self._by_caller.get(caller, 0)
+        if taken and not recovery and taken + count > CALLER_SHARE * self._bytes_max:
+            return False
+        return not self.used or self.used + count <= limit
+
+    def fits(self, count: int, *, recovery: bool = False) -> bool:
+        """Whether so many bytes that were taken could have been, by has_room."""
+        self.used -= count
+        room = self.has_room(count, recovery=recovery)
+        self.used += count
+        return room
+
+    def take(self, count: int, caller: str = "") -> None:
+        self.used += count
+        self._count(caller, count)
+
+    def give_back(self, count: int, caller: str = "") -> None:
+        self.used -= count
+        assert self.used >= 0, "what was taken is given back once"
+        self._count(caller, -count)
+
+    def _count(self, caller: str, count: int) -> None:
+        if caller and count:
+            self._by_caller[caller] = self._by_caller.get(caller, 0) + count
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
+
+
+class Throughput:
+    """Bytes that something does in a second, from what it did lately."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s = 0.0
+
+    def did(self, count: int, seconds: float) -> None:
+        rate = count / max(seconds, 1e-4)
+        old = self._bytes_per_s
+        self._bytes_per_s = old + _WEIGHT * (rate - old) if old else rate
+
+    def seconds_for(self, count: int) -> float | None:
+        """None: unknown, it did nothing yet."""
+        return count / self._bytes_per_s if self._bytes_per_s else None
+
+
+class Work:
+    """One piece of work after the other (flushes), and when the one under way should end."""
+
+    def __init__(self) -> None:
+        self._throughput = Throughput()
+        self._bytes = 0
+        self._begun_s: float | None = None
+
+    def begun(self, count: int, now_s: float) -> None:
+        self._bytes, self._begun_s = count, now_s
+
+    def ended(self, now_s: float) -> None:
+        assert self._begun_s is not None
+        if self._bytes:
+            self._throughput.did(self._bytes, now_s - self._begun_s)
+        self._begun_s = None
+
+    def left_s(self, now_s: float, behind_bytes: int = 0) -> float:
+        """Seconds until the work under way and so many bytes behind it should be done. What takes
+        longer than expected, or is the first of its kind, is expected to take half as long again
+        as it took already."""
+        behind_s = self._throughput.seconds_for(behind_bytes) or 0.0
+        if self._begun_s is None:
+            return behind_s
+        passed_s = now_s - self._begun_s
+        expected_s = self._throughput.seconds_for(self._bytes) or 0.0
+        return behind_s + max(expected_s - passed_s, passed_s / 2)
+
+
+class Pace:
+    """One budget of bytes per second; shared by those whose sum is to be bounded."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def spend(self, count: int) -> None:
+        """Return when `count` bytes more may be worked on: after those spent before."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        start = max(now, self._free_at)
+        self._free_at = start + count / self.bytes_per_s
+        await asyncio.sleep(start - now)
+
+
+def retry_after_ms(wait_s: float, least_ms: int) -> int:
+    """The `retry_after_ms` for a caller that would have to wait so long."""
+    return max(least_ms, min(round(wait_s * 1000), RETRY_AFTER_MS_MAX))

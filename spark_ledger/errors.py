@@ -466,18 +466,12 @@ class SubscriptionExists(LedgerError):
 
 
 class SubscriptionBusy(LedgerError):
-    """Another query uses the subscription, or did until not long ago."""
+    """Another query, or consumers, use the subscription, or did until not long ago."""
 
     error_class = "LEDGER_SUBSCRIPTION.BUSY"
     sql_state = "55006"
     remedy = (
-        "Stop the other query, or choose another name; a query that reads a topic twice needs two."
-        " One that was stopped or killed keeps it for some minutes, unless it is taken from it:"
-        " spark-ledger subscription seek TOPIC NAME --to earliest --force."
+        "Stop what uses it, or choose another name; a query that reads a topic twice needs two."
+        " A query that was killed keeps it for some minutes, unless it is taken from it:"
+        " spark-ledger subscription seek TOPIC NAME --to here --force."
     )
-
-
-class SubscriptionTypeMismatch(LedgerError):
-    error_class = "LEDGER_SUBSCRIPTION.TYPE_MISMATCH"
-    sql_state = "55019"
-    remedy = "Choose another name: this one is used in another way."

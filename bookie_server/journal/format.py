@@ -48,7 +48,7 @@ class RecordKind(IntEnum):
     """What a record says; the numbers are on disk."""
 
     ENTRY = 1  # body: the entry
-    LEDGER = 2  # body: the ledger's state (entry_index.encode_ledger_state)
+    LEDGER = 2  # body: the ledger's state (index.encode_ledger_state)
     FENCE = 3  # the ledger is fenced
     LAC = 4  # the entry id field is an explicit last add confirmed
     SEAL = 5  # the bookie stopped cleanly; nothing follows

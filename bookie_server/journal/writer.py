@@ -1,4 +1,4 @@
-"""The journal: group commit, segments, replay.
+"""The journal: which records wait, group commit, segments.
 
 Always true:
 - the records of a ledger become durable in the order they were appended; a future is done only
@@ -13,50 +13,48 @@ Always true:
   only lacks space there is another try until there is some;
 - a segment has its name only when its header is durable, and all of its length: one that is shorter
   or has none is damaged. What a crash left half made has another name, and no number;
-- after a restart a new segment is begun; an old one is only read.
+- after a restart a new segment is begun; an old one is only read (scan.py).
 
-The next segment is made (space reserved, header and name synced) ahead of need. Which records go
-into a batch is the decision of queue.py.
+Of what goes into the next batch:
+- records of one ledger leave in the order they came, whatever their lanes;
+- what came in the recovery lane leaves ahead of all that waits of other ledgers in other lanes;
+  what waits of its own ledger is moved ahead with it;
+- the oldest bulk goes along with every batch, or has the next one to itself, so recovery,
+  whatever it sends, starves no other;
+- an append's future is done when the last of its records is written as its lane asks, not before.
+
+The next segment is made (space reserved, header and name synced) ahead of need.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-from enum import Enum
+from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from bookie_server.api.entry import NO_ENTRY, Buffer
-from bookie_server.budget import Work
+from bookie_server.api.entry import NO_ENTRY
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File
 from bookie_server.journal.format import (
     BATCH_HEADER_BYTES,
-    BATCH_MAGIC,
     BLOCK_BYTES,
-    BadJournal,
-    BatchHeader,
+    RECORD_HEADER_BYTES,
     Position,
     Record,
     RecordKind,
-    Suspect,
-    decode_batch_header,
-    decode_file_header,
-    decode_records,
     encode_batch,
     encode_file_header,
     padded,
+    records_bytes,
 )
-from bookie_server.journal.queue import Group, JournalQueue
-from bookie_server.journal.scan import SegmentReader
-from bookie_server.lanes import Lane
+from bookie_server.lanes import Lane, Work
 from bookie_server.storage_config import StorageConfig
 
 FOLDER = "journal"
 SUFFIX, DAMAGED_SUFFIX, MAKING_SUFFIX = ".journal", ".damaged", ".making"
-ANY_BYTES = 1 << 62
+ANY_BYTES = 1 << 62  # whatever its size
 FENCES_PART = 8  # of the least segment, kept for fences when there is no space for another
 SPACE_PAUSE_S = 1.0  # between two tries to make a segment for which there was no space
-_SCAN_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +70,148 @@ async def segment_ids(disk: Disk) -> list[int]:
     """The segments on disk, ascending."""
     names = await disk.list(FOLDER)
     return [int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX)]
+
+
+class Ack:
+    """The waiter of an append: `parts` groups are still to be written."""
+
+    __slots__ = ("done", "parts")
+
+    def __init__(self, done: asyncio.Future[None], parts: int) -> None:
+        self.done = done
+        self.parts = parts
+
+    def written(self) -> None:
+        self.parts -= 1
+        if not self.parts and not self.done.done():
+            self.done.set_result(None)
+
+    def failed(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Group(NamedTuple):
+    """Records of one ledger that are written in one batch; none: only somebody who waits for what
+    came before. `ledger_id` None: he waits for whatever is being written."""
+
+    ledger_id: int | None
+    records: Sequence[Record]
+    bytes: int
+    needs_sync: bool
+    ack: Ack
+
+
+class JournalQueue:
+    """What waits to be written, and which of it the next batch takes. A group has at most
+    `group_bytes_max`, or one larger record; a batch has at most `batch_bytes_max`."""
+
+    def __init__(self, group_bytes_max: int, batch_bytes_max: int) -> None:
+        self._group_bytes_max = group_bytes_max
+        self._batch_bytes_max = batch_bytes_max
+        self._urgent: deque[Group] = deque()
+        self._bulk: deque[Group] = deque()
+        self._urgent_groups: dict[int, int] = {}  # by ledger, how many
+        self._passed_over = False  # the last batch had no room for the head of the bulk
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._bulk)
+
+    def put(
+        self,
+        records: Sequence[Record],
+        lane: Lane,
+        after: Sequence[int],
+        done: asyncio.Future[None],
+    ) -> int:
+        """Queue the records; returns their bytes. `done` is set when they are written, and what
+        was queued before of their ledgers and of the ledgers `after`; with neither records nor
+        ledgers, when all is that was queued before."""
+        needs_sync = lane is not Lane.PAGE_CACHE
+        assert needs_sync or all(record.kind is RecordKind.ENTRY for record in records)
+        barrier = not records and not after
+        parts = self._parts(records, self._waiting_ledgers() if barrier else after)
+        ack = Ack(done, len(parts) + barrier)
+        if barrier:  # for the batch that is being written
+            self._bulk.append(Group(None, (), 0, needs_sync, ack))
+        total = 0
+        for ledger_id, part, size in parts:
+            total += size
+            self._enqueue(Group(ledger_id, part, size, needs_sync, ack), lane)
+        return total
+
+    def take(self) -> list[Group]:
+        """The groups of the next batch, at least one if any waits."""
+        half = self._group_bytes_max // 2 if self._bulk else self._group_bytes_max
+        taken = [] if self._passed_over else _take(self._urgent, half, ANY_BYTES)
+        for group in taken:
+            self._not_urgent_any_more(group)
+        used = sum([group.bytes for group in taken])
+        room_for_first = self._batch_bytes_max - used if taken else ANY_BYTES
+        bulk = _take(self._bulk, self._group_bytes_max - used, room_for_first)
+        self._passed_over = bool(self._bulk) and not bulk
+        return taken + bulk
+
+    def put_back(self, groups: Sequence[Group]) -> None:
+        """A batch that failed: its waiters are the first to be told by `fail`."""
+        self._bulk.extendleft(reversed(groups))
+
+    def fail(self, error: Exception) -> None:
+        """Complete all waiting futures."""
+        for queue in (self._bulk, self._urgent):
+            while queue:
+                queue.popleft().ack.failed(error)
+        self._urgent_groups.clear()
+
+    def _parts(
+        self, records: Sequence[Record], after: Sequence[int]
+    ) -> list[tuple[int, Sequence[Record], int]]:
+        parts: list[tuple[int, Sequence[Record], int]] = []
+        by_ledger = _by_ledger(records)
+        for ledger_id, own in by_ledger.items():
+            size = records_bytes(own)
+            if size <= self._group_bytes_max:
+                parts.append((ledger_id, own, size))
+                continue
+            split = _split(own, self._group_bytes_max)
+            parts += [(ledger_id, part, records_bytes(part)) for part in split]
+        parts += [(ledger_id, (), 0) for ledger_id in after if ledger_id not in by_ledger]
+        return parts
+
+    def _waiting_ledgers(self) -> list[int]:
+        groups = [*self._urgent, *self._bulk]
+        return list(dict.fromkeys([g.ledger_id for g in groups if g.ledger_id is not None]))
+
+    def _enqueue(self, group: Group, lane: Lane) -> None:
+        assert group.ledger_id is not None
+        if lane is Lane.RECOVERY:
+            self._move_ahead(group.ledger_id)
+        elif group.ledger_id not in self._urgent_groups:
+            self._bulk.append(group)
+            return
+        self._make_urgent(group)
+
+    def _move_ahead(self, ledger_id: int) -> None:
+        """What waits of the ledger leaves before the recovery that is about to be queued."""
+        if not any(group.ledger_id == ledger_id for group in self._bulk):
+            return
+        waiting, self._bulk = self._bulk, deque()
+        for group in waiting:
+            if group.ledger_id == ledger_id:
+                self._make_urgent(group)
+            else:
+                self._bulk.append(group)
+
+    def _make_urgent(self, group: Group) -> None:
+        assert group.ledger_id is not None
+        self._urgent.append(group)
+        self._urgent_groups[group.ledger_id] = self._urgent_groups.get(group.ledger_id, 0) + 1
+
+    def _not_urgent_any_more(self, group: Group) -> None:
+        assert group.ledger_id is not None
+        left = self._urgent_groups.pop(group.ledger_id) - 1
+        if left:
+            self._urgent_groups[group.ledger_id] = left
 
 
 class _Segment(NamedTuple):
@@ -360,160 +500,36 @@ def retrieve(done: asyncio.Future[None]) -> None:
         done.exception()
 
 
-# -- reading, at start ------------------------------------------------------------------------
+def _take(queue: deque[Group], room: int, room_for_first: int) -> list[Group]:
+    """From the head of the queue as much as there is room for; one group has more room."""
+    taken: list[Group] = []
+    while queue and queue[0].bytes <= (room if taken else room_for_first):
+        group = queue.popleft()
+        room -= group.bytes
+        taken.append(group)
+    return taken
 
 
-class Ending(Enum):
-    """How the node's last run ended, as far as its journal shows."""
-
-    CLEAN = "clean"
-    """Sealed, with nothing after it; or there never was a run."""
-    UNCLEAN = "unclean"
-    """Not sealed: what a ledger of page-cache durability acknowledged last may be gone."""
-    TORN = "torn"
-    """Not sealed, and there are bytes beyond the synced ones that cannot be read: a write that was
-    torn, or rot in one that was acknowledged."""
-
-
-class Replay:
-    """Reads the segments at and after a mark.
-
-    Iterate `records()` to the end; then `damage` are the unreadable bytes below a position known
-    to be synced (acknowledged data may be lost), `torn` those beyond it (a write that was not
-    synced: acknowledged in the page-cache lane only), `ending` says how the last run ended, and
-    `end` is where the journal ends. No crash cuts a segment short or makes a block unreadable: what
-    cannot be read in such a segment is damage wherever it lies.
-    """
-
-    def __init__(self, disk: Disk, mark: Position | None) -> None:
-        self._disk = disk
-        self._known_synced = mark or Position(0, 0)
-        self._synced_in: dict[int, int] = {}  # by segment: the highest offset said to be synced
-        self._mark = mark
-        self._suspects: list[Suspect] = []
-        self._missing: list[Suspect] = []
-        self._no_crash: dict[int, None] = {}  # segments with what no crash does
-        self._sealed = False
-        self.end = self._known_synced
-        self.file_ids: list[int] = []
-
-    @property
-    def damage(self) -> list[Suspect]:
-        return [s for s in self._suspects if self._is_damage(s)] + self._missing
-
-    @property
-    def torn(self) -> list[Suspect]:
-        return [s for s in self._suspects if s.why != _END and not self._is_damage(s)]
-
-    @property
-    def ending(self) -> Ending:
-        if self.torn:
-            return Ending.TORN
-        never_ran = self._mark is None and not self.file_ids
-        return Ending.CLEAN if self._sealed or never_ran else Ending.UNCLEAN
-
-    def _is_damage(self, suspect: Suspect) -> bool:
-        below = suspect.position < self._known_synced
-        if suspect.why == _END:
-            return below and self._ends_early(suspect.position)
-        return below or suspect.position.file_id in self._no_crash
-
-    def _ends_early(self, end: Position) -> bool:
-        """Whether more of the segment was synced than can be read; a full one ends where the
-        first batch of the next says."""
-        return end.offset < self._synced_in.get(end.file_id, 0)
-
-    async def records(self) -> AsyncIterator[list[Record]]:
-        """The whole records, batch by batch, in the order of writing. Raises DiskFailed.
-
-        A segment's name is durable before the next one is made, so a gap in them is damage.
-        """
-        self.file_ids = await segment_ids(self._disk)
-        if self._mark is None and not self.file_ids:
-            return  # a node's first start
-        first = self._mark.file_id if self._mark is not None else self.file_ids[0]
-        for file_id in range(first, max([first, *self.file_ids]) + 1):
-            if file_id not in self.file_ids:
-                where = Position(file_id, 0)
-                self._missing.append(Suspect(where, None, None, "the segment is missing"))
-                continue
-            async for records in self._records_of(file_id):
-                yield records
-
-    async def _records_of(self, file_id: int) -> AsyncIterator[list[Record]]:
-        file = await self._disk.open(segment_path(file_id))
-        reader = SegmentReader(file)
-        try:
-            missing = _missing_of(await reader.read_around(0, BLOCK_BYTES), file_id, file.end)
-            start = self._mark.offset if self._mark and self._mark.file_id == file_id else 0
-            start = at = max(start, BLOCK_BYTES)
-            while (batch := await self._next_batch(reader, file_id, at)) is not None:
-                length = BATCH_HEADER_BYTES + batch.records_bytes
-                data = await reader.read(batch.offset, length, batch.end)
-                records, suspects = decode_records(data, batch)
-                self._suspects += suspects
-                self._note_synced(batch.synced)
-                self._sealed = bool(records) and records[-1].kind is RecordKind.SEAL
-                at = batch.end
-                yield records
-            self.end = Position(file_id, at)
-            if missing:
-                self._missing.append(Suspect(self.end, None, None, missing))
-            else:
-                self._suspects.append(Suspect(self.end, None, None, _END))
-            if missing or reader.unreadable_end > start:
-                self._no_crash[file_id] = None
-        finally:
-            await reader.close()
-            await file.close()
-
-    def _note_synced(self, synced: Position) -> None:
-        self._known_synced = max(self._known_synced, synced)
-        known = self._synced_in.get(synced.file_id, 0)
-        self._synced_in[synced.file_id] = max(known, synced.offset)
-
-    async def _next_batch(self, reader: SegmentReader, file_id: int, at: int) -> BatchHeader | None:
-        """The batch at `at`, or the next one that can be found after bytes that are none."""
-        try:
-            return decode_batch_header(await reader.read(at, BATCH_HEADER_BYTES), file_id, at)
-        except BadJournal as error:
-            if not await self._is_written(reader, at):
-                return None  # the rest of nearly every segment: there is nothing to search
-            self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
-            return await self._search_batch(reader, file_id, at + BLOCK_BYTES)
-
-    async def _is_written(self, reader: SegmentReader, at: int) -> bool:
-        """Whether there is anything from `at` on but the zeros of reserved space."""
-        while data := await reader.read_around(at, _SCAN_BYTES):
-            if data != bytes(len(data)):
-                return True
-            at += len(data)
-        return False
-
-    async def _search_batch(
-        self, reader: SegmentReader, file_id: int, at: int
-    ) -> BatchHeader | None:
-        while data := await reader.read_around(at, _SCAN_BYTES):
-            candidates = BATCH_MAGIC in data and range(0, len(data), BLOCK_BYTES)
-            for offset in candidates or ():
-                with contextlib.suppress(BadJournal):
-                    head = data[offset : offset + BATCH_HEADER_BYTES]
-                    return decode_batch_header(head, file_id, at + offset)
-            at += len(data)
-        return None
+def _by_ledger(records: Sequence[Record]) -> dict[int, Sequence[Record]]:
+    """Most appends are of one ledger: those are not copied."""
+    ledger_ids = dict.fromkeys([record.ledger_id for record in records])
+    if len(ledger_ids) == 1:
+        return dict.fromkeys(ledger_ids, records)
+    by_ledger: dict[int, list[Record]] = {ledger_id: [] for ledger_id in ledger_ids}
+    for record in records:
+        by_ledger[record.ledger_id].append(record)
+    return dict(by_ledger)
 
 
-def _missing_of(head: Buffer, file_id: int, end: int) -> str:
-    """What the segment has lost, which begins with `head` and ends at `end`; empty: nothing that
-    shows. A header that is there and bad is no loss: each batch says by itself where it belongs."""
-    if len(head) < BLOCK_BYTES or not any(head):
-        return "the segment has lost its header"
-    try:
-        length = decode_file_header(head, file_id)
-    except BadJournal as error:
-        _log.warning("journal segment %d: %s", file_id, error)
-        return ""
-    return f"the segment is cut: it had {length} bytes, not {end}" if end < length else ""
-
-
-_END = "the segment's readable part ends here"
+def _split(records: Sequence[Record], bytes_max: int) -> list[Sequence[Record]]:
+    """Cut into groups of at most `bytes_max` each; a larger record is a group of its own."""
+    groups: list[Sequence[Record]] = []
+    group: list[Record] = []
+    room = bytes_max
+    for record in records:
+        room -= RECORD_HEADER_BYTES + len(record.body)
+        if group and room < 0:
+            groups.append(group)
+            group, room = [], bytes_max - RECORD_HEADER_BYTES - len(record.body)
+        group.append(record)
+    return [*groups, group]

@@ -38,7 +38,8 @@ from hashlib import blake2b
 from bookie_server.api.messages import ClearLimboRequest, ClearLimboResponse
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.writer import Ending, JournalFailed
+from bookie_server.journal.scan import Ending
+from bookie_server.journal.writer import JournalFailed
 from bookie_server.ledgers.cluster_ledgers import (
     READS_AT_ONCE,
     READS_PER_S,

@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
-from bookie_server.budget import Work
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
 from bookie_server.disk.monitor import unasked_bytes
+from bookie_server.lanes import Work
 from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
 from bookie_server.logs.index import EntryIndex, Location
 from bookie_server.storage_config import StorageConfig

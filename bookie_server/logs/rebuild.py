@@ -22,8 +22,7 @@ from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, NoSuchFile
 from bookie_server.logs.entry_log import FOLDER, MAP, EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
 from bookie_server.logs.index import merged as merge
-from bookie_server.logs.log_map import LogMap, read_map
-from bookie_server.logs.scan import Scanned, scan
+from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 from bookie_server.storage_config import StorageConfig
 
 MARKER = "index-rebuild"

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class RocksIndex(EntryIndex):
-    """See entry_index.EntryIndex. Made by `open`."""
+    """See index.EntryIndex. Made by `open`."""
 
     def __init__(self, db: Any, guard: "_Guard", syncs: int, name: str, limit_s: float) -> None:
         self._db = db

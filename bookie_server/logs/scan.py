@@ -1,26 +1,46 @@
-"""Reading an entry log through, record by record, for those who cannot rely on the index.
+"""What an entry log holds, for those who cannot rely on the index: read through, record by record
+(`scan`); and what each ledger has in it without reading it (`LogMap`), from its footer, or from
+a file beside it once a log without footer was scanned.
 
-Always true: no record is handed out unchecked (its header's CRC, log id and position, the entry's
-digests and identity); what cannot be read is named by its location and never ends the scan, which
-goes on at the next record that vouches for itself; at most one chunk, or one record where that is
-larger, is in memory, and the event loop is free between two chunks.
+Always true of a scan: no record is handed out unchecked (its header's CRC, log id and position, the
+entry's digests and identity); what cannot be read is named by its location and never ends the scan,
+which goes on at the next record that vouches for itself; at most one chunk, or one record where
+that is larger, is in memory, and the event loop is free between two chunks.
+
+Always true of a map: it is used only if its CRC matches and it names its log, never a part of one,
+and a log whose map cannot be read is not empty but unknown; a scan for it counts only records that
+the index points to, so copies that a crash left behind are seen for what they are; a map takes 24
+bytes of memory for each ledger.
 """
 
-from collections.abc import AsyncIterator
+import contextlib
+from array import array
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
+from bookie_server.disk.interface import Disk, File, NoSuchFile
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import (
     BLOCK_BYTES,
+    FOLDER,
+    FOOTER_BYTES,
     LOG_HEADER_BYTES,
+    MAP_TEMPORARY,
     RECORD_HEADER_BYTES,
     RECORD_MAGIC,
     BadEntryLog,
+    EntryLogs,
+    LedgerShare,
+    decode_footer,
     decode_log_header,
     decode_record_header,
+    encode_footer,
+    map_path,
+    map_start,
     write_start,
 )
-from bookie_server.logs.index import Location
+from bookie_server.logs.index import EntryIndex, Location
 
 CHUNK_BYTES = 1 << 20
 RECORDS_PER_CHUNK_MAX = 512  # about 5 ms
@@ -175,3 +195,193 @@ def _fault(entry: memoryview, location: Location) -> str:
     if (header.ledger_id, header.entry_id) != (location.ledger_id, location.entry_id):
         return "the record holds another entry"
     return ""
+
+
+_EVERYTHING = 1 << 62
+_ID_MAX = 2**63 - 1
+_PAGE_BYTES = 4 << 20
+_LOOK_UPS_SPREAD_MAX = 4  # one look-up for entries if at most this many times as many lie between
+
+
+class LogMap:
+    """One log. `records_end`: where its records end. `whole`: no damage lies before a
+    record that counts."""
+
+    __slots__ = ("_shares", "file_bytes", "has_footer", "log_id", "records_end", "whole")
+
+    def __init__(
+        self,
+        log_id: int,
+        file_bytes: int,
+        records_end: int,
+        shares: Mapping[int, LedgerShare],
+        *,
+        has_footer: bool = True,
+        whole: bool = True,
+    ) -> None:
+        self.log_id = log_id
+        self.file_bytes = file_bytes
+        self.records_end = records_end
+        self.has_footer = has_footer
+        self.whole = whole
+        self._shares = array("q")
+        for ledger_id in sorted(shares):
+            self._shares.extend((ledger_id, *shares[ledger_id]))
+
+    @property
+    def ledger_ids(self) -> Sequence[int]:
+        return self._shares[::3]
+
+    def shares(self) -> dict[int, LedgerShare]:
+        values = iter(self._shares)
+        return {i: LedgerShare(size, n) for i, size, n in zip(values, values, values, strict=True)}
+
+    @property
+    def record_bytes(self) -> int:
+        return sum(self._shares[1::3])
+
+    @property
+    def entries(self) -> int:
+        return sum(self._shares[2::3])
+
+    def live_bytes(self, dead: Mapping[int, None]) -> int:
+        """Bytes of records of ledgers other than the dead ones."""
+        ids, sizes = self._shares[::3], self._shares[1::3]
+        if not dead:
+            return sum(sizes)
+        return sum(size for i, size in zip(ids, sizes, strict=True) if i not in dead)
+
+
+class Mapped(NamedTuple):
+    """A log read through: what it holds that the index points to, and what is wrong with it."""
+
+    map: LogMap
+    damage: list[Damage]
+
+
+async def read_map(logs: EntryLogs, disk: Disk, log_id: int) -> LogMap | None:
+    """The map of a sealed log; None when the log has to be scanned for it. Raises DiskFailed."""
+    file = await logs.open_log(log_id)
+    try:
+        with contextlib.suppress(BadEntryLog):
+            return await _from_footer(file, log_id)
+        file_bytes = file.end
+    finally:
+        await file.close()
+    with contextlib.suppress(BadEntryLog, NoSuchFile):
+        shares = await _read_map_file(disk, log_id)
+        return LogMap(log_id, file_bytes, file_bytes, shares, has_footer=False)
+    return None
+
+
+async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pace) -> Mapped:
+    """Read a log that has no map. Raises DiskFailed."""
+    shares: dict[int, LedgerShare] = {}
+    damage: list[Damage] = []
+    last_record = synced = 0  # of what the index points to
+    file = await logs.open_log(log_id)
+    try:
+        async for chunk in scan(file, log_id, file.end):
+            for location, _, write_start in await pointed_to(index, chunk.records):
+                last_record = location.position
+                synced = max(synced, _synced_before(location, write_start))
+                size, count = shares.get(location.ledger_id, (0, 0))
+                size += RECORD_HEADER_BYTES + location.entry_bytes
+                shares[location.ledger_id] = LedgerShare(size, count + 1)
+            damage += chunk.damage
+            for location in [bad.location for bad in chunk.damage if bad.location is not None]:
+                if await index.get(location.ledger_id, location.entry_id) == location:
+                    last_record = max(last_record, location.position)
+                    synced = max(synced, last_record + 1)
+            await pace.spend(chunk.size)
+        # A write that was torn may have left whole records behind damage; of a flush none of the
+        # index's, of a direct log those that a start replayed.
+        whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
+        found = LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
+    finally:
+        await file.close()
+    return Mapped(found, damage)
+
+
+def _synced_before(location: Location, write_start: int) -> int:
+    """Of a flush, or the first of its write, all that lies before a record that counts was synced;
+    of others their write may be torn."""
+    at = location.position
+    return write_start if write_start < at - at % BLOCK_BYTES else at
+
+
+async def write_map_file(disk: Disk, found: LogMap) -> None:
+    """So that the next run need not scan this log. Raises DiskFailed; then there is no map."""
+    path = map_path(found.log_id)
+    temporary = path.removesuffix(".map") + MAP_TEMPORARY
+    with contextlib.suppress(NoSuchFile):
+        await disk.remove(temporary)
+    file = await disk.create(temporary)
+    try:
+        await file.append([encode_footer(found.log_id, 0, found.shares())], sync=True)
+    finally:
+        await file.close()
+    await disk.rename(temporary, path)
+    await disk.sync_dir(FOLDER)
+
+
+async def pointed_to(index: EntryIndex, records: Sequence[Record]) -> list[Record]:
+    """Those of the records of one log that the index points to. Raises DiskFailed."""
+    return [
+        record
+        for run in runs_of_a_ledger(records)
+        for record, location in zip(run, await locations_of(index, run), strict=True)
+        if location == record.location
+    ]
+
+
+async def locations_of(index: EntryIndex, run: Sequence[Record]) -> list[Location | None]:
+    """Where the index says that the entries lie; the records are of one ledger."""
+    ledger_id = run[0].location.ledger_id
+    ids = [record.location.entry_id for record in run]
+    if max(ids) - min(ids) < _LOOK_UPS_SPREAD_MAX * len(ids):
+        found = await index.range(ledger_id, min(ids), max(ids), _EVERYTHING)
+        locations = {location.entry_id: location for location in found}
+        return [locations.get(entry_id) for entry_id in ids]
+    return [await index.get(ledger_id, entry_id) for entry_id in ids]
+
+
+def runs_of_a_ledger(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """The records, cut where the next one is of another ledger."""
+    run: list[Record] = []
+    for record in records:
+        if run and record.location.ledger_id != run[0].location.ledger_id:
+            yield run
+            run = []
+        run.append(record)
+    if run:
+        yield run
+
+
+async def locations_in(index: EntryIndex, log_id: int) -> list[Location]:
+    """Every location in the log that the index points to: a walk through the whole index, for the
+    rare case that a log is known to be damaged. Raises DiskFailed."""
+    found: list[Location] = []
+    for ledger_id in await index.ledger_ids():
+        first = 0
+        while page := await index.range(ledger_id, first, _ID_MAX, _PAGE_BYTES):
+            found += [location for location in page if location.log_id == log_id]
+            first = page[-1].entry_id + 1
+    return found
+
+
+async def _from_footer(file: File, log_id: int) -> LogMap:
+    """Raises BadEntryLog."""
+    footer = await file.read(max(0, file.end - FOOTER_BYTES), FOOTER_BYTES)
+    start = map_start(log_id, footer, file.end)
+    tail = await file.read(start, file.end - start)
+    return LogMap(log_id, file.end, start, decode_footer(log_id, tail, file.end))
+
+
+async def _read_map_file(disk: Disk, log_id: int) -> dict[int, LedgerShare]:
+    """Raises BadEntryLog, NoSuchFile."""
+    file = await disk.open(map_path(log_id))
+    try:
+        return decode_footer(log_id, await file.read(0, file.end), file.end)
+    finally:
+        await file.close()

@@ -18,18 +18,20 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, GrowingLog
-from bookie_server.logs.log_map import (
+from bookie_server.logs.scan import (
+    CHUNK_BYTES,
     LogMap,
+    Scanned,
     locations_in,
     locations_of,
     pointed_to,
     read_map,
     runs_of_a_ledger,
+    scan,
 )
-from bookie_server.logs.scan import CHUNK_BYTES, Scanned, scan
 from bookie_server.storage.directories import DirectoryStore
 
 Quarantine = Callable[[int, int, str], object]

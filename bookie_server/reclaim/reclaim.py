@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
+from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.registry import LedgerHandles
-from bookie_server.logs.log_map import LogMap
+from bookie_server.logs.scan import LogMap
 from bookie_server.reclaim.collect import GarbageCollector, Tombstones
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub

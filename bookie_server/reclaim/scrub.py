@@ -14,12 +14,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import BadEntryLog, runs
 from bookie_server.logs.index import IndexDamaged, Location
-from bookie_server.logs.log_map import locations_in, read_map
-from bookie_server.logs.scan import CHUNK_BYTES, scan
+from bookie_server.logs.scan import CHUNK_BYTES, locations_in, read_map, scan
 from bookie_server.reclaim.compact import Quarantine
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage_config import StorageConfig

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.logs.log_map import LogMap, read_map, scan_for_map, write_map_file
+from bookie_server.lanes import Pace
+from bookie_server.logs.scan import LogMap, read_map, scan_for_map, write_map_file
 from bookie_server.storage.directories import DirectoryStore
 
 Lives = Callable[[int], bool]

@@ -18,7 +18,6 @@ from functools import partial
 from bookie_server import __version__
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.connection import FrameConnection
 from bookie_server.api.entry import Buffer
 from bookie_server.api.frames import (
     HEAD_BYTES,
@@ -26,6 +25,7 @@ from bookie_server.api.frames import (
     METHOD_NUMBERS,
     RECOVERY,
     Frame,
+    FrameConnection,
     FrameKind,
     FrameReader,
     Head,
@@ -36,8 +36,7 @@ from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 from bookie_server.serve.gateway import CannotListen
-from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted
-from bookie_server.serve.read_stream import serve_stream
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted, serve_stream
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
 CREDITS_MAX = 100  # messages of one stream that are not processed yet

@@ -23,8 +23,7 @@ from bookie_server.api.messages import METHODS
 from bookie_server.api.status import Status
 from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.handler import respond
-from bookie_server.serve.read_stream import serve_stream
+from bookie_server.serve.handler import respond, serve_stream
 
 LARGE_MESSAGES = (
     ("grpc.http2.max_frame_size", 4 << 20),

@@ -1,17 +1,29 @@
-"""Bytes in, bytes out: what both services and the simulated network call.
+"""Bytes in, bytes out: what both services and the simulated network call, a request at a time
+(`respond`) or a long ranged read as a stream (`serve_stream`).
 
 Always true: the bytes of a request count from its arrival to its response, those of a response
 until it is sent; a request beyond the budget gets BUSY before its entries are decoded, but for
 recovery's, which have a reserve.
+
+Always true of a stream:
+- each response is one of `Bookie.handle` to a read that begins where the one before stopped, so
+  whatever holds for Read (who may read, what is unknown, budgets, BUSY) holds here;
+- bytes are sent only on credit; at most one response is read ahead of the one being sent, and
+  counts in the budget for responses from the moment it is there;
+- nothing follows the response that ends the range or is not OK; the stream itself is ended by the
+  caller: one that ended while the caller sends more credit would look broken to it.
+
+grpc is not needed here: what carries the messages is the caller's affair.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer
-from bookie_server.api.status import Status
+from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 
@@ -92,3 +104,129 @@ def _bad_request(method: str, reason: str) -> m.Response:
     kind = m.METHODS[method][1]
     response: m.Response = kind(status=Status.BAD_REQUEST, reason=reason)
     return response
+
+
+async def serve_stream(
+    bookie: Bookie, requests: AsyncIterator[Buffer]
+) -> AsyncGenerator[tuple[m.ReadRequest, EncodedResponse], None]:
+    """What to send in response to the messages of a ReadStream, each with the read that it
+    belongs to.
+
+    Call `sent` of each response when it has left, or never will; close the generator to give up.
+    """
+    credit = _Credit(requests)
+    reading: asyncio.Task[_StreamResponse] | None = None
+    try:
+        request = await credit.first()
+        refusal = _refusal_of_stream(request)
+        if request is None or refusal:
+            bad = m.ReadResponse(Status.BAD_REQUEST, reason=refusal)
+            yield request or m.ReadRequest("", 0, 0, 0, 0), encoded_response(bookie, bad)
+            await credit.ended()
+            return
+        while await credit.wait():
+            response = await (reading or _read(bookie, request, credit))
+            reading = None
+            credit.use(response.encoded.size)
+            following = response.following
+            if following is not None and credit.left > 0:
+                reading = asyncio.ensure_future(_read(bookie, following, credit))
+            yield response.request, response.encoded
+            if following is None:
+                await credit.ended()
+                return
+            request = following
+    finally:
+        await credit.close()
+        if reading is not None:
+            await _drop(reading)
+
+
+class _StreamResponse:
+    """A response made ready to be sent; `following` reads on, None: there is nothing more."""
+
+    def __init__(
+        self, request: m.ReadRequest, response: m.ReadResponse, made: EncodedResponse
+    ) -> None:
+        self.request = request
+        self.encoded = made
+        self.following: m.ReadRequest | None = None
+        stopped = response.status is Status.OK and response.stop is StopReason.BYTE_LIMIT
+        if stopped and response.results:
+            first = request.first_entry + len(response.results)
+            self.following = request._replace(first_entry=first)
+
+
+async def _read(bookie: Bookie, request: m.ReadRequest, credit: "_Credit") -> _StreamResponse:
+    limited = request._replace(max_bytes=min(request.max_bytes or credit.left, credit.left))
+    response = await bookie.handle(limited)
+    assert isinstance(response, m.ReadResponse)
+    return _StreamResponse(request, response, encoded_response(bookie, response))
+
+
+async def _drop(reading: "asyncio.Task[_StreamResponse]") -> None:
+    """The response is not wanted: give back what it holds."""
+    reading.cancel()
+    (response,) = await asyncio.gather(reading, return_exceptions=True)
+    if isinstance(response, _StreamResponse):
+        response.encoded.sent()
+
+
+def _refusal_of_stream(request: m.ReadRequest | None) -> str:
+    if request is None:
+        return "a stream begins with the range to be read"
+    if request.further:
+        return "a stream reads one range"
+    return "a stream does not fence" if request.fence else ""
+
+
+class _Credit:
+    """Bytes that may be sent, as the messages of the caller grant them."""
+
+    def __init__(self, requests: AsyncIterator[Buffer]) -> None:
+        self.left = 0
+        self._requests = requests
+        self._more = asyncio.Event()
+        self._hearing: asyncio.Task[None] | None = None
+
+    async def first(self) -> m.ReadRequest | None:
+        """The range to be read; from then on credit is heard."""
+        async for data in self._requests:
+            try:
+                message = codec.decode_stream_request("ReadStream", data)
+            except codec.BadMessage:
+                return None
+            self.left += message.credit_bytes
+            self._hearing = asyncio.ensure_future(self._hear())
+            return message.read
+        return None
+
+    async def wait(self) -> bool:
+        """Wait for credit; False: there is none, and none will come."""
+        while self.left <= 0 and self._hearing is not None and not self._hearing.done():
+            self._more.clear()
+            await self._more.wait()
+        return self.left > 0
+
+    def use(self, count: int) -> None:
+        self.left -= count
+
+    async def _hear(self) -> None:
+        try:
+            async for data in self._requests:
+                self.left += codec.decode_stream_request("ReadStream", data).credit_bytes
+                self._more.set()
+        except codec.BadMessage:
+            pass  # as if the caller had ended
+        finally:
+            self._more.set()
+
+    async def ended(self) -> None:
+        """Wait until the caller has ended."""
+        if self._hearing is not None:
+            await asyncio.shield(self._hearing)
+
+    async def close(self) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)

@@ -20,8 +20,7 @@ from bookie_server.disk.interface import DiskFailed, DiskHung, File, NoSuchFile
 from bookie_server.journal.scan import SegmentReader
 from bookie_server.logs.entry_log import BLOCK_BYTES, record_end
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason, Location, worse
-from bookie_server.logs.log_map import read_map
-from bookie_server.logs.scan import Damage, Scanned, scan
+from bookie_server.logs.scan import Damage, Scanned, read_map, scan
 from bookie_server.start.replayed import Replayed
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.storage import LedgerStorage

@@ -22,12 +22,13 @@ from typing import NamedTuple
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, RecordKind, Suspect
-from bookie_server.journal.journals import Journals
-from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_ids
+from bookie_server.journal.scan import Replay
+from bookie_server.journal.writer import FOLDER, Journal, segment_ids
 from bookie_server.ledgers.limbo import doubt_the_tail
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
 from bookie_server.start.direct_log_replay import replay_direct_logs
 from bookie_server.start.replayed import LateReplayed, Replayed
+from bookie_server.storage.appends import Journals
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.flush import Space
 from bookie_server.storage.storage import LedgerStorage

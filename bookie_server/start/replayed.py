@@ -21,9 +21,9 @@ from bookie_server.logs.index import (
     LimboReason,
     Location,
     decode_ledger_state,
+    doubted,
     merged,
 )
-from bookie_server.storage.states import doubted
 from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage.write_cache import DirectLocation
 

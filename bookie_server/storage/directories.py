@@ -16,9 +16,8 @@ from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import Disk
 from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import EntryLogs
-from bookie_server.logs.index import EntryIndex, Location
+from bookie_server.logs.index import Changes, EntryIndex, Location
 from bookie_server.logs.rebuild import refuse_half_rebuilt
-from bookie_server.storage.states import Changes
 from bookie_server.storage_config import StorageConfig
 
 Entries = Iterator[tuple[int, int, Buffer]]

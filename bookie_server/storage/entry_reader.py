@@ -16,7 +16,7 @@ Always true:
   it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
 
 What is under way is bounded: for requests by the callers (Bookie counts responses), ahead of them
-by AHEAD_RUNS runs for each of the ledgers that read_ahead.py allows; what has arrived lies in the
+by AHEAD_RUNS runs for each of the ledgers that ReadAhead allows; what has arrived lies in the
 read cache and counts there.
 """
 
@@ -39,8 +39,7 @@ from bookie_server.logs.entry_log import (
 )
 from bookie_server.logs.index import EntryIndex, Location
 from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.read_ahead import Ahead, ReadAhead
-from bookie_server.storage.read_cache import ReadCache
+from bookie_server.storage.read_cache import Ahead, ReadAhead, ReadCache
 from bookie_server.storage.write_cache import WriteCache
 from bookie_server.storage_config import StorageConfig
 

@@ -21,9 +21,8 @@ from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal import checkpoint
 from bookie_server.journal.checkpoint import BadCheckpoint, Marks
 from bookie_server.logs.entry_log import RECORD_HEADER_BYTES
-from bookie_server.logs.index import EVERY_LEDGER, IndexDamaged, LedgerState, Location
+from bookie_server.logs.index import EVERY_LEDGER, Changes, IndexDamaged, LedgerState, Location
 from bookie_server.storage.directories import Directories, DirectoryStore
-from bookie_server.storage.states import Changes
 from bookie_server.storage.write_cache import CacheHalf
 from bookie_server.storage_config import StorageConfig
 

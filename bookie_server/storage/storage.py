@@ -32,25 +32,24 @@ from typing import NamedTuple
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds
 from bookie_server.api.messages import EntryLocation
-from bookie_server.budget import Work
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
-from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import SPACE_PAUSE_S
-from bookie_server.lanes import Lane
+from bookie_server.lanes import Lane, Work
 from bookie_server.logs.index import (
     EVERY_LEDGER,
+    Changes,
     LedgerState,
+    LedgerStates,
     LimboReason,
     encode_ledger_state,
     worse,
 )
-from bookie_server.storage.direct_writes import DirectWrites
+from bookie_server.storage.appends import DirectWrites, Journals
 from bookie_server.storage.directories import Directories, DirectoryStore
 from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.storage.flush import Space, Stores
-from bookie_server.storage.states import Changes, LedgerStates
 from bookie_server.storage.write_cache import (
     ENTRY_OVERHEAD_BYTES,
     CacheHalf,

@@ -37,11 +37,10 @@ from bookie_server.api.messages import (
     WriteLacResponse,
 )
 from bookie_server.api.status import Status
-from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.directory import BookieDirectory, Quarantine
 from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.bookies.local_reads import LocalReads, Locations
 from spark_ledger.bookies.network import CallFailed, Network, Stream, TooLate, Unreachable
-from spark_ledger.bookies.quarantine import Quarantine
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.metadata.store import StoreError

@@ -1,11 +1,18 @@
-"""Which bookies were ever seen, as the metadata store lists them: for listings, not for placement.
+"""Bookies for people and for readiness probes, not for placement: those that were ever seen, as the
+metadata store lists them (`registered`), and what one says of itself when it is asked (`ask`).
 
-Always true: a listing begins with a sync; a bookie is in it once, in the best state it has.
+Always true: a listing begins with a sync; a bookie is in it once, in the best state it has. A
+bookie is asked directly and by address; whether other bookies or the metadata store are there plays
+no part.
 """
 
 import json
 from typing import Any
 
+from bookie_server.api import codec
+from bookie_server.api.messages import InfoRequest, InfoResponse
+from bookie_server.api.status import Status
+from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
 
@@ -71,3 +78,26 @@ async def _names(store: MetadataStore, folder: str) -> list[str]:
         return await store.children(folder)
     except NoNode:
         return []  # no bookie ever registered
+
+
+async def ask(network: Network, address: str, timeout_s: float) -> InfoResponse:
+    """The response of whatever bookie speaks frames at `address` ("host:port"). Raises
+    CallFailed."""
+    body = await network.call(address, "Info", (codec.encode(InfoRequest()),), timeout_s)
+    try:
+        response = codec.decode_response("Info", body)
+    except codec.BadMessage as error:
+        raise CallFailed(f"no bookie answers there: {error}") from error
+    assert isinstance(response, InfoResponse)
+    return response
+
+
+def why_not_ready(response: InfoResponse) -> str:
+    """Empty when the bookie is registered and takes new entries."""
+    if response.status is Status.SHUTTING_DOWN:
+        return "draining: it is stopping"
+    if response.status is not Status.OK:
+        return f"failed: {response.reason or response.status.name}"
+    if response.state != "writable":
+        return f"{response.state}: {response.reason}".rstrip(": ")
+    return ""

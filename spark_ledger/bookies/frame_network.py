@@ -19,7 +19,6 @@ from itertools import count
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.connection import FrameConnection
 from bookie_server.api.entry import Buffer
 from bookie_server.api.frames import (
     HEAD_BYTES,
@@ -27,6 +26,7 @@ from bookie_server.api.frames import (
     RECOVERY,
     BadFrame,
     Frame,
+    FrameConnection,
     FrameKind,
     FrameReader,
     Head,

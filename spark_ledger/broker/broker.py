@@ -237,6 +237,9 @@ class Broker:
         info = await self.find(name.topic, create=name.partition is None)
         number, partitions = await self._numbered(info, name.partition)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
+        for topic in self._opened():
+            if topic.info.id == info.id and owner.broker == self.id:
+                topic.learn(number, owner.epoch)
         return owner.url, owner.broker == self.id
 
     async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:

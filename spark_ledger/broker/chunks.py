@@ -9,14 +9,12 @@ producer goes or sends another before its last chunk is given up, counted and lo
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
-from spark_ledger import errors
 from spark_ledger.broker.broker import HeldChunks
 from spark_ledger.broker.names import NOWHERE
-from spark_ledger.broker.producer import OVERHEAD_BYTES, Producer, SentBatch
-from spark_ledger.broker.wire.commands import Refusal, ServerError, receipt
-from spark_ledger.broker.wire.frames import encode
+from spark_ledger.broker.producer import NO_ID, Producer, Run
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.broker.wire.sends import Send, receipts
 from spark_ledger.topic.entry import pulsar_batch
 
 HELD_BYTES_MAX = 128 << 20
@@ -43,37 +41,36 @@ class ChunksOfProducer:
 
     def take(
         self,
-        send: Any,
+        send: Send,
         data: bytes,
         parsed: pulsar_batch.Batch,
-        append: Callable[[SentBatch], None],
+        append: Callable[[Run], None],
     ) -> None:
         """Hold the chunk; with the last one `append` what is to be stored."""
-        said = parsed.metadata
-        if said.uuid != self._uuid and self._uuid is not None:
+        metadata = parsed.metadata
+        if metadata.uuid != self._uuid and self._uuid is not None:
             self.give_up("it sent another message")
-        if not said.chunk_id:
+        if not metadata.chunk_id:
             self._damaged = False
         try:
             self._check(parsed, data)
         except Refusal as why:
-            self._refused = said.uuid
+            self._refused = metadata.uuid
             self._refuse_held(why)
             self._producer.refuse(send.sequence_id, why)
             return
-        if said.chunk_id and self._uuid is None:
-            last = send.highest_sequence_id
-            _send_receipt(self._producer, send.sequence_id, last, NOWHERE, NOWHERE)
+        if metadata.chunk_id and self._uuid is None:
+            answer = receipts([(send, NOWHERE)], NOWHERE, self._producer.shown_partition)
+            self._producer.connection.send(answer)
             return
-        self._uuid, self._count = said.uuid, said.num_chunks_from_msg
+        self._uuid, self._count = metadata.uuid, metadata.num_chunks_from_msg
         self._chunks.append(data)
         self._sequence_id = send.sequence_id
         self._bytes += len(data)
         self._held.bytes += len(data)
         if len(self._chunks) == self._count:
             whole = pulsar_batch.joined(self._chunks)
-            chunks = self._forget()
-            append(SentChunks(self._producer, send, whole, parsed, chunks))
+            append(self._run(send, whole, parsed))
         elif self._held.bytes > HELD_BYTES_MAX:
             _log.warning("too many chunked messages at a time: a producer is to come again")
             self._forget()
@@ -133,47 +130,16 @@ class ChunksOfProducer:
                 f" {self._count} was to come",
             )
 
+    def _run(self, send: Send, whole: bytes, last: pulsar_batch.Batch) -> Run:
+        producer, name = self._producer, last.metadata.producer_name
+        run = Run(producer, name, batched=False, chunks=self._forget())
+        last_sequence_id = last.last_sequence_id if producer.deduplicates else NO_ID
+        run.add(send, whole, name, False, 1, last_sequence_id)
+        return run
+
     def _forget(self) -> int:
         """How many chunks were held."""
         count = len(self._chunks)
         self._held.bytes -= self._bytes
         self._uuid, self._chunks, self._bytes, self._count = None, [], 0, 0
         return count
-
-
-class SentChunks(SentBatch):
-    """A chunked message until its receipts, one for each chunk."""
-
-    __slots__ = ("_chunks",)
-
-    def __init__(
-        self, producer: Producer, send: Any, data: bytes, last: pulsar_batch.Batch, chunks: int
-    ) -> None:
-        super().__init__(producer, send, data, last)
-        self.waiting_bytes += OVERHEAD_BYTES * chunks
-        self._chunks = chunks
-        for _ in range(chunks):
-            producer.came()
-
-    def _received(self, ledger: int, entry: int) -> None:
-        producer = self.producer
-        for _ in range(self._chunks):
-            _send_receipt(producer, self.sequence_id, self.highest, ledger, entry)
-            producer.received()
-        producer.connection.stored(self.waiting_bytes)
-
-    def failed(self, error: errors.LedgerError) -> None:
-        if isinstance(error, errors.TopicTerminated):
-            code = ServerError.TOPIC_TERMINATED
-            for _ in range(self._chunks - 1):
-                self.producer.connection.send_error(
-                    self.producer.id, self.sequence_id, code, str(error)
-                )
-        super().failed(error)
-
-
-def _send_receipt(
-    producer: Producer, sequence_id: int, highest: int, ledger: int, entry: int
-) -> None:
-    at = (ledger, entry, producer.shown_partition)
-    producer.connection.send(encode(receipt(producer.id, sequence_id, highest, *at)))

@@ -1,15 +1,16 @@
 """One client's connection: its commands carried out, its producers and consumers.
 
-Always true: batches of a connection are handed on in the order in which they came; a request is
-answered once, by what was asked for or by one of Pulsar's error codes; what a connection makes wait
-is bounded: it is not read while CONNECTION_BYTES_MAX of its batches are not stored, while the
-broker is crowded, while it does not take its answers, or with REQUESTS_MAX requests under way. One
-that is silent for SILENT_S, although it was asked, is closed.
+Always true: batches of a producer are handed on in the order in which they came, and before what
+its connection asks for next; a request is answered once, by what was asked for or by one of
+Pulsar's error codes; what a connection makes wait is bounded: it is not read while
+CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded, while it does not
+take its answers, or with REQUESTS_MAX requests under way. One that is silent for SILENT_S, although
+it was asked, is closed.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,7 @@ from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.committers import CommitterConnection
 from spark_ledger.broker.consumers.subscription import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.producer import Producer, SentBatch
+from spark_ledger.broker.producer import NO_ID, Producer, Run
 from spark_ledger.broker.wire.commands import (
     SEND,
     AckType,
@@ -35,8 +36,11 @@ from spark_ledger.broker.wire.frames import (
     Frame,
     FrameReader,
     MalformedFrame,
+    Span,
     encode,
+    frame_of,
 )
+from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
 from spark_ledger.topic.commit.hand_over import MAGIC
 from spark_ledger.topic.entry import pulsar_batch
 
@@ -63,9 +67,12 @@ class Connection(asyncio.Protocol):
         self.open = False
         self.connected = False
         self._chunks: dict[int, ChunksOfProducer] = {}  # of producers that sent some
+        self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
+        self._shapes: dict[bytes, Shape] = {}
         self._begun = False
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
         self._drop = ServerError.NOT_ALLOWED
+        self._bytes_max = broker.message_bytes_max + METADATA_BYTES_MAX
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader()
@@ -97,8 +104,7 @@ class Connection(asyncio.Protocol):
         self._begun = True
         self._heard_s = self._loop.time()
         try:
-            for frame in self._frames.feed(data):
-                self._take(frame)
+            self._take_all(*self._frames.whole(data))
         except MalformedFrame as error:
             _log.warning("a connection ends: %s", error)
             self.close()
@@ -197,11 +203,42 @@ class Connection(asyncio.Protocol):
 
     # -- commands ----------------------------------------------------------------------------
 
+    def _take_all(self, data: bytes, spans: Sequence[Span]) -> None:
+        """Carry out commands, or begin to; what a producer sends in one go is handed on in one.
+        Raises MalformedFrame."""
+        at = 0
+        try:
+            while at < len(spans):
+                count = self._take_alike(data, spans, at)
+                if not count:
+                    self._take(frame_of(data, *spans[at]))
+                at += count or 1
+        finally:
+            self._hand_on()
+
+    def _take_alike(self, data: bytes, spans: Sequence[Span], at: int) -> int:
+        """Lone messages of a producer that look as those before; how many there are."""
+        begin = spans[at][0]
+        shape = self._shapes.get(data[begin : begin + KEY_BYTES])
+        producer = None if shape is None else self.producers.get(shape.producer_id)
+        if shape is None or producer is None or producer.id in self._chunks:
+            return 0
+        run = self._runs.get(producer.id)
+        if run is None:
+            run = Run(producer, shape.name, batched=False)
+        elif run.batched or run.producer_name != shape.name:
+            return 0
+        found = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
+        if found.sends:
+            run.extend(found)
+            self._runs[producer.id] = run
+        return len(found.sends)
+
     def _take(self, frame: Frame) -> None:
-        """Carry out a command, or begin to. Raises MalformedFrame."""
         if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
-            self._send(frame.command.send, frame.batch)
+            self._send(frame.command.send, frame.batch or b"")
             return
+        self._hand_on()
         name = name_of(frame.command)
         if name is None:
             raise MalformedFrame(f"the unknown command {frame.command.type}")
@@ -252,62 +289,88 @@ class Connection(asyncio.Protocol):
     def _pong(self, _: Any) -> None:
         """It was heard."""
 
-    def _send(self, part: Any, batch: bytes | None) -> None:
+    def _send(self, part: Any, batch: bytes) -> None:
         producer = self.producers.get(part.producer_id)
         if producer is None:
             if part.producer_id not in self._away:
                 self.send(encode(_closed(part.producer_id)))
             return  # one that was sent away sends again
-        if batch is None:
+        if not batch:
             raise MalformedFrame("SEND without a batch")
-        refused = self._refused(part, batch)
-        if refused is None:
-            try:
-                parsed = pulsar_batch.parse(batch, check=True)
-            except pulsar_batch.Damaged as error:
-                refused = Refusal(ServerError.CHECKSUM, str(error))
-            else:
-                if parsed.metadata.HasField("txnid_most_bits"):
-                    refused = Refusal(self._drop, "there are no transactions here")
-                elif not isinstance(parsed.metadata.producer_name, str):
-                    refused = Refusal(self._drop, "its producer's name is not UTF-8")
-                elif not parsed.plausible:
-                    refused = Refusal(
-                        self._drop,
-                        f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages",
-                    )
-        if refused is not None:
-            if part.is_chunk:
-                self._chunks_of(producer).damaged()
-            producer.refuse(part.sequence_id, refused)
+        ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
+        send = Send(*ids, part.is_chunk)
+        parsed = self._parsed(producer, send, batch)
+        if parsed is None:
             return
-        if parsed.is_chunk:
-            self._chunks_of(producer).take(part, batch, parsed, self._append)
-            return
-        if self._chunks and producer.id in self._chunks:
-            self._chunks[producer.id].give_up("it sent another message")
-        producer.came()
-        self._append(SentBatch(producer, part, batch, parsed))
+        name, batched = parsed.metadata.producer_name, parsed.batched
+        last = parsed.last_sequence_id if producer.deduplicates else NO_ID
+        run = self._runs.get(producer.id)
+        if run is None or not run.add(send, batch, name, batched, parsed.messages, last):
+            if run is not None:
+                self._append(run)
+            run = self._runs[producer.id] = Run(producer, name, batched)
+            run.add(send, batch, name, batched, parsed.messages, last)
+        if not batched:
+            self._learn(Shape.of(send, part.HasField("num_messages"), name))
 
-    def _append(self, sent: SentBatch) -> None:
-        self._waiting_bytes += sent.waiting_bytes
-        self.broker.waiting_bytes += sent.waiting_bytes
-        sent.producer.topic.append(sent.producer.partition, sent)
+    def _learn(self, shape: Shape | None) -> None:
+        """How a producer's lone messages look, for those that follow."""
+        if shape is not None:
+            self._shapes[shape.key] = shape
+
+    def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
+        """What its producer sent; None of what is refused, or a chunk."""
+        try:
+            parsed = self._checked(batch)
+        except Refusal as why:
+            self._hand_on()
+            if send.is_chunk:
+                self._chunks_of(producer).damaged()
+            producer.refuse(send.sequence_id, why)
+            return None
+        if parsed.is_chunk:
+            self._hand_on()
+            self._chunks_of(producer).take(send, batch, parsed, self._append)
+            return None
+        if producer.id in self._chunks:
+            self._chunks[producer.id].give_up("it sent another message")
+        return parsed
+
+    def _checked(self, batch: bytes) -> pulsar_batch.Batch:
+        """Raises Refusal."""
+        if len(batch) > self._bytes_max:
+            most = self._bytes_max - METADATA_BYTES_MAX
+            raise Refusal(self._drop, f"a batch of {len(batch)} bytes, at most {most} are taken")
+        try:
+            parsed = pulsar_batch.parse(batch, check=True)
+        except pulsar_batch.Damaged as error:
+            raise Refusal(ServerError.CHECKSUM, str(error)) from error
+        if parsed.metadata.HasField("txnid_most_bits"):
+            raise Refusal(self._drop, "there are no transactions here")
+        if not isinstance(parsed.metadata.producer_name, str):
+            raise Refusal(self._drop, "its producer's name is not UTF-8")
+        if not parsed.plausible:
+            what = f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages"
+            raise Refusal(self._drop, what)
+        return parsed
+
+    def _hand_on(self) -> None:
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            self._append(run)
+
+    def _append(self, run: Run) -> None:
+        waiting_bytes = run.waiting_bytes
+        self._waiting_bytes += waiting_bytes
+        self.broker.waiting_bytes += waiting_bytes
+        run.producer.came(run.receipts)
+        run.producer.topic.append(run.producer.partition, run)
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer.id not in self._chunks:
             held = self.broker.held_chunks
             self._chunks[producer.id] = ChunksOfProducer(producer, held, self._drop)
         return self._chunks[producer.id]
-
-    def _refused(self, part: Any, batch: bytes) -> Refusal | None:
-        bytes_max = self.broker.message_bytes_max
-        if len(batch) > bytes_max + METADATA_BYTES_MAX:
-            return Refusal(
-                self._drop,
-                f"a batch of {len(batch)} bytes, at most {bytes_max} are taken",
-            )
-        return None
 
     def send_error(self, producer_id: int, sequence_id: int, code: ServerError, why: str) -> None:
         self.send(

@@ -101,6 +101,8 @@ class OwnedTopic:
         """Serve these partitions, each in that epoch, from now on: what is open there is sealed
         first. Returns why not, of those that cannot be served."""
         async with self._owning:
+            for number, epoch in epochs.items():
+                self.learn(number, epoch)
             known = {**self._partitions, **self._leaving}
             new = {n: epoch for n, epoch in epochs.items() if n not in known and not self._ended}
             self._commits.epochs.update(new)
@@ -134,11 +136,10 @@ class OwnedTopic:
             )
         return found
 
-    def _stored(self, partition: int, offset: int, batch: Waiting) -> None:
-        batched = bool(getattr(batch, "batched", False))
+    def _stored(self, partition: int, offset: int, run: Waiting) -> None:
         found = self._partitions.get(partition) or self._leaving.get(partition)
         if found is not None:
-            found.stored(offset, batch, batched=batched)
+            found.stored(offset, run)
 
     async def _follow(self) -> None:
         """Tell those who wait of every commit; notice when another has a partition."""
@@ -167,17 +168,25 @@ class OwnedTopic:
     async def look(self) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none
         left. Raises errors.Unavailable."""
-        lost = [number for number in await self._commits.lost() if number in self._partitions]
-        for number in lost:
-            self._leaving[number] = self._partitions.pop(number)
-        if lost:
-            _log.warning("other brokers have partitions %s of %s", lost, self.info.name)
-            self._aside(self._leave_to_others(lost))
+        self._lose([number for number in await self._commits.lost() if number in self._partitions])
         async with self._owning:
             if not self._partitions and not self._leaving and not self._ended:
                 self._ended = True
                 self._on_end(self)
                 await self._commits.close()
+
+    def learn(self, number: int, epoch: int) -> None:
+        """The record says that this broker has the partition in that epoch. One of an epoch before
+        was another's meanwhile: what is known of it here is not true any more."""
+        if self.has(number) and self._commits.epochs[number] < epoch:
+            self._lose([number])
+
+    def _lose(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._leaving[number] = self._partitions.pop(number)
+        if numbers:
+            _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
+            self._aside(self._leave_to_others(numbers))
 
     def give_up(self, error: errors.LedgerError) -> None:
         """Nobody has the topic: send everyone away, once it is decided what of the batches under
@@ -228,13 +237,13 @@ class OwnedTopic:
             await self._release(name)
         await self._commits.close()
 
-    def append(self, partition: int, batch: Waiting) -> None:
-        """Store a producer's batch after all that came to the partition before it."""
+    def append(self, partition: int, run: Waiting) -> None:
+        """Store a producer's batches after all that came to the partition before them."""
         found = self._partitions.get(partition) or self._leaving.get(partition)
         if found is None:
-            batch.failed(Deposed(f"partition {partition} is another broker's"))
+            run.failed(Deposed(f"partition {partition} is another broker's"))
         else:
-            found.writer.append(batch)
+            found.writer.append(run)
 
     def last_sequence_id(self, partition: int, producer_name: str) -> int:
         """As LiveWriter.last_sequence_id."""
@@ -250,10 +259,26 @@ class OwnedTopic:
         waiting = self._producers_waiting.setdefault(partition, [])
         if self.state.terminated:
             raise Refusal(ServerError.TOPIC_TERMINATED, f"topic {self.info.name} is terminated")
+        before = [one for one in (*there, *waiting) if one.name == producer.name]
+        for one in before:
+            self._check_newer(producer, one)
         for some in (there, waiting):
-            self._replace(some, producer)
+            some[:] = [one for one in some if one not in before]
+        try:
+            return self._admit(partition, producer, there, waiting)
+        finally:
+            for one in before:  # what comes on its connection still is sent on the new one again
+                one.send_away()
+
+    def _admit(
+        self,
+        partition: int,
+        producer: ProducerHere,
+        there: list[ProducerHere],
+        waiting: list[ProducerHere],
+    ) -> bool:
         exclusive = any(one.mode is not AccessMode.SHARED for one in there)
-        if 0 < producer.topic_epoch < self._exclusive_epochs.get(partition, 0):
+        if self._is_fenced(partition, producer):
             raise Refusal(
                 ServerError.PRODUCER_FENCED,
                 f"another producer has taken topic {self.info.name} from '{producer.name}'",
@@ -280,24 +305,27 @@ class OwnedTopic:
         self._is_exclusive(partition, producer)
         return True
 
+    def _is_fenced(self, partition: int, producer: ProducerHere) -> bool:
+        """Whether another has been the only one since it was."""
+        return 0 < producer.topic_epoch < self._exclusive_epochs.get(partition, 0)
+
     def _is_exclusive(self, partition: int, producer: ProducerHere) -> None:
         """It is the only one from now on: those before it are fenced, also where they come back."""
         if producer.mode is AccessMode.SHARED:
             return
-        last = self._exclusive_epochs.get(partition, self._commits.epochs[partition] << EPOCH_BITS)
+        last = self._exclusive_epochs.get(partition, 0)
         if not producer.topic_epoch:
-            producer.topic_epoch = last + 1
+            producer.topic_epoch = max(last, self._commits.epochs[partition] << EPOCH_BITS) + 1
         self._exclusive_epochs[partition] = max(last, producer.topic_epoch)
 
-    def _replace(self, there: list[ProducerHere], producer: ProducerHere) -> None:
-        """Let the same producer's connection before go. Raises Refusal for another of its name."""
-        for one in [one for one in there if one.name == producer.name]:
-            if producer.epoch <= one.epoch:
-                raise Refusal(
-                    ServerError.PRODUCER_BUSY,
-                    f"producer '{one.name}' is connected to topic {self.info.name} already",
-                )
-            there.remove(one)
+    def _check_newer(self, producer: ProducerHere, before: ProducerHere) -> None:
+        """Raises Refusal where it is not the same producer that comes again, but another of its
+        name."""
+        if producer.epoch <= before.epoch:
+            raise Refusal(
+                ServerError.PRODUCER_BUSY,
+                f"producer '{before.name}' is connected to topic {self.info.name} already",
+            )
 
     def remove_producer(self, partition: int, producer: ProducerHere) -> None:
         there = self._producers.get(partition, [])
@@ -305,10 +333,14 @@ class OwnedTopic:
         for some in (there, waiting):
             if producer in some:
                 some.remove(producer)
-        if waiting and not there:
-            there.append(waiting.pop(0))
-            self._is_exclusive(partition, there[0])
-            there[0].ready()
+        while waiting and not there and self.has(partition):  # else they are sent away soon
+            following = waiting.pop(0)
+            if self._is_fenced(partition, following):  # while it waited: it is told when it is back
+                following.send_away()
+                continue
+            there.append(following)
+            self._is_exclusive(partition, following)
+            following.ready()
 
     # -- subscriptions -------------------------------------------------------------------------
 
@@ -419,6 +451,16 @@ class OwnedTopic:
                 ServerError.SUBSCRIPTION_NOT_FOUND, f"subscription '{name}' is not used here"
             )
         return found
+
+    async def seek(self, name: str, place: PlaceInPartition, offset: int) -> None:
+        """Put the subscription to the offset in that partition; its consumers there are sent away.
+        A durable one is there when this returns, whoever has the partition next. Raises Refusal,
+        Deposed, errors of the topic layer."""
+        subscription = self.subscription(name)
+        subscription.seek(place, offset)
+        if subscription.cursor is not None:
+            await self._cursors.written(subscription.cursor, RELEASE_S)
+            await self._commits.check_owner(place.partition.number)
 
     async def unsubscribe(self, name: str, consumer: Consumer) -> None:
         """Delete the subscription, which no other consumer uses. Raises Refusal."""

@@ -5,7 +5,9 @@ away: then it looks its topic up again and sends again what has no receipt.
 """
 
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Iterable
+from itertools import accumulate, chain, repeat
+from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.names import NOWHERE
@@ -16,12 +18,13 @@ from spark_ledger.broker.wire.commands import (
     Refusal,
     ServerError,
     command,
-    receipt,
 )
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.broker.wire.sends import Alike, Send, receipts
 
 NO_ID = -1
+RUN_BYTES_MAX = 256 << 10
+"""Of several batches; one may be larger."""
 OVERHEAD_BYTES = 1024
 """What a batch that waits takes beside its bytes, about."""
 
@@ -100,13 +103,13 @@ class Producer:
         self._refused.append((self._came, sequence_id, why))
         self._send_refusals()
 
-    def came(self) -> None:
-        """A batch more is to have a receipt."""
-        self._came += 1
+    def came(self, count: int) -> None:
+        """So many more are to have a receipt."""
+        self._came += count
 
-    def received(self) -> None:
-        """A batch more has its receipt."""
-        self._received += 1
+    def received(self, count: int) -> None:
+        """So many more have their receipts."""
+        self._received += count
         self._send_refusals()
 
     def _send_refusals(self) -> None:
@@ -115,56 +118,132 @@ class Producer:
             self.connection.send_error(self.id, sequence_id, why.code, why.message)
 
 
-class SentBatch:
-    """A batch of a producer, until its receipt."""
+class Run:
+    """Batches of a producer that came together, until their receipts: they are stored together.
+    `chunks`: of a message that came in so many, each of which has a receipt."""
 
     __slots__ = (
+        "_chunks",
+        "_last_sequence_ids",
+        "_sends",
         "batched",
-        "data",
-        "highest",
-        "last_sequence_id",
+        "batches",
+        "counts",
         "messages",
         "producer",
         "producer_name",
-        "sequence_id",
-        "waiting_bytes",
+        "size",
     )
 
     def __init__(
-        self, producer: Producer, send: Any, data: bytes, parsed: pulsar_batch.Batch
+        self, producer: Producer, producer_name: str, batched: bool, chunks: int = 1
     ) -> None:
         self.producer = producer
-        self.data = data
-        self.waiting_bytes = len(data) + OVERHEAD_BYTES
-        self.batched = parsed.batched
-        self.messages = parsed.messages if self.batched else 1
-        self.producer_name: str = parsed.metadata.producer_name
-        self.last_sequence_id = parsed.last_sequence_id if producer.deduplicates else NO_ID
-        self.sequence_id: int = send.sequence_id
-        self.highest: int = send.highest_sequence_id
+        self.producer_name = producer_name
+        self.batched = batched
+        self.batches: list[bytes] = []
+        self.counts: list[int] = []
+        self.size = self.messages = 0
+        self._sends: list[Send] = []
+        self._last_sequence_ids: list[int] = []
+        self._chunks = chunks
+
+    @property
+    def first_sequence_id(self) -> int:
+        return self._last_sequence_ids[0]
+
+    @property
+    def last_sequence_id(self) -> int:
+        return self._last_sequence_ids[-1]
+
+    @property
+    def receipts(self) -> int:
+        """How many it is to have."""
+        return len(self.batches) * self._chunks
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.size + OVERHEAD_BYTES * self.receipts
+
+    def add(
+        self,
+        send: Send,
+        data: bytes,
+        producer_name: str,
+        batched: bool,
+        messages: int,
+        last_sequence_id: int,
+    ) -> bool:
+        """One more batch of it. False where that begins another run."""
+        if self.batches and (
+            self.size + len(data) > RUN_BYTES_MAX
+            or self.producer_name != producer_name
+            or self.batched != batched
+            or NO_ID != last_sequence_id <= self._last_sequence_ids[-1]
+        ):
+            return False
+        self.batches.append(data)
+        self.counts.append(messages)
+        self.size += len(data)
+        self.messages += messages
+        self._sends.append(send)
+        self._last_sequence_ids.append(last_sequence_id)
+        return True
+
+    @property
+    def room(self) -> int:
+        """Bytes of batches that it takes still."""
+        return RUN_BYTES_MAX - self.size
+
+    @property
+    def after(self) -> int | None:
+        """Above which the next sequence id is to be; None where nobody looks at them."""
+        if not self.producer.deduplicates:
+            return None
+        return self._last_sequence_ids[-1] if self.batches else NO_ID
+
+    def extend(self, found: Alike) -> None:
+        """Lone messages of its producer that `room` and `after` allow."""
+        count = len(found.sends)
+        self._sends += found.sends
+        self.batches += found.batches
+        self.counts += [1] * count
+        self.messages += count
+        self.size += sum(map(len, found.batches))
+        self._last_sequence_ids += found.said if self.producer.deduplicates else [NO_ID] * count
+
+    def each(self) -> "list[Run]":
+        found = []
+        columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
+        for send, data, messages, last in zip(*columns, strict=True):
+            one = Run(self.producer, self.producer_name, self.batched, self._chunks)
+            one.add(send, data, self.producer_name, self.batched, messages, last)
+            found.append(one)
+        return found
 
     def stored(self, offset: int) -> None:
-        self._received(self.producer.topic.ledger, offset)
+        topic = self.producer.topic
+        self._received(topic.ledger, accumulate(self.counts, initial=offset))
 
     def duplicate(self) -> None:
-        self._received(NOWHERE, NOWHERE)
+        self._received(NOWHERE, repeat(NOWHERE))
 
-    def _received(self, ledger: int, entry: int) -> None:
+    def _received(self, ledger: int, entries: Iterable[int]) -> None:
         producer = self.producer
-        made = receipt(
-            *(producer.id, self.sequence_id, self.highest),
-            *(ledger, entry, producer.shown_partition),
-        )
-        producer.connection.send(encode(made))
-        producer.received()
+        said: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
+        if self._chunks > 1:
+            said = chain.from_iterable(repeat(one, self._chunks) for one in said)
+        producer.connection.send(receipts(said, ledger, producer.shown_partition))
+        producer.received(self.receipts)
         producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:
         producer = self.producer
         if isinstance(error, errors.TopicTerminated):
-            producer.connection.send_error(
-                producer.id, self.sequence_id, ServerError.TOPIC_TERMINATED, str(error)
-            )
+            code, why = ServerError.TOPIC_TERMINATED, str(error)
+            for send in self._sends:
+                for _ in range(self._chunks):
+                    producer.connection.send_error(producer.id, send.sequence_id, code, why)
         else:
             producer.send_away()
         producer.connection.stored(self.waiting_bytes)

@@ -43,7 +43,6 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.TopicNameInvalid, ServerError.NOT_ALLOWED),
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
     (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
-    (errors.SubscriptionTypeMismatch, ServerError.NOT_ALLOWED),
     (errors.OptionInvalid, ServerError.NOT_ALLOWED),
     (errors.UnsupportedFormat, ServerError.PERSISTENCE),
     (errors.RowsLost, ServerError.PERSISTENCE),
@@ -320,7 +319,7 @@ async def _seek(connection: Client, part: Any) -> None:
         offset = _offset(partition, topic.ledger, part.message_id, within_batch=True)
     else:
         offset = await partition.since(part.message_publish_time)
-    topic.subscription(name).seek(consumer.place, offset)
+    await topic.seek(name, consumer.place, offset)
     _success(connection, part)
 
 

@@ -86,7 +86,7 @@ def ready(
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
-    from spark_ledger.bookies.bookie_info import why_not_ready
+    from spark_ledger.bookies.bookie_listing import why_not_ready
 
     why = why_not_ready(asyncio.run(_ask(checked_address(address), timeout)))
     if why:
@@ -298,7 +298,7 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
 
 
 async def _ask(address: str, timeout_s: float) -> "InfoResponse":
-    from spark_ledger.bookies.bookie_info import ask
+    from spark_ledger.bookies.bookie_listing import ask
     from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.bookies.network import CallFailed
 

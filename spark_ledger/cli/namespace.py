@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.log.policies import NamespacePolicies
 
-app = App(help="Namespaces: what topics made in them have.", no_args_is_help=True)
+app = App(help="Namespaces: what their topics have.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="tenant/name")]
 
 
@@ -36,7 +36,8 @@ def change(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Change what topics made in it from now on have; it is made if it is not there."""
+    """Change what its topics have where it was not set on them; it is made if it is not there.
+    NAME=inherit: it says nothing of that any more."""
     changes = changes_of(policy or [])
 
     async def work(client: "TopicClient") -> "NamespacePolicies":
@@ -47,7 +48,7 @@ def change(
 
 @app.command()
 def show(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """What it says of topics that are made in it; policies left out are the defaults."""
+    """What it says of its topics; policies left out are the defaults."""
 
     async def work(client: "TopicClient") -> "NamespacePolicies":
         from spark_ledger.topic.log.policies import NamespacePolicies

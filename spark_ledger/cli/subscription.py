@@ -83,8 +83,9 @@ def seek(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Put a subscription elsewhere."""
-    target = target_of(to, to_offset or [])
+    """Put a subscription elsewhere. `--to here --force` leaves it where it is, and takes it from
+    the query or the consumers that use it."""
+    target = {} if to == "here" and not to_offset else target_of(to, to_offset or [])
 
     async def work(client: "TopicClient") -> dict[int, int]:
         info = await client.topics.open(topic)

@@ -38,8 +38,7 @@ from spark_ledger.errors import (
     Unauthorized,
 )
 from spark_ledger.ledger.cluster import Cluster
-from spark_ledger.ledger.pending_adds import MissingCopies, PendingAdd, PendingAdds
-from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.quorum import MissingCopies, PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
 RETRY_AFTER_S = 0.05

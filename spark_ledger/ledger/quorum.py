@@ -1,15 +1,34 @@
-"""Quorum arithmetic: which slots keep an entry, and when enough of them have spoken.
+"""Which slots keep an entry, when enough of them have spoken, and which adds may be confirmed.
 
-Always true: a write set is `write_quorum` consecutive slots (mod `ensemble_size`) beginning at
-the entry's slot; its order is only a preference, the set is what votes. Nothing here knows about
-bookies, time or messages. The predicates are those of the protocol's table of quorums: fewer than
-Qa silent members in every write set is the same as Qw - Qa + 1 heard in each.
+Nothing here knows of time or messages.
+
+Always true of quorums: a write set is `write_quorum` consecutive slots (mod `ensemble_size`)
+beginning at the entry's slot; its order is only a preference, the set is what votes. The predicates
+are those of the protocol's table of quorums: fewer than Qa silent members in every write set is the
+same as Qw - Qa + 1 heard in each.
+
+Always true of pending adds:
+- entry ids are consecutive; an add is confirmed only when its ack quorum is met by the present
+  owners of its slots, every lower one is confirmed, and no ensemble change is in flight;
+- when slots change their owner, their acknowledgements are dropped from every pending add before
+  any is confirmed again (one pass over all, then delivery): an add confirmed with the word of a
+  bookie that is no longer in the ledger's metadata is a lost add;
+- copies are counted after confirmation too, until all Qw are there or known to be missing;
+- a range of missing copies covers every entry noted for its bookie; in a striped ledger it may span
+  entries that the bookie does not keep. Ranges are merged while neighbours, so their number grows
+  with failures, not with entries.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from typing import Any
 
+from bookie_server.api.codec import encode_add
+from bookie_server.api.entry import Buffer
+from bookie_server.api.messages import Add
 from bookie_server.api.status import Meaning
 
 
@@ -92,3 +111,164 @@ def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict
     if None in responses:
         return Verdict.WAIT
     return Verdict.UNDECIDABLE if Meaning.UNKNOWN in responses else Verdict.ABSENT
+
+
+class PendingAdd:
+    """One entry between its append and its last response, encoded once for all lanes (`packed`).
+    `waiter` takes the outcome: it has `set_result` and `set_exception`, as the futures of asyncio
+    and concurrent.futures do."""
+
+    __slots__ = (
+        "acks",
+        "appended_at",
+        "confirmed",
+        "cumulative_bytes",
+        "cumulative_rows",
+        "entry_id",
+        "packed",
+        "sends",
+        "size",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        entry_id: int,
+        add: Add,
+        size: int,
+        cumulative_bytes: int,
+        cumulative_rows: int,
+        appended_at: float,
+        waiter: Any = None,
+    ) -> None:
+        self.entry_id = entry_id
+        self.packed: Sequence[Buffer] = encode_add(add)
+        self.size = size
+        self.cumulative_bytes = cumulative_bytes
+        self.cumulative_rows = cumulative_rows
+        self.appended_at = appended_at
+        self.waiter = waiter
+        self.acks = 0
+        self.sends = 0
+        self.confirmed = False
+
+
+class PendingAdds:
+    """The queue of adds that are not confirmed, in id order."""
+
+    def __init__(self, quorum: Quorum, last_add_confirmed: int) -> None:
+        self.quorum = quorum
+        self.last_add_confirmed = last_add_confirmed
+        self.change_in_flight = False
+        self._queue: deque[PendingAdd] = deque()
+        self._masks = quorum.write_masks()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[PendingAdd]:
+        return iter(self._queue)
+
+    @property
+    def head(self) -> PendingAdd | None:
+        return self._queue[0] if self._queue else None
+
+    def write_mask(self, entry_id: int) -> int:
+        """The write set of an entry as a bit mask over slots."""
+        return self._masks[entry_id % self.quorum.ensemble_size]
+
+    def push(self, add: PendingAdd) -> None:
+        """Queue the next entry; its id must follow the last one's."""
+        last = self._queue[-1].entry_id if self._queue else self.last_add_confirmed
+        assert add.entry_id == last + 1, f"entry {add.entry_id} after {last}"
+        self._queue.append(add)
+
+    def acknowledged(self, add: PendingAdd, slot: int) -> bool:
+        """The present owner of `slot` has the entry. Whether something may be confirmed now."""
+        add.acks |= 1 << slot
+        if add.confirmed or self.change_in_flight or not self._queue:
+            return False
+        return self._queue[0] is add and add.acks.bit_count() >= self.quorum.ack_quorum
+
+    def all_acknowledged(self, adds: Sequence[PendingAdd], slot: int) -> bool:
+        """`acknowledged` of each; whether something may be confirmed now."""
+        bit = 1 << slot
+        for add in adds:
+            add.acks |= bit
+        if self.change_in_flight or not self._queue:
+            return False
+        head = self._queue[0]
+        return head.acks.bit_count() >= self.quorum.ack_quorum and head in adds
+
+    def drop_acks(self, slots: int) -> None:
+        """The slots in the mask have new owners: their acknowledgements of pending adds do not
+        count."""
+        for add in self._queue:
+            add.acks &= ~slots
+
+    def lacking(self, slot: int) -> list[PendingAdd]:
+        """Pending adds that `slot` should keep and has not acknowledged, in id order."""
+        bit = 1 << slot
+        return [
+            add for add in self._queue if self.write_mask(add.entry_id) & bit and not add.acks & bit
+        ]
+
+    def confirm(self) -> list[PendingAdd]:
+        """Take from the head what may be confirmed, in id order; moves last_add_confirmed."""
+        confirmed: list[PendingAdd] = []
+        if self.change_in_flight:
+            return confirmed
+        queue, need = self._queue, self.quorum.ack_quorum
+        while queue and queue[0].acks.bit_count() >= need:
+            add = queue.popleft()
+            assert add.entry_id == self.last_add_confirmed + 1
+            self.last_add_confirmed = add.entry_id
+            add.confirmed = True
+            confirmed.append(add)
+        return confirmed
+
+    def fail_all(self) -> list[PendingAdd]:
+        """Take out every pending add, in id order: none of them will be confirmed."""
+        failed = list(self._queue)
+        self._queue.clear()
+        return failed
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCopy:
+    """Entries first..last, acknowledged, of which `bookie_id` has not said that it has a copy."""
+
+    first_entry: int
+    last_entry: int
+    bookie_id: str
+    reason: str = ""
+
+
+class MissingCopies:
+    def __init__(self, quorum: Quorum) -> None:
+        self._gap = quorum.ensemble_size
+        self._ranges: list[MissingCopy] = []
+        self._latest: dict[str, int] = {}
+
+    def note(self, entry_id: int, bookies: Sequence[tuple[str, str]]) -> None:
+        """Entry `entry_id` has no copy on `bookies`, each (id, why)."""
+        for bookie, why in bookies:
+            at = self._latest.get(bookie)
+            known = None if at is None else self._ranges[at]
+            if known is not None and -self._gap <= entry_id - known.last_entry <= self._gap:
+                first = min(known.first_entry, entry_id)
+                last = max(known.last_entry, entry_id)
+                assert at is not None
+                self._ranges[at] = replace(known, first_entry=first, last_entry=last)
+            else:
+                self._latest[bookie] = len(self._ranges)
+                self._ranges.append(MissingCopy(entry_id, entry_id, bookie, why))
+
+    def ranges(self, first_entry: int = 0) -> list[MissingCopy]:
+        """What is missing from `first_entry` on, by first entry."""
+        found = [
+            replace(known, first_entry=max(first_entry, known.first_entry))
+            for known in self._ranges
+            if known.last_entry >= first_entry
+        ]
+        return sorted(found, key=lambda copy: (copy.first_entry, copy.bookie_id))

@@ -38,8 +38,7 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
 from spark_ledger.ledger.cluster import Cluster, as_responded, judge
 from spark_ledger.ledger.ensemble_change import EnsembleChange
-from spark_ledger.ledger.pending_adds import PendingAdd
-from spark_ledger.ledger.quorum import Quorum, Verdict, recovery_verdict
+from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows

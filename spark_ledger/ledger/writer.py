@@ -27,7 +27,7 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import EnsembleChange
-from spark_ledger.ledger.pending_adds import MissingCopy, PendingAdd
+from spark_ledger.ledger.quorum import MissingCopy, PendingAdd
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 

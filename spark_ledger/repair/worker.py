@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError, NoSuchLedger
-from spark_ledger.ledger.absent_members import ABSENT_MIN_S
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.ensemble_change import ABSENT_MIN_S
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings

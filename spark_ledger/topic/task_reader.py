@@ -8,7 +8,7 @@ other rows.
 """
 
 import asyncio
-from contextlib import aclosing
+import itertools
 from dataclasses import replace
 
 from spark_ledger import errors
@@ -23,7 +23,6 @@ from spark_ledger.topic.read.plan import (
     lost_of,
     rows_lost,
     segments_in,
-    since,
     without,
 )
 from spark_ledger.topic.read.slice_reader import Fetched, fetch_task
@@ -35,7 +34,7 @@ Left = list[tuple[int, int, int]]
 """Offsets [start, end) of partitions that are still to be read."""
 
 
-async def fetch_kept(
+def fetch_kept(
     client: TopicClient, task: ReadTask, *, keys: Hashes | None = None, lossy: bool = False
 ) -> Fetched:
     """The entries of the task, in order, some at a time, not decoded yet; with `keys` (hashes)
@@ -45,28 +44,21 @@ async def fetch_kept(
     errors.NoSuchLedger when a ledger is gone whenever the topic is folded again,
     errors.DataUnavailable, errors.DigestMismatch, errors.UnsupportedFormat, errors.Unavailable.
     """
-    at: dict[int, int] = {}  # by partition where to go on
-    tries = 0
-    while True:
-        try:
-            async with aclosing(fetch_task(client.ledgers, task, keys)) as runs:
-                async for run in runs:
-                    yield run
-                    for fetched in run:
-                        pieces = fetched.pieces
-                        ends = pieces["offset"] + pieces["take"]
-                        at.update(zip(pieces["partition"].tolist(), ends.tolist(), strict=True))
-            return
-        except errors.NoSuchLedger as error:
-            tries += 1
-            if tries > FOLDS_MAX:
-                raise
-            task = await _folded_again(client, since(task, at), error, lossy)
-            await asyncio.sleep(PAUSE_S * (tries - 1))
-        except errors.RowsLost as error:
+    tries = itertools.count()
+
+    async def again(left: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
+        if isinstance(error, errors.RowsLost):
             if not lossy:
-                raise
-            task = _without_lost(since(task, at), error)
+                raise error
+            return _without_lost(left, error)
+        tried = next(tries)
+        if tried >= FOLDS_MAX:
+            raise error
+        folded = await _folded_again(client, left, error, lossy)
+        await asyncio.sleep(PAUSE_S * tried)
+        return folded
+
+    return fetch_task(client.ledgers, task, keys, again)
 
 
 def _without_lost(task: ReadTask, error: errors.RowsLost) -> ReadTask:

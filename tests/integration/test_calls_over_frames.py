@@ -245,7 +245,7 @@ def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(mo
 
 
 def test_who_takes_nothing_for_too_long_is_cut_off(monkeypatch):
-    monkeypatch.setattr("bookie_server.api.connection.STUCK_S", 0.3)
+    monkeypatch.setattr("bookie_server.api.frames.STUCK_S", 0.3)
 
     async def test(rig):
         read = codec.encode(m.ReadRequest(ID, 1, 0, 2, 1 << 20))

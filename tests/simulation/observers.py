@@ -21,7 +21,7 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, Buffer, EntryHeader, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning, testimony
-from bookie_server.serve.read_stream import serve_stream
+from bookie_server.serve.handler import serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState

@@ -9,7 +9,7 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Meaning, Status, meaning
-from bookie_server.ledgers.ledger import LedgerHandle
+from bookie_server.ledgers.registry import LedgerHandle
 from tests.simulation.chaos import FAULTS, Chaos, draw_plan
 from tests.simulation.faults import EVENTS
 from tests.simulation.intruder import intrude

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from bookie_server import bookie
 from bookie_server.api import messages
-from bookie_server.serve import read_stream
+from bookie_server.serve import handler
 from tests.simulation.ghost import Ghost
 
 PACKAGES = (
@@ -48,7 +48,6 @@ REPLACED: Mapping[str, str] = {
     "bookie_server.logs.rocks_index": "the real index: index.py, held to the same tests",
     "bookie_server.start.self_test": "of the program, about the real disk",
     "bookie_server.serve.gateway": "a port: the simulated network calls the handler",
-    "bookie_server.serve.twin": "of the program: another process on the same directories",
     "spark_ledger.bookies.frame_network": "a real network: network.py",
     "spark_ledger.bookies.local_files": "the host's real files: local_files.py",
     "spark_ledger.ledger.connect": "connects to real servers: world.py",
@@ -67,7 +66,7 @@ EXCEPTIONS: Mapping[str, str] = {
     " (test_late_replay.py)",
     "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",
     "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",
-    "bookies.bookie_info.why_not_ready": "the text of an error",
+    "bookies.bookie_listing.why_not_ready": "the text of an error",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
     "ledger.AsyncLedgerWriter.held_below": "as that",
@@ -220,7 +219,7 @@ def _places() -> list[tuple[Any, str, list[str]]]:
     found: list[tuple[Any, str, list[str]]] = []
     for verb in verbs():
         told = [verb.name]
-        if verb.function is read_stream.serve_stream:
+        if verb.function is handler.serve_stream:
             told += [asked.__name__ for asked, _ in messages.STREAMS.values()]
         owner, attribute = verb.owner, verb.attribute
         places = [owner] if inspect.isclass(owner) else _users(attribute, verb.function)

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic.subscription.nodes import SubscriptionNodes
-from spark_ledger.topic.subscription.records import SubscriptionKind, SubscriptionRecord
 from spark_ledger.topic.subscription.seek_target import End
 from tests.spark.scene import Scene, error_of
 from tests.spark.topics import too_large_for_a_commit, wait_until
@@ -383,13 +381,3 @@ def a_subscription_in_use(scene: Scene) -> str:
         return scene.reads(scene.topic, subscription="mine")
     finally:
         scene.by_hand.run(other.release(10))
-
-
-@raises("LEDGER_SUBSCRIPTION.TYPE_MISMATCH", "stream", "only a stream moves a subscription")
-def a_consumers_subscription(scene: Scene) -> str:
-    info = scene.by_hand.info(scene.new_topic())
-    nodes = SubscriptionNodes(scene.by_hand.client.store, info.id)
-    scene.by_hand.run(nodes.ensure_folder())
-    record = SubscriptionRecord(SubscriptionKind.CONSUMER, floor={0: 0})
-    assert scene.by_hand.run(nodes.create("theirs", record)) is not None
-    return scene.reads(scene.topic, subscription="theirs")

@@ -2,6 +2,7 @@
 
 import pulsar
 import pytest
+from pyspark.errors import StreamingQueryException
 
 
 @pytest.fixture
@@ -86,6 +87,62 @@ def test_spark_writes_to_a_topic_that_a_producer_writes_to(spark, cluster, clien
     found = [reader.read_next(20_000).data() for _ in range(22)]
     assert (found[0], found[-1]) == (b"first", b"last")
     assert sorted(found[1:-1], key=int) == [b"%d" % i for i in range(20)]
+
+
+def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
+    spark, cluster, client, topic, tmp_path
+):
+    producer = client.create_producer(topic, batching_enabled=True)
+
+    def send(numbers):
+        for i in numbers:
+            producer.send_async(b"%d" % i, lambda *_: None)
+        producer.flush()
+
+    def subscribe():
+        first = pulsar.InitialPosition.Earliest
+        return client.subscribe(topic, "both", initial_position=first, batch_index_ack_enabled=True)
+
+    def receive(count):
+        found = [consumer.receive(20_000) for _ in range(count)]
+        consumer.acknowledge_cumulative(found[-1])
+        return [int(one.data()) for one in found]
+
+    def start(checkpoint, **options):
+        stream = spark.readStream.format("ledger").option("serviceUrl", cluster.service_url)
+        rows = stream.options(subscription="both", startingSubscription="both", **options)
+
+        def keep(batch, _):
+            read.extend(int(row.value) for row in batch.collect())
+
+        write = rows.load(topic).writeStream.foreachBatch(keep)
+        return write.option("checkpointLocation", str(tmp_path / checkpoint))
+
+    read: list[int] = []
+    send(range(10))
+    send(range(10, 30))
+    consumer = subscribe()
+    assert receive(10) == list(range(10))
+    with pytest.raises(StreamingQueryException, match=r"LEDGER_SUBSCRIPTION\.BUSY"):
+        start("refused").start().processAllAvailable()
+    consumer.close()
+
+    query = start("one").start()
+    query.processAllAvailable()
+    with pytest.raises(pulsar.ConsumerBusy):
+        subscribe()
+    query.stop()
+    assert sorted(read) == list(range(10, 30))
+
+    send(range(30, 40))
+    consumer = subscribe()
+    assert receive(4) == list(range(30, 34))  # in the middle of a batch
+    consumer.close()
+    start("two").trigger(availableNow=True).start().awaitTermination(60)
+    assert sorted(read) == list(range(10, 30)) + list(range(34, 40))
+
+    start("one").trigger(availableNow=True).start().awaitTermination(60)
+    assert sorted(read[26:]) == list(range(30, 40)), "its checkpoint decides"
 
 
 def test_typed_rows_are_json_objects_to_a_consumer(spark, cluster, client, topic):

@@ -12,10 +12,10 @@ from typing import Any
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.budget import Pace
+from bookie_server.lanes import Pace
 from bookie_server.logs import rebuild
 from bookie_server.logs.entry_log import BLOCK_BYTES
-from bookie_server.logs.log_map import LogMap, scan_for_map
+from bookie_server.logs.scan import LogMap, scan_for_map
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.storage.model import entry_of

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bookie_server.journal import scan
 from bookie_server.journal import writer as journal
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -72,7 +73,7 @@ BUGS: tuple[tuple[str, Mutant, Scenario], ...] = (
     ("BK#4843", of_the_simulation("checkpoint without fences"), fence_alone),
     ("3.2.2", of_the_simulation("reply before the fence"), fence_of_nothing),
     ("BK#3830", Mutant("", "", journal.Journal, "_write", early), acked_in_a_new_segment),
-    ("BK#2220", Mutant("", "", journal.Replay, "damage", no_damage), flipped_bit),
+    ("BK#2220", Mutant("", "", scan.Replay, "damage", no_damage), flipped_bit),
     (
         "3.2.11",
         Mutant("", "", SimDisk, "sync_dir", names_only_in_the_cache),

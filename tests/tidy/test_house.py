@@ -24,7 +24,7 @@ FLOORS = {
         journal logs
         disk
         config
-        budget lanes storage_config
+        lanes storage_config
         api
     """,
     "spark_ledger": """

@@ -25,6 +25,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
@@ -47,6 +48,8 @@ from spark_ledger.topic.log.state import TopicState
 INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
 """An entry takes more batches up to so many bytes; one batch may be larger."""
+JOINED_BYTES_MAX = 4096
+"""Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
 AHEAD_S = 0.1
 """After so long the next ledger is made ahead of a hand-over: producers come first."""
@@ -73,13 +76,13 @@ class RollLimits:
 
 @dataclass(slots=True)
 class _Entry:
-    batches: list[Waiting]
+    runs: list[Waiting]
     rows: int
     acked: "asyncio.Future[int]"
 
 
 class LiveWriter:
-    """Of partition `number`. `stored` is called for each batch, in order, before the batch's own
+    """Of partition `number`. `stored` is called for each run, in order, before the run's own
     `stored`."""
 
     def __init__(
@@ -134,19 +137,20 @@ class LiveWriter:
             return 0, -1
         return self._live.base + self._confirmed, self._writer.last_add_confirmed
 
-    def append(self, batch: Waiting) -> None:
-        """Store the batch after all that were appended before it."""
+    def append(self, run: Waiting) -> None:
+        """Store the run after all that were appended before it."""
         if self._closing:
-            self._late.append(batch)
+            self._late.append(run)
             if self._task is None:
                 self._fail_late()
             return
-        if self._deduplicates and self._ids.is_duplicate(batch):
+        idle = not self._queue
+        self._queue.extend(self._ids.new_of(run) if self._deduplicates else (run,))
+        if not self._queue:
             return
-        self._queue.append(batch)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
-        elif len(self._queue) == 1:
+        elif idle:
             self._wake.set()
 
     async def start(self) -> None:
@@ -236,19 +240,22 @@ class LiveWriter:
         writer = self._writer
         assert writer is not None
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
-            batches = [self._queue.popleft()]
-            size = len(batches[0].data)
-            while self._queue and size + len(self._queue[0].data) <= ENTRY_BYTES_MAX:
-                batches.append(self._queue.popleft())
-                size += len(batches[-1].data)
-            rows = sum(one.messages for one in batches)
+            runs = [self._queue.popleft()]
+            size = runs[0].size
+            while self._queue and size + self._queue[0].size <= ENTRY_BYTES_MAX:
+                runs.append(self._queue.popleft())
+                size += runs[-1].size
+            rows = sum(run.messages for run in runs)
             now_ms = self._commits.now_ms()
             share = Share(self._number, rows, self._sent)
             head = encode_header([share], now_ms, batches=True)
-            body = framed([(one.messages, one.data) for one in batches])
+            pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
+            body = framed(chain.from_iterable(pairs))
+            if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
+                body = [b"".join(body)]
             acked = writer.append([head, *body], rows)
             acked.add_done_callback(self._acked)
-            self._inflight.append(_Entry(batches, rows, acked))
+            self._inflight.append(_Entry(runs, rows, acked))
             self._entries += 1
             self._sent += rows
             self._bytes += size
@@ -282,12 +289,12 @@ class LiveWriter:
         assert self._live is not None
         offset = self._live.base + self._confirmed
         self._confirmed += entry.rows
-        for batch in entry.batches:
-            self._stored(self._number, offset, batch)
-            batch.stored(offset)
-            offset += batch.messages
+        for run in entry.runs:
+            self._stored(self._number, offset, run)
+            run.stored(offset)
+            offset += run.messages
             if self._deduplicates:
-                self._ids.note(batch)
+                self._ids.note(run)
 
     def _broken(self) -> bool:
         first = self._inflight[0].acked if self._inflight else None
@@ -353,7 +360,7 @@ class LiveWriter:
             self._is_stored(self._inflight.popleft())
             there -= 1
         for entry in reversed(self._inflight):
-            self._queue.extendleft(reversed(entry.batches))
+            self._queue.extendleft(reversed(entry.runs))
             self._sent -= entry.rows
         self._entries = last + 1
         self._inflight.clear()
@@ -499,7 +506,7 @@ class LiveWriter:
         if self._deduplicates:
             self._ids.begin(state.partitions[self._number].producers)
             waiting = [*self._queue, *self._ids.take_again()]
-            self._queue = deque(one for one in waiting if not self._ids.is_duplicate(one))
+            self._queue = deque(new for run in waiting for new in self._ids.new_of(run))
         assert self._spare is not None
         self._writer, self._live, self._ended, self._spare = self._spare[0], live, None, None
         self._opened_s = self._used_s = asyncio.get_running_loop().time()
@@ -547,7 +554,7 @@ class LiveWriter:
         if self._asked is not None:
             self._asked.hand(None)
         self._asked = self._hold = None
-        waiting = [batch for entry in self._inflight for batch in entry.batches]
+        waiting = [run for entry in self._inflight for run in entry.runs]
         waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:
             entry.acked.add_done_callback(_taken)
@@ -555,8 +562,8 @@ class LiveWriter:
         self._queue.clear()
         self._start_over()
         self._ids.doubt()
-        for batch in waiting:
-            batch.failed(error)
+        for run in waiting:
+            run.failed(error)
 
 
 def _taken(acked: "asyncio.Future[int]") -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.tail import Stored, Tail
+from spark_ledger.broker.owner.tail import Stored, Tail, stored
 from spark_ledger.broker.owner.waiting import Waiting
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
@@ -48,6 +48,8 @@ from spark_ledger.topic.task_reader import fetch_kept
 ROWS_MAX = 1000
 READ_BYTES = 2 << 20
 PLANNED_ROWS_MAX = 200_000
+LOOK_S, SEALED_S = 0.02, 10.0
+"""How often it is looked whether a ledger that ended was sealed, and for how long."""
 
 
 class Partition:
@@ -98,11 +100,12 @@ class Partition:
         for listener in self.listeners:
             listener.set()
 
-    def stored(self, offset: int, batch: Waiting, *, batched: bool) -> None:
-        """A producer's batch is confirmed."""
-        self._last = Stored(offset, batch.messages, batch.data, batched)
+    def stored(self, offset: int, run: Waiting) -> None:
+        """A producer's batches are confirmed."""
+        batches = stored(offset, run.counts, run.batches, run.batched)
+        self._last = batches[-1]
         self._end = max(self._end, self._last.end)
-        self._tail.add(self._last)
+        self._tail.add(batches)
         self.wake()
 
     async def read(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
@@ -119,10 +122,10 @@ class Partition:
             async with aclosing(fetch_kept(self._client, task)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        for batch in batches_in(fetched):
-                            found.append(batch)
-                            self._read.add(batch)
-                            size += len(batch.data)
+                        batches = list(batches_in(fetched))
+                        found += batches
+                        self._read.add(batches)
+                        size += sum(len(one.data) for one in batches)
                     if size >= bytes_max:
                         return found
         return found
@@ -147,13 +150,15 @@ class Partition:
 
     async def since(self, ms: int) -> int:
         """The first offset written at or after `ms` by the broker's clock, or, of what Spark wrote,
-        committed then; the end if there is none."""
+        committed then; the end if there is none. Raises as `read`, and errors.Unavailable where a
+        ledger that ended is not sealed."""
         state = self._state()
         chunks = chunks_needed(state, CommittedSince(ms))
         read = await self._client.chunks.load(chunks)
         lo, hi = offset_since(state.partitions[self.number], ms, read), self.end
         while lo < hi:  # what was committed later may have been written earlier
             middle = (lo + hi) // 2
+            await self._readable(middle)
             found = await self._entry_at(middle)
             if found is None:
                 lo = middle + 1
@@ -164,6 +169,23 @@ class Partition:
             else:
                 lo = max(middle + 1, end)
         return lo
+
+    async def _readable(self, offset: int) -> None:
+        """Return once the offset is in a commit or in the ledger at hand: for a moment it may be in
+        one that has ended, and whose seal comes. Raises errors.Unavailable."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + SEALED_S
+        while offset >= self.held.end_offset and not self._is_live(offset):
+            if loop.time() > until_s:
+                raise errors.Unavailable(
+                    f"partition {self.number} of topic {self._topic.name} cannot be read at offset"
+                    f" {offset} now: its ledger has ended, and is not sealed yet"
+                )
+            await asyncio.sleep(LOOK_S)
+
+    def _is_live(self, offset: int) -> bool:
+        live = self.writer.live
+        return live is not None and live.base <= offset < self.writer.confirmed[0]
 
     async def _entry_at(self, offset: int) -> tuple[int, int, int] | None:
         """Offsets [first, end) of the entry that holds the offset, and when it was written (of what
@@ -188,7 +210,7 @@ class Partition:
             state, tables = await self._client.readable(state, ranges)
             return plan_read(state, ranges, topic=self._topic.name.full, read=tables)
         live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
-        if live is None or not live.base <= offset < confirmed:
+        if live is None or not self._is_live(offset):
             return []
         wanted = LiveRows(live, offset, min(confirmed, offset + rows), last_entry)
         return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
@@ -212,7 +234,7 @@ def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -
     hi, at = lo + int(piece["take"]), base
     for messages, data in pulsar_batch.unframed(body, header.rows):
         if at + messages > lo and at < hi:
-            batched = pulsar_batch.parse(data).batched
+            batched = messages > 1 or pulsar_batch.parse(data).batched
             yield Stored(at, messages, bytes(data), batched)
         at += messages
 

@@ -1,7 +1,8 @@
 """Whether another broker answers, asked by the protocol that it serves.
 
-Always true: a broker is taken for dead whose port refuses, or which misses PROBES_MAX probes in a
-row: one that is stopped or hung has a port that accepts, and a session that lives on, but its loop
+Always true: a broker is taken for dead whose port refuses, or which misses PROBES_MAX probes of
+PROBE_S, NEXT_S apart (who asks and stood still itself gives the last of them its whole time): one
+that is stopped or hung has a port that accepts, and a session that lives on, but its loop
 answers nothing. To be wrong does no harm: who writes is decided by the fence. A broker is asked
 once at a time however many want to know, and not again for FRESH_S after it has answered.
 """
@@ -16,7 +17,8 @@ from spark_ledger.broker.wire.frames import FrameReader, MalformedFrame, encode
 
 PROBE_S = 1.0
 PROBES_MAX = 2
-FRESH_S = 1.0
+NEXT_S = 0.5
+FRESH_S = 0.4
 NEIGHBOURS_MAX = 3
 _READ_BYTES = 4096
 
@@ -78,14 +80,24 @@ class Probes:
 
     async def _probe(self, url: str) -> bool:
         self._answered_s.pop(url, None)
-        for _ in range(PROBES_MAX):
-            heard = await self._ask(url)
-            if heard is Heard.ANSWER:
-                self._answered_s[url] = asyncio.get_running_loop().time()
-                return True
-            if heard is Heard.REFUSAL:
-                return False
-        return False
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
+        try:
+            for one in asyncio.as_completed(asked):
+                heard = await one
+                if heard is Heard.ANSWER:
+                    self._answered_s[url] = loop.time()
+                if heard is not Heard.NOTHING:
+                    return heard is Heard.ANSWER
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _ask_later(self, url: str, after_s: float) -> Heard:
+        await asyncio.sleep(after_s)
+        return await self._ask(url)
 
 
 def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:

@@ -33,21 +33,23 @@ class SequenceIds:
         """The last that is stored, or on its way; -1 of none."""
         return self._sent.get(producer_name, -1)
 
-    def is_duplicate(self, batch: Waiting) -> bool:
-        """Whether it was sent before; then it is told so, once that one is stored."""
-        name, last = batch.producer_name, batch.last_sequence_id
-        if self._unsure or last > self._sent.get(name, -1):
+    def new_of(self, run: Waiting) -> list[Waiting]:
+        """What of it was not sent before; the rest is told so, once what was is stored."""
+        name, last = run.producer_name, run.last_sequence_id
+        if self._unsure or run.first_sequence_id > self._sent.get(name, -1):
             self._sent[name] = max(last, self._sent.get(name, last))
-            return False
+            return [run]
+        if len(run.batches) > 1:
+            return [new for one in run.each() for new in self.new_of(one)]
         if last <= self._stored.get(name, -1):
-            batch.duplicate()
+            run.duplicate()
         else:
-            self._again.append(batch)
-        return True
+            self._again.append(run)
+        return []
 
-    def note(self, batch: Waiting) -> None:
+    def note(self, run: Waiting) -> None:
         """It is stored."""
-        name, last = batch.producer_name, batch.last_sequence_id
+        name, last = run.producer_name, run.last_sequence_id
         self._stored[name] = max(last, self._stored.get(name, last))
         self.of_ledger[name] = max(last, self.of_ledger.get(name, last))
         if self._again:

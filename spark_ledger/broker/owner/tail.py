@@ -1,28 +1,43 @@
 """The newest batches of the partitions, kept in memory for those who read at the end. Pure.
 
-Always true: all that is kept comes to BYTES_MAX at most (one batch is always kept); what goes first
-is what came first, of whichever partition; a batch that is not here is read from its ledger.
+Always true: all that is kept comes to BYTES_MAX at most (what came last is always kept); what goes
+first is what came first, of whichever partition; a batch that is not here is read from its ledger.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import attrgetter
+from typing import NamedTuple
+
+from bookie_server.api.entry import Buffer
 
 BYTES_MAX = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A batch of a partition as its consumers get it: its first message has offset `offset`;
     `batched`: it has metadata of each message."""
 
     offset: int
     messages: int
-    data: bytes
+    data: Buffer
     batched: bool
 
     @property
     def end(self) -> int:
         return self.offset + self.messages
+
+
+def stored(
+    offset: int, counts: Sequence[int], batches: Sequence[bytes], batched: bool
+) -> list[Stored]:
+    """Batches that follow each other from the offset on, of so many messages each."""
+    fields = zip(accumulate(counts, initial=offset), counts, batches, repeat(batched), strict=False)
+    return list(map(tuple.__new__, repeat(Stored), fields))
+
+
+_offset = attrgetter("offset")
 
 
 class TailBudget:
@@ -32,7 +47,7 @@ class TailBudget:
         self._bytes_max = bytes_max
         self._apart: TailBudget | None = None
         self._bytes = 0
-        self._order: deque[tuple[Tail, int, int]] = deque()
+        self._order: deque[tuple[Tail, Sequence[Stored], int]] = deque()
 
     @property
     def apart(self) -> "TailBudget":
@@ -41,13 +56,16 @@ class TailBudget:
             self._apart = TailBudget(self._bytes_max // 4)
         return self._apart
 
-    def took(self, tail: "Tail", batch: Stored) -> None:
-        self._order.append((tail, batch.offset, len(batch.data)))
-        self._bytes += len(batch.data)
+    def took(self, tail: "Tail", batches: Sequence[Stored]) -> None:
+        if not batches:
+            return
+        size = sum(len(one.data) for one in batches)
+        self._order.append((tail, batches, size))
+        self._bytes += size
         while self._bytes > self._bytes_max and len(self._order) > 1:
-            oldest, offset, size = self._order.popleft()
+            oldest, first, size = self._order.popleft()
             self._bytes -= size
-            oldest.forget(offset)
+            oldest.forget(first)
 
 
 class Tail:
@@ -61,12 +79,14 @@ class Tail:
         """For batches of the partition that were read from ledgers, and are asked for next."""
         return Tail(self._budget.apart)
 
-    def add(self, batch: Stored) -> None:
-        self._by_offset[batch.offset] = batch
-        self._budget.took(self, batch)
+    def add(self, batches: Sequence[Stored]) -> None:
+        """Batches that came together, and go together."""
+        self._by_offset.update(zip(map(_offset, batches), batches, strict=True))
+        self._budget.took(self, batches)
 
-    def forget(self, offset: int) -> None:
-        self._by_offset.pop(offset, None)
+    def forget(self, batches: Sequence[Stored]) -> None:
+        for one in batches:
+            self._by_offset.pop(one.offset, None)
 
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
         """The batches that follow each other from the one that begins at `offset`, of so many bytes

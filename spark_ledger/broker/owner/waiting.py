@@ -1,27 +1,45 @@
 """What waits to be stored in a partition, and who hears that it is."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from spark_ledger import errors
 
 
 class Waiting(Protocol):
-    """A producer's batch until it is stored."""
+    """A run: batches of a producer that follow each other, until they are stored, all in one entry.
+    Their last sequence ids rise, where these are looked at."""
 
-    data: bytes
+    batches: list[bytes]
+    counts: list[int]
+    """Messages of each."""
+    size: int
     messages: int
+    """Of all."""
+    batched: bool
+    """Whether each has metadata of each message."""
     producer_name: str
-    last_sequence_id: int
+
+    @property
+    def first_sequence_id(self) -> int:
+        """The last one of the first batch."""
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Of the last batch."""
+
+    def each(self) -> Sequence["Waiting"]:
+        """Its batches, each as a run by itself."""
 
     def duplicate(self) -> None:
-        """It was stored before."""
+        """They were stored before."""
 
     def stored(self, offset: int) -> None:
-        """It is, and its first message has that offset."""
+        """They are, and the first message has that offset."""
 
     def failed(self, error: errors.LedgerError) -> None:
-        """It is not known to be stored, and is not tried again here."""
+        """They are not known to be stored, and are not tried again here."""
 
 
 class StoredListener(Protocol):
-    def __call__(self, partition: int, offset: int, batch: Waiting) -> None: ...
+    def __call__(self, partition: int, offset: int, run: Waiting) -> None: ...

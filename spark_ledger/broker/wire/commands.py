@@ -102,39 +102,6 @@ def command(name: str, **fields: Any) -> BaseCommand:
     return made
 
 
-def receipt(
-    producer_id: int, sequence_id: int, highest: int, ledger: int, entry: int, partition: int
-) -> BaseCommand:
-    """SEND_RECEIPT; as `command`, but one is made for each batch: its id is written in place, for
-    to copy one takes longer than all else."""
-    made = BaseCommand()
-    made.type = _NUMBERS["send_receipt"]
-    part = made.send_receipt
-    part.producer_id = producer_id
-    part.sequence_id = sequence_id
-    if highest:
-        part.highest_sequence_id = highest
-    _place(part.message_id, ledger, entry, partition)
-    return made
-
-
-def message(consumer_id: int, ledger: int, entry: int, partition: int) -> BaseCommand:
-    """MESSAGE, in the same way."""
-    made = BaseCommand()
-    made.type = _NUMBERS["message"]
-    part = made.message
-    part.consumer_id = consumer_id
-    part.redelivery_count = 0
-    _place(part.message_id, ledger, entry, partition)
-    return made
-
-
-def _place(at: MessageId, ledger: int, entry: int, partition: int) -> None:
-    at.ledgerId = ledger
-    at.entryId = entry
-    at.partition = partition
-
-
 def name_of(found: BaseCommand) -> str | None:
     """Which command it is; None for one that is not known here, or says so and has no such part."""
     name = _FIELDS.get(found.type)

@@ -24,7 +24,11 @@ MESSAGE_BYTES_MAX = 5 << 20
 """Of a batch, as its producer sends it: Pulsar's default."""
 FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + (64 << 10)
 _SIZE = struct.Struct(">I")
-_SIZES = struct.Struct(">II")
+SIZES = struct.Struct(">II")
+
+
+Span = tuple[int, int, int]
+"""Of a frame: where its command begins, where its batch does, and where it ends."""
 
 
 class MalformedFrame(Exception):
@@ -47,60 +51,71 @@ class FrameReader:
 
     def feed(self, received: bytes) -> list[Frame]:
         """The frames that are whole now. Raises MalformedFrame."""
+        data, spans = self.whole(received)
+        return [frame_of(data, *span) for span in spans]
+
+    def whole(self, received: bytes) -> tuple[bytes, list[Span]]:
+        """Bytes, and where the frames that are whole now are in them. Raises MalformedFrame."""
         if self._kept:
             self._kept += received
             data = bytes(self._kept) if self._whole() else b""
             if not data:
-                return []
+                return b"", []
             self._kept.clear()
         else:
             data = received
-        found, at, end = [], 0, len(data)
-        while end - at >= _SIZE.size:
-            (size,) = _SIZE.unpack_from(data, at)
-            _check_size(size)
-            if end - at - _SIZE.size < size:
+        spans, at, end = list[Span](), 0, len(data)
+        while end - at >= SIZES.size:
+            size, command_size = SIZES.unpack_from(data, at)
+            if not _SIZE.size <= size <= FRAME_BYTES_MAX:
+                raise _no_frame(size)
+            begin, after = at + SIZES.size, at + _SIZE.size + size
+            if after > end:
                 break
-            found.append(_frame(data, at + _SIZE.size, size))
-            at += _SIZE.size + size
+            if begin + command_size > after:
+                raise MalformedFrame(f"a command of {command_size} bytes in a frame of {size}")
+            spans.append((begin, begin + command_size, after))
+            at = after
         if at < end:
             self._kept += memoryview(data)[at:]
-        return found
+            self._whole()
+        return data, spans
 
     def _whole(self) -> bool:
         """Whether the first frame kept is: a large one comes in many pieces."""
         if len(self._kept) < _SIZE.size:
             return False
         size: int = _SIZE.unpack_from(self._kept)[0]
-        _check_size(size)
+        if not _SIZE.size <= size <= FRAME_BYTES_MAX:
+            raise _no_frame(size)
         return len(self._kept) - _SIZE.size >= size
 
 
-def _check_size(size: int) -> None:
-    if not _SIZE.size <= size <= FRAME_BYTES_MAX:
-        raise MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are taken")
+def _no_frame(size: int) -> MalformedFrame:
+    return MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are taken")
 
 
-def _frame(data: bytes, at: int, size: int) -> Frame:
-    (command_size,) = _SIZE.unpack_from(data, at)
-    begin, end = at + _SIZE.size, at + size
-    if begin + command_size > end:
-        raise MalformedFrame(f"a command of {command_size} bytes in a frame of {size}")
+def frame_of(data: bytes, begin: int, batch_at: int, end: int) -> Frame:
+    """The frame at a span of the bytes. Raises MalformedFrame."""
     try:
-        command = BaseCommand.FromString(data[begin : begin + command_size])
+        command = BaseCommand.FromString(data[begin:batch_at])
     except DecodeError as error:
         raise MalformedFrame(f"a command that cannot be read: {error}") from error
-    batch = data[begin + command_size : end]
-    return Frame(command, batch or None)
+    return Frame(command, data[batch_at:end] or None)
 
 
 def encode(command: BaseCommand) -> bytes:
     """The frame of a command."""
     body: bytes = command.SerializeToString()
-    return _SIZES.pack(len(body) + _SIZE.size, len(body)) + body
+    return SIZES.pack(len(body) + _SIZE.size, len(body)) + body
 
 
 def encode_with_batch(command: BaseCommand, batch: Buffer) -> bytes:
     """The frame of a command that a batch follows."""
-    body = command.SerializeToString()
-    return b"".join((_SIZES.pack(len(body) + _SIZE.size + len(batch), len(body)), body, batch))
+    return with_batch(command.SerializeToString(), batch)
+
+
+def with_batch(command: bytes, batch: Buffer) -> bytes:
+    """The frame of an encoded command that a batch follows."""
+    sizes = SIZES.pack(len(command) + _SIZE.size + len(batch), len(command))
+    return b"".join((sizes, command, batch))

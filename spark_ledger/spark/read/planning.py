@@ -1,12 +1,16 @@
-"""Positions, micro-batches and tasks of the topics that a reader has, from their states.
+"""Positions, micro-batches and tasks of the topics that a reader has, from their states; and rows
+that were committed and are gone, found before any task runs (`LedgerEnds`).
 
-Always true: the tasks of a plan hold every row between the positions once; rows that are gone are
-told with their number or, if the user accepts losses, exactly these are left out; a hole is no
-loss. Chunks of checkpoints are read where a plan needs them, no others.
+Always true: the tasks of a plan hold every row between the positions once; a hole is no loss.
+Chunks of checkpoints are read where a plan needs them, no others. A ledger that was closed below
+a committed range, or that is not there any more, has lost those rows: the loss is told with its
+exact offsets or, if the user accepted it, exactly these rows are left out; no offset is renumbered
+(hazard 26). A plan looks at LEDGERS_MAX ledgers at most that it does not know to be closed; the
+tasks look at what they open in any case (topic/task_reader.py).
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from spark_ledger.errors import (
     DataUnavailable,
@@ -15,6 +19,7 @@ from spark_ledger.errors import (
     OffsetsOutOfRange,
     SubscriptionNotFound,
 )
+from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.spark.options import limits, offsets, timestamps
 from spark_ledger.spark.options.limits import Curve, CurveOf
 from spark_ledger.spark.options.offsets import Ends, Positions, Trimmed
@@ -25,19 +30,23 @@ from spark_ledger.spark.options.start_positions import (
     ByPartition,
     ReadPosition,
 )
-from spark_ledger.spark.read import losses
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read import plan
 from spark_ledger.topic.read.live import LiveEnd, LiveEnds, since_in
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
     Cutting,
+    LedgerEnd,
     Ranges,
     ReadTask,
     chunks_to_read,
+    lost_of,
     plan_read,
+    rows_lost,
+    without,
 )
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.seek_target import rows_around
@@ -55,7 +64,7 @@ class Planner:
         self._client = client
         self._live = live
         self._options = options
-        self._ledger_ends = losses.LedgerEnds(client.ledgers)
+        self._ledger_ends = LedgerEnds(client.ledgers)
 
     @property
     def _lossy(self) -> bool:
@@ -113,8 +122,8 @@ class Planner:
             if all(_reaches(states.get(topic), parts, self) for topic, parts in end.items()):
                 tasks = await self._tasks(states, start, end)
                 ends = await self._ledger_ends.of(tasks)
-                if losses.GONE not in ends.values():
-                    return losses.readable(tasks, ends, not self._lossy)
+                if GONE not in ends.values():
+                    return readable(tasks, ends, not self._lossy)
         except OffsetsOutOfRange:
             pass
         ids = {topic: states[topic].topic_id for topic in end}
@@ -124,7 +133,7 @@ class Planner:
         await self._live.look(p.live for s in folded for p in s.partitions if p.live is not None)
         self._ledger_ends.forget()
         tasks = await self._tasks(states, start, end)
-        return losses.readable(tasks, await self._ledger_ends.of(tasks), not self._lossy)
+        return readable(tasks, await self._ledger_ends.of(tasks), not self._lossy)
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -273,3 +282,66 @@ def _reaches(state: TopicState | None, ends: Mapping[int, int], planner: Planner
         p < len(state.partitions) and at <= planner.end_of(state.partitions[p])
         for p, at in ends.items()
     )
+
+
+RECORDS_AT_ONCE = 256
+LEDGERS_MAX = 2_000
+CLOSED_KEPT = 100_000
+GONE = LedgerEnd(-2, 0)
+"""There is no such ledger."""
+
+
+class LedgerEnds:
+    """Where ledgers end. A closed ledger stays as it is, so it is asked for once."""
+
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self._closed: dict[int, LedgerEnd] = {}
+
+    async def of(self, tasks: Iterable[ReadTask]) -> plan.LedgerEnds:
+        """The ends of the ledgers that the tasks read, as many as are looked at."""
+        every = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
+        found: dict[int, LedgerEnd | None] = {}
+        found.update((one, self._closed[one]) for one in every if one in self._closed)
+        wanted = [one for one in every if one not in found][:LEDGERS_MAX]
+        for first in range(0, len(wanted), RECORDS_AT_ONCE):
+            some = wanted[first : first + RECORDS_AT_ONCE]
+            ends = await asyncio.gather(*(self._end(ledger_id) for ledger_id in some))
+            found.update(zip(some, ends, strict=True))
+        return found
+
+    def forget(self) -> None:
+        """What is closed may have been deleted since."""
+        self._closed.clear()
+
+    async def _end(self, ledger_id: int) -> LedgerEnd | None:
+        try:
+            record = (await self._record(ledger_id)).record
+        except NoSuchLedger:
+            return GONE
+        if record.last_entry is None:
+            return None
+        end = LedgerEnd(record.last_entry, record.rows or 0)
+        if len(self._closed) < CLOSED_KEPT:
+            self._closed[ledger_id] = end
+        return end
+
+    async def _record(self, ledger_id: int) -> VersionedRecord:
+        """That there is none is believed after a sync only: the replica that a new session reads
+        from may be behind the topic's log in memory."""
+        try:
+            return await self._ledgers.record(ledger_id)
+        except NoSuchLedger:
+            return await self._ledgers.record(ledger_id, fresh=True)
+
+
+def readable(
+    tasks: Sequence[ReadTask], ends: plan.LedgerEnds, fail_on_data_loss: bool
+) -> list[ReadTask]:
+    """The tasks without the rows that are gone. Raises RowsLost if there are any and
+    `fail_on_data_loss` is set."""
+    lost = {i: found for i, task in enumerate(tasks) if (found := lost_of(task, ends))}
+    if fail_on_data_loss and lost:
+        raise rows_lost([one for found in lost.values() for one in found])
+    kept = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
+    return [task for task in kept if task.rows]

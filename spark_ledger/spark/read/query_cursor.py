@@ -45,7 +45,7 @@ class QueryCursor:
 
     def wanted(self, topics: TopicsRead, positions: Positions) -> None:
         """The query is to read from there on; Spark keeps nothing of it yet. Raises
-        SubscriptionBusy, SubscriptionTypeMismatch."""
+        SubscriptionBusy."""
         if self._name is None:
             return
         for topic, parts in positions.items():
@@ -59,7 +59,7 @@ class QueryCursor:
 
     def at(self, topics: TopicsRead, kept: Mapping[str, Any], positions: Positions) -> None:
         """All before `positions` is done; `kept` is an offset in Spark's checkpoint. Raises
-        SubscriptionBusy, SubscriptionTypeMismatch, LedgerFenced (a newer run has it)."""
+        SubscriptionBusy, LedgerFenced (a newer run has it)."""
         if self._name is None or self._over:
             return
         signed = kept.get(QUERY)

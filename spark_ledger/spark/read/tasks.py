@@ -7,6 +7,7 @@ those keys come out. Connections are kept from task to task in the Python worker
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from spark_ledger.spark.worker import python_gc
 from spark_ledger.spark.worker.python_gc import Moment
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read.plan import ReadTask
+from spark_ledger.topic.read.row_blocks import Block
 
 if TYPE_CHECKING:
     from spark_ledger.spark.rows.typed_values import ValueReader
@@ -56,7 +58,7 @@ def read_rows(
     Raises as task_reader.fetch_kept, SchemaIncompatible, OptionInvalid for times without a zone.
     """
     if planned is None:
-        return
+        return iter(())
     if planned.zoneless:
         check_zone(planned.zoneless, in_checkpoint=True)
     from spark_ledger.spark.rows import columns  # not loaded where tasks are only planned
@@ -66,13 +68,14 @@ def read_rows(
     wanted = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     python_gc.set_aside(Moment.CONNECTED)
-    lossy = not options.fail_on_data_loss
-    for rows in cluster.read(task, wanted, keys=keys, lossy=lossy):
+
+    def to_spark(rows: Block) -> pa.RecordBatch:
         payload = None if values is None else values.columns(rows, task.topic)
         made = columns.to_spark(rows, task.topic, arrow, payload)
-        made = made if keys is None else columns.with_keys(rows, made, keys)
-        if made.num_rows:
-            yield made
+        return made if keys is None else columns.with_keys(rows, made, keys)
+
+    blocks = cluster.read(task, wanted, keys=keys, lossy=not options.fail_on_data_loss)
+    return filter(attrgetter("num_rows"), map(to_spark, blocks))
 
 
 def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:

@@ -32,7 +32,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, reachable, read
 from spark_ledger.topic.checkpoint.chunks import ChunkStore, with_losses
-from spark_ledger.topic.log import checkpoint, checkpoint_record, records
+from spark_ledger.topic.log import checkpoint, checkpoint_record
 from spark_ledger.topic.log.blobs import Blobs, HeldLedgers
 from spark_ledger.topic.log.checkpoint import ByPartition, Root
 from spark_ledger.topic.log.checkpoint_record import (
@@ -45,6 +45,7 @@ from spark_ledger.topic.log.intervals import Chunk
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog
+from spark_ledger.topic.log.topics import policies_now
 
 CHECKPOINT_EVERY = 64
 LOG_NODES_MAX = 2000
@@ -124,8 +125,7 @@ class Checkpointer:
             since = state.next - (0 if before is None else before.next)
             if state.deleted or since < least:
                 return before if state.deleted else await self._trimmed(topic_id)
-            node = await self._store.get(paths.topic(topic_id))
-            policies = records.decode_topic(node.value).policies
+            policies = (await policies_now(self._store, topic_id)).policies
             intent = await self._open_intent(topic_id, intent_id)
             try:
                 await self._publish(policies, state, newest, intent)

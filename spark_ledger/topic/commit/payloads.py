@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from spark_ledger import errors
-from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, MetadataStore
 from spark_ledger.metadata.store_calls import each
 from spark_ledger.topic.commit import draft as commit_draft
@@ -20,6 +19,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.blobs import Blobs, HeldLedgers, moved_segments, pack
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.records import Spilled
+from spark_ledger.topic.log.topics import policies_now
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 LEDGERS_AT_ONCE = 32  # of a commit over many topics
@@ -123,9 +123,8 @@ class CommitPayloads:
 
     async def _held_for(self, intent: Intent, topic_id: str) -> HeldLedgers:
         if topic_id not in self._held:
-            node = await self._store.get(paths.topic(topic_id))
-            policies = records.decode_topic(node.value).policies
+            now = await policies_now(self._store, topic_id)
             self._held[topic_id] = await self._stack.enter_async_context(
-                self._blobs.held(intent, topic_id, policies)
+                self._blobs.held(intent, topic_id, now.policies)
             )
         return self._held[topic_id]

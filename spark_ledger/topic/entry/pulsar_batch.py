@@ -12,7 +12,7 @@ big-endian. So it is there or not, in one entry, and one row with one offset, as
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -34,8 +34,8 @@ from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleM
 MAGIC = 0x0E01
 CHUNKS_MAGIC = 0x0E43
 UNCOMPRESSED_BYTES_MAX = 128 << 20
-_HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
-_CRC_FROM = 6
+HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
+CRC_FROM = 6
 _SIZE = struct.Struct(">I")
 _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
 _ARROW_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
@@ -96,7 +96,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     """The batch in `data`, or the chunked message that was stored; with `check` it comes from a
     client: it is no such message, and its CRC is compared. Raises Damaged."""
     try:
-        magic, crc, size = _HEAD.unpack_from(data)
+        magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
         raise Damaged(f"a damaged batch of {len(data)} bytes: {error}") from error
     if magic == CHUNKS_MAGIC and not check:
@@ -105,13 +105,13 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
         return Batch(payload, chunks[-1].metadata, 0)
     if magic != MAGIC:
         raise Damaged(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
-    end = _HEAD.size + size
+    end = HEAD.size + size
     if end > len(data):
         raise Damaged(f"a damaged batch of {len(data)} bytes: {size} of metadata")
-    if check and crc32c(memoryview(data)[_CRC_FROM:]) != crc:
+    if check and crc32c(memoryview(data)[CRC_FROM:]) != crc:
         raise Damaged("a damaged batch: its checksum is another")
     try:
-        metadata = MessageMetadata.FromString(bytes(data[_HEAD.size : end]))
+        metadata = MessageMetadata.FromString(bytes(data[HEAD.size : end]))
     except DecodeError as error:
         raise Damaged(f"a damaged batch: {error}") from error
     return Batch(data, metadata, end)
@@ -198,12 +198,11 @@ def _decompressed(kind: int, data: memoryview, size: int) -> bytes:
 _FRAME = struct.Struct("<II")
 
 
-def framed(batches: Sequence[tuple[int, bytes]]) -> list[Buffer]:
+def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
     """The body of an entry that has these batches, of so many messages each; see message_batch."""
     parts: list[Buffer] = []
     for messages, data in batches:
-        parts.append(_FRAME.pack(len(data), messages))
-        parts.append(data)
+        parts += (_FRAME.pack(len(data), messages), data)
     return parts
 
 
@@ -271,13 +270,13 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
         head = properties[i]
         key, time = keys[i], times[i]
         if key is not None:
-            head += b"\x12" + _varint(len(key)) + key
-        head += b"\x18" + _varint(len(value)) if value else b"\x18\x00"
+            head += b"\x12" + varint(len(key)) + key
+        head += b"\x18" + varint(len(value)) if value else b"\x18\x00"
         if time is not None and time >= 1000:
-            head += b"\x28" + _varint(time // 1000)
+            head += b"\x28" + varint(time // 1000)
         if i in base64:
             head += b"\x30\x01"
-        head += b"\x40" + _varint(first_row + i)
+        head += b"\x40" + varint(first_row + i)
         if value is None:
             head += b"\x48\x01"
         yield size(len(head))
@@ -330,8 +329,8 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
         texts = [text.decode(errors="replace").encode() for text in texts]
     made = []
     for name, text in zip(names, texts, strict=True):
-        pair = b"".join((b"\x0a", _varint(len(name)), name, b"\x12", _varint(len(text)), text))
-        made.append(b"\x0a" + _varint(len(pair)) + pair)
+        pair = b"".join((b"\x0a", varint(len(name)), name, b"\x12", varint(len(text)), text))
+        made.append(b"\x0a" + varint(len(pair)) + pair)
     found, start = [], 0
     for length in column.value_lengths().to_pylist():
         end = start + (length or 0)
@@ -340,7 +339,8 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
     return found
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number, 0 or more, as protobuf writes it."""
     if number < len(_LAST):
         return _LAST[number]
     return _MORE[number & 127] + _rest(number >> 7)
@@ -349,7 +349,7 @@ def _varint(number: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _rest(number: int) -> bytes:
     """Numbers that follow each other have it in common."""
-    return _varint(number)
+    return varint(number)
 
 
 _LAST = [bytes([low]) for low in range(128)]

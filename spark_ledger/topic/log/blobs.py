@@ -18,7 +18,7 @@ import pyarrow as pa
 from bookie_server.api.entry import HEADER_BYTES, Buffer, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.pending_adds import MissingCopy
+from spark_ledger.ledger.quorum import MissingCopy
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
 from spark_ledger.topic.log.intents import Intent

@@ -24,6 +24,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import policies_now
 
 IDLE_S = 30.0
 IDLE_LEDGERS_MAX = 16
@@ -151,7 +152,8 @@ class LedgerCache:
             if node is None:
                 return failure
             topic = records.decode_topic(node.value)
-            name, other = parse_topic(topic.name).short, topic.policies.ensemble_size
+            now = await policies_now(self._ledgers.metadata, key.topic_id)
+            name, other = parse_topic(topic.name).short, now.policies.ensemble_size
             why, fewer = f"policy ensemble_size of topic '{name}' is {size}", "write with fewer"
             if size != other:
                 why = f"this write asks for {size}, policy ensemble_size of '{name}' is {other}"

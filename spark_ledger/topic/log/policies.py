@@ -2,13 +2,15 @@
 
 Always true: E >= Qw >= Qa >= 1; times and sizes are positive; None keeps rows for ever. Policies
 can be changed later: quorums, durability and rolling then hold for ledgers made after the change.
+A topic keeps what was set on it (its own policies); the rest is its namespace's, as that is now,
+and else the default. The three quorums are set together, so that they always fit each other.
 Two task ledgers are interchangeable only if their policies are equal, so the policies are part of
 the ledger cache's key.
 """
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -22,6 +24,11 @@ TEXTS = ("durability",)
 SWITCHES = {"true": True, "false": False}
 SWITCHED = ("merging", "deduplication", "partitioned")
 ENSEMBLE_SIZE = "ensemble_size"
+QUORUMS = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
+FIXED = "partitioned"
+"""Always a topic's own: what it is to clients does not change under them."""
+INHERIT = "inherit"
+"""The value of a change by which a policy is set no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +69,8 @@ class TopicPolicies:
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicies:
-    """What a namespace says of topics that are made in it from now on: `topics` are policies by
-    name, which a topic's own override. `auto_create`: whether a broker makes a topic that a client
+    """What a namespace says of its topics: `topics` are policies by name, which a topic's own
+    override. `auto_create`: whether a broker makes a topic that a client
     names, with `auto_create_partitions` (0: one that is not partitioned); None: as the broker's
     settings say."""
 
@@ -86,9 +93,13 @@ class NamespacePolicies:
 
     def changed(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
         """With these by name. Raises errors.BadConfig."""
-        own = {name: changes[name] for name in NAMESPACE_NAMES if name in changes}
-        rest = {name: value for name, value in changes.items() if name not in NAMESPACE_NAMES}
-        return replace(self, **own, topics={**self.topics, **rest})
+        _check_names("a namespace", changes, (*NAMESPACE_NAMES, *NAMES))
+        unset = [name for name, value in changes.items() if value == INHERIT]
+        given = {name: value for name, value in changes.items() if value != INHERIT}
+        own = {name: given.get(name) for name in NAMESPACE_NAMES if name in changes}
+        topics = {**self.topics, **{name: given[name] for name in given if name in NAMES}}
+        kept = {name: value for name, value in topics.items() if name not in unset}
+        return replace(self, **own, topics=kept)
 
 
 NAMESPACE_NAMES = ("auto_create", "auto_create_partitions")
@@ -98,14 +109,53 @@ NAMES = tuple(one.name for one in fields(TopicPolicies))
 def changed(policies: TopicPolicies, changes: Mapping[str, Any]) -> TopicPolicies:
     """The policies with these changes, by name. Raises errors.BadConfig for an unknown name or a
     value that does not hold; nothing is half changed."""
+    _check_names("a topic", changes, NAMES)
+    return replace(policies, **changes)
+
+
+def _check_names(what: str, changes: Iterable[str], names: Sequence[str]) -> None:
     for name in changes:
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean '{near[0]}'? " if near else ""
             raise errors.BadConfig(
-                f"a topic has no policy '{name}'", f"{hint}Policies are: {', '.join(NAMES)}."
+                f"{what} has no policy '{name}'", f"{hint}Policies are: {', '.join(names)}."
             )
-    return replace(policies, **changes)
+
+
+def own_names(set_: Iterable[str]) -> tuple[str, ...]:
+    """Which policies are a topic's own where these were set on it."""
+    found = {FIXED, *set_}
+    if not found.isdisjoint(QUORUMS):
+        found.update(QUORUMS)
+    return tuple(name for name in NAMES if name in found)
+
+
+def effective(
+    kept: TopicPolicies, own: Iterable[str], namespace: NamespacePolicies | None
+) -> TopicPolicies:
+    """What a topic has that keeps `kept`, of which only `own` were set on it."""
+    inherited = TopicPolicies(**(namespace.topics if namespace is not None else {}))
+    return replace(inherited, **{name: getattr(kept, name) for name in own})
+
+
+def changed_own(
+    kept: TopicPolicies,
+    own: Iterable[str],
+    namespace: NamespacePolicies | None,
+    changes: Mapping[str, Any],
+) -> tuple[TopicPolicies, tuple[str, ...]]:
+    """As `effective`: what is kept, and which are the topic's own, with these changes. Raises
+    errors.BadConfig."""
+    _check_names("a topic", changes, NAMES)
+    given = {name: value for name, value in changes.items() if value != INHERIT}
+    unset = changes.keys() - given.keys()
+    if FIXED in unset:
+        raise errors.BadConfig(f"{FIXED} is a topic's own", f"Give {FIXED}=true or {FIXED}=false.")
+    dropped = own_names(unset) if unset else ()
+    left = [name for name in own if name == FIXED or name not in dropped]
+    now = changed(effective(kept, left, namespace), given)
+    return now, own_names([*left, *given])
 
 
 def to_json(policies: TopicPolicies) -> dict[str, Any]:
@@ -154,11 +204,14 @@ _AMOUNT = re.compile(r"(\d+)\s*([A-Za-z]*)")
 
 def value_of_text(name: str, text: str) -> Any:
     """A policy's value as a user types it: a number, with a unit where it is a time (500ms, 30s,
-    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for ever.
+    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for ever,
+    `inherit` sets it no more.
 
     Raises errors.BadConfig. Whether there is such a policy, and the value holds, is decided where
     it is used.
     """
+    if text.lower() == INHERIT:
+        return INHERIT
     if name == "auto_create":
         return SWITCHES.get(text.lower(), text)
     if name == "auto_create_partitions" and text.isdecimal():

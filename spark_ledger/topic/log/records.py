@@ -19,7 +19,7 @@ from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intervals import BlobPointer
-from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies
+from spark_ledger.topic.log.policies import NAMES, NamespacePolicies, TopicPolicies
 
 T = TypeVar("T")
 
@@ -51,11 +51,13 @@ class IntentState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """/topic-ids/<id>: what was fixed when the topic was created. Partitions grow in its log."""
+    """/topic-ids/<id>: what was fixed when the topic was created. Partitions grow in its log. Of
+    the policies `own` were set on the topic; the others are what its namespace said then."""
 
     name: str
     partitions: int
     policies: TopicPolicies = field(default_factory=TopicPolicies)
+    own: tuple[str, ...] = NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +173,17 @@ class IdBlock:
 
 def encode_topic(record: TopicRecord) -> bytes:
     plain = {"name": record.name, "partitions": record.partitions}
-    return _dump({**plain, "policies": policies.to_json(record.policies)})
+    own = {} if record.own == NAMES else {"own": list(record.own)}
+    return _dump({**plain, "policies": policies.to_json(record.policies), **own})
 
 
 def decode_topic(value: bytes) -> TopicRecord:
     def build(plain: dict[str, Any]) -> TopicRecord:
         kept = policies.from_json(plain["policies"])
-        return TopicRecord(plain["name"], plain["partitions"], kept)
+        own = NAMES
+        if "own" in plain:
+            own = policies.own_names(name for name in plain["own"] if name in NAMES)
+        return TopicRecord(plain["name"], plain["partitions"], kept, own)
 
     return _load(value, "topic", build)
 
@@ -196,7 +202,7 @@ def decode_namespace(value: bytes) -> NamespacePolicies:
     """Of a namespace that only has topics the value is empty."""
 
     def build(plain: dict[str, Any]) -> NamespacePolicies:
-        topics = {k: v for k, v in plain["topics"].items() if k in policies.NAMES}
+        topics = {k: v for k, v in plain["topics"].items() if k in NAMES}
         return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
 
     return _load(value, "namespace", build) if value else NamespacePolicies()

@@ -19,6 +19,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
+    Check,
     Create,
     Delete,
     MetadataStore,
@@ -27,6 +28,7 @@ from spark_ledger.metadata.store import (
     Operation,
     OutcomeUnknown,
     Set,
+    Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
 from spark_ledger.topic.log import records
@@ -36,7 +38,15 @@ from spark_ledger.topic.log.names import (
     parse_namespace,
     parse_topic,
 )
-from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies, changed
+from spark_ledger.topic.log.policies import (
+    NAMES,
+    NamespacePolicies,
+    TopicPolicies,
+    changed,
+    changed_own,
+    effective,
+    own_names,
+)
 from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
 
 PARTITIONS_MAX = 100_000
@@ -51,6 +61,41 @@ class TopicInfo:
     name: TopicName
     partitions: int
     policies: TopicPolicies
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesNow:
+    """What a topic has, its own or its namespace's, and what a multi checks so that it still has
+    that."""
+
+    policies: TopicPolicies
+    checks: tuple[Check, ...]
+
+
+async def policies_now(store: MetadataStore, topic_id: str) -> PoliciesNow:
+    """Raises StoreUnavailable, errors.TopicNotFound, errors.UnsupportedFormat."""
+    node = await read(store, paths.topic(topic_id))
+    if node is None:
+        raise errors.TopicNotFound(f"there is no topic with id {topic_id}", topic_id=topic_id)
+    record = records.decode_topic(node.value)
+    check = Check(paths.topic(topic_id), node.version)
+    path = _namespace_of(parse_topic(record.name))
+    inherits = record.own != NAMES
+    above = await read(store, path) if inherits else None
+    checks = (check,) if above is None else (check, Check(path, above.version))
+    return PoliciesNow(_effective(record, above), checks)
+
+
+def _effective(record: TopicRecord, above: Versioned | None) -> TopicPolicies:
+    return effective(record.policies, record.own, _decoded(above))
+
+
+def _decoded(above: Versioned | None) -> NamespacePolicies | None:
+    return None if above is None else records.decode_namespace(above.value)
+
+
+def _namespace_of(topic: TopicName) -> str:
+    return paths.namespace(topic.tenant, topic.namespace)
 
 
 class Topics:
@@ -70,7 +115,8 @@ class Topics:
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Make a topic. With `exist_ok` the topic that is there is returned as it is. `policies`
-        by name are its own, and the rest its namespace's; a TopicPolicies is all its own.
+        by name are its own, and the rest its namespace's, now and later; a TopicPolicies is all its
+        own.
 
         Raises errors.TopicExists, errors.BadConfig for partitions out of 1 .. PARTITIONS_MAX.
         """
@@ -84,10 +130,13 @@ class Topics:
             )
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
-        if not isinstance(policies, TopicPolicies):
-            policies = changed(await self.inherited(name), policies or {})
+        if isinstance(policies, TopicPolicies):
+            record = TopicRecord(topic.full, partitions, policies)
+        else:
+            has = changed(await self.inherited(name), policies or {})
+            record = TopicRecord(topic.full, partitions, has, own_names(policies or {}))
         with reachable(f"creating topic '{topic}'"):
-            made = await self._create(topic, partitions, policies)
+            made = await self._create(topic, record)
             existing = made or await self._find(topic)
         if made is None and not exist_ok:
             raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
@@ -148,8 +197,9 @@ class Topics:
         raise errors.CommitContended(f"topic '{topic}' is written to so often that it stays")
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
-        """The topic with these policies changed, by name; see policies.py. Ledgers made from now
-        on follow them; a client that has the topic open uses them once it opens it again.
+        """The topic with these policies changed, by name; see policies.py. INHERIT: it has its
+        namespace's again. Ledgers made from now on follow them; a client that has the topic open
+        uses them once it opens it again.
 
         Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
         """
@@ -159,9 +209,11 @@ class Topics:
             for tries in range(TRIES_MAX):
                 node = await self.store.get(paths.topic(info.id))
                 record = records.decode_topic(node.value)
-                wanted = replace(record, policies=changed(record.policies, changes))
+                above = await read(self.store, _namespace_of(topic))
+                kept, own = changed_own(record.policies, record.own, _decoded(above), changes)
+                wanted = replace(record, policies=kept, own=own)
                 if wanted == record or await self._set_record(info.id, wanted, node.version):
-                    return replace(info, policies=wanted.policies)
+                    return replace(info, policies=_effective(wanted, above))
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(topic.path)
         raise errors.CommitContended(f"others changed topic '{topic}' again and again")
@@ -180,12 +232,12 @@ class Topics:
         with reachable(f"reading namespace '{namespace}'"):
             await self.store.sync(path)
             node = await read(self.store, path)
-        return None if node is None else records.decode_namespace(node.value)
+        return _decoded(node)
 
     async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
-        """The namespace, made if it is not there, with these policies changed, by name; topics made
-        from now on have them. Raises errors.TopicNameInvalid, errors.BadConfig,
-        errors.CommitContended."""
+        """The namespace, made if it is not there, with these policies changed, by name (INHERIT: it
+        says nothing of it any more); topics have those that were not set on them. Raises
+        errors.TopicNameInvalid, errors.BadConfig, errors.CommitContended."""
         path = paths.namespace(*parse_namespace(namespace))
         NamespacePolicies().changed(changes)  # before it is made
         with reachable(f"changing namespace '{namespace}'"):
@@ -220,13 +272,11 @@ class Topics:
         except (BadVersion, OutcomeUnknown):
             return False
 
-    async def _create(
-        self, topic: TopicName, partitions: int, policies: TopicPolicies
-    ) -> TopicInfo | None:
+    async def _create(self, topic: TopicName, record: TopicRecord) -> TopicInfo | None:
         """The new topic, or None when another has the name."""
         bits = self._rng.getrandbits(128)
-        made = TopicInfo(str(uuid.UUID(int=bits, version=4)), topic, partitions, policies)
-        record = TopicRecord(topic.full, partitions, policies)
+        topic_id = str(uuid.UUID(int=bits, version=4))
+        made = TopicInfo(topic_id, topic, record.partitions, record.policies)
         operations: builtins.list[Operation] = [
             Create(topic.path, records.encode_topic_pointer(made.id)),
             Create(paths.topic(made.id), records.encode_topic(record)),
@@ -272,12 +322,12 @@ class Topics:
         if pointer is None:
             return None
         topic_id = records.decode_topic_pointer(pointer.value)
-        node = await read(self.store, paths.topic(topic_id))
+        node, above = await self.store.get_many([paths.topic(topic_id), _namespace_of(topic)])
         if node is None:  # the name is older than the removal of what it names
             await self.store.sync(topic.path)
             return await self._find(topic)
         record = records.decode_topic(node.value)
-        return TopicInfo(topic_id, topic, record.partitions, record.policies)
+        return TopicInfo(topic_id, topic, record.partitions, _effective(record, above))
 
     async def _children(self, path: str) -> builtins.list[str]:
         try:

@@ -5,13 +5,16 @@ does not say what the plan says (partitions, first rows, rows) is an error, neve
 read up to its planned end or raises: a negative is never an end. An entry is fetched and decoded
 once for all partitions that the task wants of it. Slices that are small are fetched together, from
 several ledgers at once, WINDOW_BYTES of them at a time; a longer one is a stream, which keeps to
-the reader's own limits.
+the reader's own limits. Where a ledger is gone, or rows are lost, the caller says with what task to
+go on (`Again`), from where each partition was.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +23,7 @@ import pyarrow as pa
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read.reader import AsyncLedgerReader, Runs
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import (
@@ -48,7 +51,7 @@ from spark_ledger.topic.read.pieces import (
     WantedEntry,
     slices_of,
 )
-from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost
+from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost, since
 from spark_ledger.topic.read.row_blocks import RUN, Block, Rows
 
 __all__ = ["Block", "Fetched", "FetchedEntry", "Rows", "fetch_task", "read_task"]
@@ -137,10 +140,55 @@ async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows
                     yield rows
 
 
-def fetch_task(ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None) -> Fetched:
+Again = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[ReadTask]]
+"""Given what is left of a task and why it cannot be read as planned: the task to go on with."""
+
+
+async def as_planned(_: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
+    """The Again of a caller who has no other task to go on with: the error is raised."""
+    raise error
+
+
+async def fetch_task(
+    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None, again: Again = as_planned
+) -> Fetched:
     """The entries of a task, in order, some at a time, not decoded yet; with `keys` (their hashes)
-    without those that are known to have none of these keys. Raises as read_task."""
-    return _Fetching(ledgers, task, keys).runs()
+    without those that are known to have none of these keys. Raises as read_task, and as `again`."""
+    at: dict[int, int] = {}  # by partition where to go on
+    while True:
+        fetching = _Fetching(ledgers, task, keys)
+        try:
+            for step in fetching.steps():
+                source = await fetching.begin(step)
+                async with aclosing(source.runs) as runs:
+                    async for run in runs:
+                        fetched = source.cut(run)
+                        yield fetched
+                        at.update(end for one in fetched for end in _ends(one.pieces))
+                assert next(source.left, None) is None, "a slice is read to its end"
+            return
+        except (errors.NoSuchLedger, errors.RowsLost) as error:
+            task = await again(since(task, at), error)
+
+
+def _ends(pieces: Wanted) -> Iterator[tuple[int, int]]:
+    """By partition, the offset after each piece."""
+    ends = pieces["offset"] + pieces["take"]
+    return zip(pieces["partition"].tolist(), ends.tolist(), strict=True)
+
+
+Step = list[Slice] | LiveRows
+"""What is fetched at a time: slices together, a single one as a stream, or rows that no commit has
+yet."""
+
+
+class _Source(NamedTuple):
+    """The runs of a step as they come, what makes of each what is wanted of it, and what is wanted
+    and did not come yet."""
+
+    runs: AsyncGenerator[list[Any], None]
+    cut: Callable[[list[Any]], list[FetchedEntry]]
+    left: Iterator[WantedEntry]
 
 
 class _Fetching:
@@ -155,40 +203,40 @@ class _Fetching:
         self._fetched_bytes = 0
         self._planned_bytes = 0
 
-    async def runs(self) -> Fetched:
-        for window in self._windows():
-            if self._keys is not None:
-                window = [await self._filtered(planned, self._keys) for planned in window]
-            window = [planned for planned in window if planned.count]
-            self._planned_bytes += sum(one.bytes for one in window if one.ledger_id != INLINE)
-            if len(window) != 1 or window[0].ledger_id == INLINE:
-                yield await self._together(window)
-                continue
-            async with aclosing(self._stream(window[0])) as fetched:
-                async for some in fetched:
-                    yield some
+    def steps(self) -> Iterator[Step]:
+        """In order; the next one is to be asked for when the one before was fetched."""
+        yield from self._windows()
         if self._task.live is not None:
-            reader = await self._open_live(self._task.live)
-            wanted = within(reader.record, self._task.live)
-            async with aclosing(_fetch_live(reader, wanted, starts_of(self._ledgers))) as fetched:
-                async for some in fetched:
-                    yield some
+            yield self._task.live
 
-    async def _stream(self, planned: Slice) -> Fetched:
+    async def begin(self, step: Step) -> _Source:
+        """Raises as read_task, and so do its runs."""
+        if isinstance(step, LiveRows):
+            return self._counted(await self._open_live(step), step)
+        if self._keys is not None:
+            step = [await self._filtered(planned, self._keys) for planned in step]
+        step = [planned for planned in step if planned.count]
+        self._planned_bytes += sum(one.bytes for one in step if one.ledger_id != INLINE)
+        if len(step) == 1 and step[0].ledger_id != INLINE:
+            return await self._stream(step[0])
+        return _Source(_single(await self._together(step)), list, iter(()))
+
+    async def _stream(self, planned: Slice) -> _Source:
         if isinstance(planned, CountedSlice):
-            live = planned.rows.live
-            reader = await self._open(planned, live.metadata_version, planned.rows.last_entry)
-            wanted = within(reader.record, planned.rows)
-            async with aclosing(_fetch_live(reader, wanted, starts_of(self._ledgers))) as fetched:
-                async for some in fetched:
-                    self._count(some)
-                    yield some
-            return
+            version, last = planned.rows.live.metadata_version, planned.rows.last_entry
+            return self._counted(await self._open(planned, version, last), planned.rows)
+        reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
+        runs = reader.read_entries(
+            [entry.entry_id for entry in planned.entries],
+            entry_bytes=planned.bytes // len(planned.entries),
+            known_confirmed=planned.known_confirmed,
+        )
         left = iter(planned.entries)
-        async with aclosing(await self._read(planned)) as runs:
-            async for run in runs:
-                yield self._wanted(run, left)
-        assert next(left, None) is None, "a slice is read to its end"
+        return _Source(runs, partial(self._wanted, left), left)
+
+    def _counted(self, reader: AsyncLedgerReader, rows: LiveRows) -> _Source:
+        runs = _fetch_live(reader, within(reader.record, rows), starts_of(self._ledgers))
+        return _Source(runs, self._count, iter(()))
 
     def _windows(self) -> Iterator[list[Slice]]:
         """The slices in order, those together that may be fetched together."""
@@ -222,7 +270,7 @@ class _Fetching:
                 by_ledger.setdefault(planned.ledger_id, []).append(planned)
         loop = asyncio.get_running_loop()
         reads = [loop.create_task(self._all(_merged(some))) for some in by_ledger.values()]
-        others = [loop.create_task(self._all_counted(planned)) for planned in counted]
+        others = [loop.create_task(self._all(planned)) for planned in counted]
         try:
             found = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
             of_counted = iter(await asyncio.gather(*others))
@@ -230,6 +278,7 @@ class _Fetching:
             for read in (*reads, *others):
                 read.cancel()
             await asyncio.gather(*reads, *others, return_exceptions=True)
+        entries = {i: {one.entry.header.entry_id: one.entry for one in found[i]} for i in found}
         fetched: list[FetchedEntry] = []
         for planned in window:
             if isinstance(planned, CountedSlice):
@@ -239,44 +288,30 @@ class _Fetching:
                 if planned.ledger_id == INLINE:
                     entry = _inline_entry(planned.payloads[i], entry_id)
                 else:
-                    entry = found[planned.ledger_id][entry_id]
+                    entry = entries[planned.ledger_id][entry_id]
                 fetched.append(FetchedEntry(entry, pieces))
         return fetched
 
-    async def _all_counted(self, planned: CountedSlice) -> list[FetchedEntry]:
-        async with aclosing(self._stream(planned)) as fetched:
-            return [one async for some in fetched for one in some]
-
-    async def _all(self, planned: ReadSlice) -> dict[int, Entry]:
-        left, found = iter(planned.entries), dict[int, Entry]()
-        async with aclosing(await self._read(planned)) as runs:
-            async for run in runs:
-                for one in self._wanted(run, left):
-                    found[one.entry.header.entry_id] = one.entry
-        assert next(left, None) is None, "a slice is read to its end"
+    async def _all(self, planned: Slice) -> list[FetchedEntry]:
+        source = await self._stream(planned)
+        async with aclosing(source.runs) as runs:
+            found = [one async for run in runs for one in source.cut(run)]
+        assert next(source.left, None) is None, "a slice is read to its end"
         return found
 
-    async def _read(self, planned: ReadSlice) -> Runs:
-        reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
-        return reader.read_entries(
-            [entry.entry_id for entry in planned.entries],
-            entry_bytes=planned.bytes // len(planned.entries),
-            known_confirmed=planned.known_confirmed,
-        )
-
-    def _wanted(self, run: list[Entry], left: Iterator[WantedEntry]) -> list[FetchedEntry]:
+    def _wanted(self, left: Iterator[WantedEntry], run: list[Entry]) -> list[FetchedEntry]:
         """A run of a slice with what is wanted of each entry."""
         fetched = []
         for entry in run:
             entry_id, pieces = next(left)
             assert entry_id == entry.header.entry_id, "entries come in the order of the plan"
             fetched.append(FetchedEntry(entry, pieces))
-        self._count(fetched)
-        return fetched
+        return self._count(fetched)
 
-    def _count(self, fetched: list[FetchedEntry]) -> None:
+    def _count(self, fetched: list[FetchedEntry]) -> list[FetchedEntry]:
         self._fetched_bytes += sum(len(one.entry.payload) for one in fetched)
         self._fetched += len(fetched)
+        return fetched
 
     async def _filtered(self, planned: Slice, keys: Hashes) -> Slice:
         """The slice without the pieces that have none of the keys, as far as that is known."""
@@ -307,6 +342,10 @@ class _Fetching:
         if lost is not None:
             raise lost
         return reader
+
+
+async def _single(run: list[FetchedEntry]) -> Fetched:
+    yield run
 
 
 def _merged(slices: list[ReadSlice]) -> ReadSlice:

@@ -12,6 +12,8 @@ Always true:
 - `advance` waits for nothing; what was told last is written, MULTI_BYTES_MAX of values in a multi;
 - a step back is written with a new version of the subscriptions' node and of the subscription's
   record: a trim planned before it fails, and no mark hides it (hazard 37);
+- a query's subscription is the consumers' once the query is over, and a query has it back once the
+  consumers are gone: it stays where it is;
 - the shares of brokers that are not alive go into that of the next broker that opens the
   subscription, in one multi, so there are no more of them than brokers.
 """
@@ -37,7 +39,6 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
-from spark_ledger.topic.subscription.moves import Claim, check_free
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
 from spark_ledger.topic.subscription.records import Share, SubscriptionKind, newest, with_shares
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
@@ -190,9 +191,9 @@ class ConsumerCursors:
     async def open(
         self, topic: TopicInfo, name: str, start: Callable[[], Awaitable[Mapping[int, int]]]
     ) -> ConsumerCursor:
-        """The subscription, made at `start()` if it is not there. Raises errors.SubscriptionBusy,
-        errors.SubscriptionTypeMismatch, errors.TopicNotFound, errors.TopicDeleted,
-        errors.OptionInvalid, errors.Unavailable."""
+        """The subscription, made at `start()` if it is not there. Raises errors.SubscriptionBusy (a
+        query uses it), errors.TopicNotFound, errors.TopicDeleted, errors.OptionInvalid,
+        errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         nodes.path(name)
         with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
@@ -217,20 +218,20 @@ class ConsumerCursors:
         if seen is None:
             await self._subscriptions.create_for_consumers(topic.id, name, await start())
             return None
-        claim = Claim(f"consumers-of-{topic.id}", "", "", kind=SubscriptionKind.CONSUMER)
-        check_free(name, seen.record, claim, alive=False)
-        if seen.record.live:
-            await self._take_from_cursor(topic, name, claim.query_id)
+        if seen.record.kind is SubscriptionKind.QUERY or seen.record.live:
+            with suppress(errors.LedgerFenced):  # another broker takes it at the same time
+                await self._take_from_cursor(topic, name)
             return None
         await nodes.ensure_shares(name)
         return await self._with_share(nodes, seen)
 
-    async def _take_from_cursor(self, topic: TopicInfo, name: str, query_id: str) -> None:
-        """A broker of before had it alone: what its cursor's ledger says goes into the record."""
+    async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
+        """A query had it, or a broker alone: what its cursor's ledger says goes into the record.
+        Raises errors.SubscriptionBusy, errors.LedgerFenced."""
         cursor = await self._subscriptions.open(
             topic,
             name,
-            query_id,
+            f"consumers-of-{topic.id}",
             f"{self._rng.getrandbits(128):032x}",
             kind=SubscriptionKind.CONSUMER,
         )
@@ -270,13 +271,24 @@ class ConsumerCursors:
         """Nobody uses it here: write where it is, and let it go. What cannot be written in time is
         left as it is."""
         cursor.used = False
-        with suppress(TimeoutError):
+        with suppress(errors.LedgerError):
+            await self.written(cursor, timeout_s)
+        self._open.pop(cursor, None)
+
+    async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
+        """Return once it is durable where it is. Raises as ConsumerCursor.check, errors.Unavailable
+        where that takes longer."""
+        try:
             async with asyncio.timeout(timeout_s):
                 while cursor.failure is None and (cursor.dirty or cursor.doubt):
                     await self._round([cursor])
                     if cursor.dirty and cursor.doubt:
                         await asyncio.sleep(pause_s(self._rng, 5))
-        self._open.pop(cursor, None)
+        except TimeoutError as error:
+            raise errors.Unavailable(
+                f"where subscription '{cursor.name}' is was not written in {timeout_s:.0f} s"
+            ) from error
+        cursor.check()
 
     async def close(self) -> None:
         """Release first what is to be written."""

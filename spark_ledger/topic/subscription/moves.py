@@ -9,6 +9,9 @@ against retention, its lowest position of a grace period ago. Pure.
     LIVE -> RELEASED, same epoch       its owner is done
     any -> RELEASED epoch+1            somebody seeks; of one with a living owner only by force
 
+It goes from a query to Pulsar's consumers and back in the same way: who takes it over says of which
+kind it is from then on, and it stays where it is.
+
 Always true: only the owner of the current epoch writes without raising it, so who was overtaken
 finds another epoch and writes nothing more; a position goes back only together with a new version
 of the subscriptions' node, which every trim checks (hazard 37).
@@ -69,20 +72,6 @@ def reserved(claim: Claim, positions: Positions) -> SubscriptionRecord:
     )
 
 
-def check_free(name: str, record: SubscriptionRecord, claim: Claim, *, alive: bool) -> None:
-    """Whether the claim may have it; `alive`: its owner may still be at work.
-
-    Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch.
-    """
-    if record.kind is not claim.kind:
-        wanted = "query" if claim.kind is SubscriptionKind.QUERY else "consumer"
-        raise errors.SubscriptionTypeMismatch(
-            f"subscription '{name}' is a {record.kind.value}'s, not a {wanted}'s", subscription=name
-        )
-    if alive and record.query_id != claim.query_id:
-        raise busy(name, record)
-
-
 def busy(name: str, record: SubscriptionRecord) -> errors.SubscriptionBusy:
     return errors.SubscriptionBusy(
         f"subscription '{name}' is used by query {record.query_id}, run {record.run_id}",
@@ -96,6 +85,7 @@ def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
     """In the hands of the claim: what the owner before had written still says where it is."""
     return replace(
         record,
+        kind=claim.kind,
         epoch=record.epoch + 1,
         life=SubscriptionLife.LIVE,
         query_id=claim.query_id,

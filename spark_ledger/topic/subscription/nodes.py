@@ -203,6 +203,13 @@ class SubscriptionNodes:
         except MultiFailed:
             return False
 
+    def without_shares(self, seen: Seen) -> list[Operation]:
+        """What removes its shares, if they are as they were seen."""
+        return [
+            Delete(self.share(seen.name, broker), version)
+            for broker, (_, version) in seen.shares.items()
+        ]
+
     def touch(self) -> Operation:
         """What makes every trim that was planned before fail."""
         return Set(self.folder, subscription_records.encode_subscriptions(), ANY_VERSION)

@@ -129,8 +129,8 @@ class Subscriptions:
         broker opens it for Pulsar's consumers.
 
         Only the metadata store is asked: where it was, the cursor finds in the background.
-        Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.LedgerFenced (a
-        newer run of the query has it), errors.TopicNotFound, errors.TopicDeleted.
+        Raises errors.SubscriptionBusy, errors.LedgerFenced (a newer run of the query has it),
+        errors.TopicNotFound, errors.TopicDeleted.
         """
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim(query_id, run_id, self._token(), partitions=partitions, kind=kind)
@@ -162,8 +162,7 @@ class Subscriptions:
         """For a query that has no id yet: whether it could have the subscription. If there is none,
         it is made at `start`, unused, and holds the rows from there on.
 
-        Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.TopicNotFound,
-        errors.TopicDeleted.
+        Raises errors.SubscriptionBusy, errors.TopicNotFound, errors.TopicDeleted.
         """
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim("", "", self._token(), partitions=partitions)
@@ -357,11 +356,14 @@ class Subscriptions:
 
     async def _seen_free(self, nodes: SubscriptionNodes, name: str, claim: Claim) -> Seen | None:
         """The subscription, which `claim` may have; None: there is none. Raises
-        errors.SubscriptionBusy, errors.SubscriptionTypeMismatch."""
+        errors.SubscriptionBusy."""
         seen = await nodes.read(name)
-        if seen is not None:
-            alive = await self._alive(seen.record)
-            moves.check_free(name, seen.record, claim, alive=alive)
+        if seen is None:
+            return None
+        if seen.record.query_id != claim.query_id and await self._alive(seen.record):
+            raise moves.busy(name, seen.record)
+        if claim.kind is SubscriptionKind.QUERY:
+            await self._check_no_consumers(seen)
         return seen
 
     async def _claim(
@@ -381,8 +383,11 @@ class Subscriptions:
             positions = {p: at for p, at in resolved.items() if read is None or p in read}
             return await nodes.create(name, moves.created(claim, positions), check)
         record = moves.taken(seen.record, claim)
-        condemned = await self._condemn_owner(seen.record, but=intent.id)
-        return await nodes.write(seen, record, nodes.touch(), check, *condemned)
+        others = [nodes.touch(), check, *await self._condemn_owner(seen.record, but=intent.id)]
+        if seen.shares:
+            record = replace(record, floor=_fitting(seen.floor))
+            others += nodes.without_shares(seen)
+        return await nodes.write(seen, record, *others)
 
     async def _alive(self, record: SubscriptionRecord) -> bool:
         """Whether its owner may be at work: it did not release it, its intent is open, and this
@@ -430,8 +435,11 @@ class Subscriptions:
             return
         if await self._alive(seen.record):
             raise moves.busy(seen.name, seen.record)
-        brokers = await brokers_alive(self.store) if seen.shares else ()
-        if seen.used_by(brokers):
+        await self._check_no_consumers(seen)
+
+    async def _check_no_consumers(self, seen: Seen) -> None:
+        """Raises errors.SubscriptionBusy."""
+        if seen.shares and seen.used_by(await brokers_alive(self.store)):
             raise errors.SubscriptionBusy(
                 f"subscription '{seen.name}' is used by consumers of a broker",
                 subscription=seen.name,

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, changed
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
-from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo
+from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, policies_now
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.moves import GRACE_MS
 from spark_ledger.topic.subscription.seek_target import SeekTarget
@@ -276,8 +274,8 @@ async def retain(
     meanwhile: the next pass decides anew; what committing raises.
     """
     with reachable(f"reading topic '{info.name}'"):
-        node = await client.store.get(paths.topic(info.id))
-        policies = records.decode_topic(node.value).policies
+        now = await policies_now(client.store, info.id)
+        policies = now.policies
         if policies.retention_ms is None and policies.retention_bytes is None:
             return Trimmed({}, 0)
         state = await client.log(info.id).fold(fresh=True)
@@ -288,7 +286,7 @@ async def retain(
     read = await client.chunks.load(needed)
     points = retention.trim_points(state, policies, now_ms, holds.offsets, read)
     if points and intent is not None:
-        checks = [holds.check, Check(paths.topic(info.id), node.version)]
+        checks = [holds.check, *now.checks]
         await client.commit_actions(
             info.id, [Trim(tuple(sorted(points.items())))], intent, checks=checks
         )

@@ -17,10 +17,11 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.metadata.store_calls import read
 from spark_ledger.topic.checkpoint.chunks import ChunkStore, with_losses
-from spark_ledger.topic.log import checkpoint, records
+from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog
+from spark_ledger.topic.log.topics import policies_now
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.upkeep.garbage import TopicSeen
 
@@ -73,10 +74,9 @@ class References:
 
     async def policies(self, topic_id: str) -> TopicPolicies | None:
         """The topic's policies; None if there is no such topic, or none that can be read."""
-        node = await read(self.store, paths.topic(topic_id))
         try:
-            return None if node is None else records.decode_topic(node.value).policies
-        except errors.UnsupportedFormat:
+            return (await policies_now(self.store, topic_id)).policies
+        except (errors.TopicNotFound, errors.UnsupportedFormat):
             return None
 
     async def of(self, topic_ids: Sequence[str], deleted: dict[str, int]) -> dict[str, TopicSeen]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bookie_server.api.status import Status
-from spark_ledger.ledger import add_pipeline, ensemble_change, pending_adds, writer
+from spark_ledger.ledger import add_pipeline, ensemble_change, quorum, writer
 from spark_ledger.ledger.transitions import with_replacements
 from tests.simulation.mutants.mutant import Mutant
 
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "acks of replaced bookies kept",
         "BK#4097",
-        pending_adds.PendingAdds,
+        quorum.PendingAdds,
         "drop_acks",
         keeps_acks_of_the_replaced,
         STRIPED,

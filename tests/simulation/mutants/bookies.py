@@ -9,7 +9,6 @@ from bookie_server import bookie
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.journal import writer as journal
-from bookie_server.ledgers import ledger as ledger_handle
 from bookie_server.ledgers import registry as ledger_handles
 from bookie_server.ledgers.registry import Refused
 from bookie_server.start import replay
@@ -213,7 +212,7 @@ def looks_without_a_sync(record: Any) -> Any:
     return looked
 
 
-S, H = ledger_storage.LedgerStorage, ledger_handle.LedgerHandle
+S, H = ledger_storage.LedgerStorage, ledger_handles.LedgerHandle
 B, D = bookie.Bookie, ledger_handles.LedgerHandles
 MUTANTS = (
     Mutant("fence forgotten at replay", "BP-46, 1", Replayed, "apply", forgets_fences, CRASHING),

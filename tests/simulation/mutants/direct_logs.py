@@ -5,7 +5,7 @@ from typing import Any
 
 from bookie_server.logs import direct_log, entry_log
 from bookie_server.start import direct_log_replay, replay
-from bookie_server.storage import direct_writes
+from bookie_server.storage import appends
 from bookie_server.storage import storage as ledger_storage
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.write_cache import CacheHalf
@@ -172,7 +172,7 @@ def waits_for_nothing(before: Any) -> Any:
 
 
 SYNC = "BP-46 (15)"
-P, L = direct_writes.DirectWrites, direct_log.DirectLog
+P, L = appends.DirectWrites, direct_log.DirectLog
 G, C = entry_log.GrowingLog, direct_log_replay.Coverage
 S = ledger_storage.LedgerStorage
 MUTANTS = (

@@ -8,7 +8,7 @@ from typing import Any
 from bookie_server import add
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger import transitions
-from spark_ledger.ledger.absent_members import AbsentMembers
+from spark_ledger.ledger.ensemble_change import AbsentMembers
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerRecord
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown

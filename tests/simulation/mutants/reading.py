@@ -9,7 +9,7 @@ from bookie_server.api.status import Meaning, Status
 from spark_ledger.bookies import local_reads
 from spark_ledger.errors import NoSuchEntry
 from spark_ledger.ledger import cluster, recovery
-from spark_ledger.ledger.read import ledger_view, reader, tail
+from spark_ledger.ledger.read import ledger_view, reader
 from tests.simulation.mutants.mutant import Mutant
 
 TAILED = {
@@ -95,7 +95,7 @@ def polls_one_write_set(listen_to_all: Any) -> Any:
         listening = [self._listen(bookie, after, deadline, heard) for bookie in of_one]
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await tail.first_of([*listening, self._follow_record()])
+                await ledger_view.first_of([*listening, self._follow_record()])
 
     return listen
 
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "long poll of one write set",
         "BK#1404",
-        tail.News,
+        ledger_view.News,
         "_listen_to_all",
         polls_one_write_set,
         WAITING,

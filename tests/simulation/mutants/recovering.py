@@ -8,7 +8,7 @@ from bookie_server.api.status import Status
 from spark_ledger.bookies import bookie_client
 from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger import client, quorum, recovery, transitions
-from spark_ledger.ledger.pending_adds import PendingAdd
+from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.ledger.transitions import Refused, Write, with_replacements
 from spark_ledger.metadata.ledger_record import LedgerState
 from tests.simulation.mutants.mutant import Mutant

@@ -5,7 +5,7 @@ from typing import Any
 
 from bookie_server.journal import checkpoint
 from bookie_server.ledgers import cluster_ledgers
-from bookie_server.logs.log_map import locations_in
+from bookie_server.logs.scan import locations_in
 from bookie_server.reclaim import compact as compactor
 from bookie_server.storage import storage as ledger_storage
 from spark_ledger.metadata import paths

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from bookie_server.api.status import Status
 from bookie_server.journal.format import Record, RecordKind
-from bookie_server.journal.writer import Replay
+from bookie_server.journal.scan import Replay
 from bookie_server.logs.entry_log import log_path
 from bookie_server.logs.index import decode_ledger_state
 from bookie_server.logs.scan import scan

@@ -5,7 +5,7 @@ import dataclasses
 import random
 
 from bookie_server.logs.entry_log import EntryLogs
-from bookie_server.logs.log_map import LogMap, read_map
+from bookie_server.logs.scan import LogMap, read_map
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.unit.bookie_server.node import CONFIG, KIB, entry

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.disk.os_disk import OsDisk
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import EntryLogs, log_path
 from bookie_server.logs.rocks_index import RocksIndex
 from bookie_server.reclaim.compact import Compactor

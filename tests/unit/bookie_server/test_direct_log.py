@@ -8,10 +8,9 @@ import pytest
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, log_path, record_end
-from bookie_server.logs.index import LedgerState, Location, encode_log_mark, log_key
-from bookie_server.logs.log_map import read_map
+from bookie_server.logs.index import Changes, LedgerState, Location, encode_log_mark, log_key
+from bookie_server.logs.scan import read_map
 from bookie_server.storage.directories import DirectoryStore, LedgerDirectory
-from bookie_server.storage.states import Changes
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bookie_server.budget import Pace
+from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.logs.index import LedgerState
 from bookie_server.reclaim.collect import GarbageCollector

@@ -14,14 +14,8 @@ from bookie_server.journal.format import (
     Record,
     RecordKind,
 )
-from bookie_server.journal.writer import (
-    FOLDER,
-    MAKING_SUFFIX,
-    Journal,
-    Replay,
-    segment_ids,
-    segment_path,
-)
+from bookie_server.journal.scan import Replay
+from bookie_server.journal.writer import FOLDER, MAKING_SUFFIX, Journal, segment_ids, segment_path
 from bookie_server.logs.index import EVERY_LEDGER
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

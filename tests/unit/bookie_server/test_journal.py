@@ -5,14 +5,8 @@ import pytest
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind, body_crc
-from bookie_server.journal.writer import (
-    FOLDER,
-    Ending,
-    Journal,
-    JournalFailed,
-    Replay,
-    segment_path,
-)
+from bookie_server.journal.scan import Ending, Replay
+from bookie_server.journal.writer import FOLDER, Journal, JournalFailed, segment_path
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, KIB

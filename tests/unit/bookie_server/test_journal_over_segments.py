@@ -3,7 +3,8 @@
 import asyncio
 
 from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind
-from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_path
+from bookie_server.journal.scan import Replay
+from bookie_server.journal.writer import FOLDER, Journal, segment_path
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from bookie_server.journal.format import RECORD_HEADER_BYTES, Record, RecordKind
-from bookie_server.journal.queue import JournalQueue
+from bookie_server.journal.writer import JournalQueue
 from bookie_server.lanes import Lane
 from tests.simulation.loop import run
 

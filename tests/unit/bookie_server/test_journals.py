@@ -7,8 +7,8 @@ import pytest
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
-from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import Journal
+from bookie_server.storage.appends import Journals
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG

@@ -8,7 +8,8 @@ import pytest
 from bookie_server.api.status import Meaning, Status, meaning
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind
-from bookie_server.journal.writer import Ending, JournalFailed, segment_path
+from bookie_server.journal.scan import Ending
+from bookie_server.journal.writer import JournalFailed, segment_path
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord

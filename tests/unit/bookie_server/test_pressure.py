@@ -2,7 +2,7 @@
 
 import pytest
 
-from bookie_server.budget import RETRY_AFTER_MS_MAX, Budget, Throughput, Work, retry_after_ms
+from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Throughput, Work, retry_after_ms
 
 
 def test_recovery_finds_room_in_its_reserve_when_the_others_used_up_theirs():

@@ -7,8 +7,7 @@ from contextlib import aclosing
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status, StopReason
-from bookie_server.serve.handler import EncodedResponse
-from bookie_server.serve.read_stream import serve_stream
+from bookie_server.serve.handler import EncodedResponse, serve_stream
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
 

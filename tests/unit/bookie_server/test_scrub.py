@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed
+from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import log_path
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub

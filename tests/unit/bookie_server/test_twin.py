@@ -4,7 +4,7 @@ import random
 import pytest
 
 from bookie_server.disk.identity import WrongDisks
-from bookie_server.serve.twin import refuse_beside_twin
+from bookie_server.serve.registration import refuse_beside_twin
 from spark_ledger.metadata import paths
 from tests.simulation.loop import run
 from tests.simulation.store import SimStore

@@ -3,9 +3,8 @@
 import asyncio
 import socket
 
-from bookie_server.api import connection as frame_connection
-from bookie_server.api.connection import FrameConnection
-from bookie_server.api.frames import HEAD_BYTES, FrameKind, FrameReader, pack_head
+from bookie_server.api import frames
+from bookie_server.api.frames import HEAD_BYTES, FrameConnection, FrameKind, FrameReader, pack_head
 
 PATIENCE_S = 20
 
@@ -67,7 +66,7 @@ def test_what_is_sent_arrives_in_order_whatever_pieces_it_is_in_and_is_told_when
 
 
 def test_who_takes_slowly_is_waited_for_and_who_takes_nothing_is_cut_off(monkeypatch):
-    monkeypatch.setattr(frame_connection, "STUCK_S", 0.25)
+    monkeypatch.setattr(frames, "STUCK_S", 0.25)
 
     async def test(ends):
         loop, taken = asyncio.get_running_loop(), 0

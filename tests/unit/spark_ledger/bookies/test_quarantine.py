@@ -2,7 +2,7 @@
 
 import random
 
-from spark_ledger.bookies.quarantine import DOUBT_S, Quarantine
+from spark_ledger.bookies.directory import DOUBT_S, Quarantine
 
 
 class Clock:

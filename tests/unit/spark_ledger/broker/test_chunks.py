@@ -11,6 +11,7 @@ from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.kit.pulsar_batches import chunked, lone, message
 
@@ -23,10 +24,10 @@ class Link:
         self.said, self.away, self.waiting = [], False, 0
 
     def send(self, frame):
-        (one,) = FrameReader().feed(frame)
-        found = one.command.send_receipt
-        at = found.message_id.entryId
-        self.said.append((found.sequence_id, None if at == 2**64 - 1 else at))
+        for one in FrameReader().feed(frame):
+            found = one.command.send_receipt
+            at = found.message_id.entryId
+            self.said.append((found.sequence_id, None if at == 2**64 - 1 else at))
 
     def send_error(self, producer_id, sequence_id, code, why):
         self.said.append((sequence_id, why))
@@ -53,10 +54,14 @@ class Sending:
 
     def send(self, *parts, sequence_id=5):
         for data in parts:
-            send = SimpleNamespace(sequence_id=sequence_id, highest_sequence_id=0)
+            send = Send(1, sequence_id, 0, is_chunk=True)
             parsed = pulsar_batch.parse(data, check=True)
             assert parsed.is_chunk
-            self.chunks.take(send, data, parsed, self.appended.append)
+            self.chunks.take(send, data, parsed, self.append)
+
+    def append(self, run):
+        run.producer.came(run.receipts)
+        self.appended.append(run)
 
 
 @pytest.fixture
@@ -71,9 +76,9 @@ def test_a_message_is_stored_with_its_last_chunk_and_each_chunk_has_its_receipt(
     assert sending.held.bytes > 0
     sending.send(parts[2])
     (whole,) = sending.appended
-    assert (whole.messages, whole.batched, whole.last_sequence_id) == (1, False, 5)
-    assert [bytes(one) for one in pulsar_batch.chunks_of(whole.data)] == parts
-    found = pulsar_columns.decoded([pulsar_batch.parse(whole.data)])
+    assert (whole.counts, whole.batched, whole.last_sequence_id) == ([1], False, 5)
+    assert [bytes(one) for one in pulsar_batch.chunks_of(whole.batches[0])] == parts
+    found = pulsar_columns.decoded([pulsar_batch.parse(whole.batches[0])])
     assert found.column("value").to_pylist() == [b"abcdefgh"]
     assert found.column("key").to_pylist() == [b"k"]
     assert sending.link.said == []
@@ -116,7 +121,7 @@ def test_another_message_gives_up_the_one_before_it_and_is_whole(sending):
     sending.send(*chunked(b"efgh", 2, uuid="second"), sequence_id=6)
     assert [one[0] for one in sending.link.said] == [5]
     (whole,) = sending.appended
-    found = pulsar_columns.decoded([pulsar_batch.parse(whole.data)])
+    found = pulsar_columns.decoded([pulsar_batch.parse(whole.batches[0])])
     assert found.column("value").to_pylist() == [b"efgh"]
 
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.wire.commands import ServerError, SubscriptionType, command
+from spark_ledger.broker.producer import RUN_BYTES_MAX, Producer
+from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
-from tests.kit.pulsar_batches import lone, message
+from tests.kit.pulsar_batches import batch_of, lone, message
 
 BATCH_BYTES, BATCHES = 1 << 18, 200
 
@@ -47,7 +48,9 @@ class Watched(Connection):
 async def connected():
     """A connection, and its client's socket, of which nothing is read."""
     loop = asyncio.get_running_loop()
-    broker = SimpleNamespace(crowded=False, message_bytes_max=5 << 20)
+    broker = SimpleNamespace(
+        crowded=False, message_bytes_max=5 << 20, waiting_bytes=0, forgot=lambda size: None
+    )
     gone = asyncio.Event()
     made = Watched(broker, lambda _: gone.set())
     server = await loop.create_server(lambda: made, "127.0.0.1", 0)
@@ -116,3 +119,93 @@ def test_a_name_that_is_not_utf_8_is_refused_and_logged_as_no_defect(caplog):
 
     asyncio.run(main())
     assert not caplog.records
+
+
+class Topic:
+    """`runs`: what came, as its producer and the sequence ids of its batches."""
+
+    def __init__(self, *, deduplication):
+        policies = SimpleNamespace(deduplication=deduplication)
+        self.ledger, self.info = 7, SimpleNamespace(policies=policies)
+        self.appended, self.came = [], asyncio.Event()
+
+    @property
+    def runs(self):
+        return [(run.producer.id, [one.sequence_id for one in run._sends]) for run in self.appended]
+
+    def append(self, partition, run):
+        self.appended.append(run)
+        self.came.set()
+
+    def remove_producer(self, partition, producer):
+        pass
+
+    def produce(self, connection, producer_id):
+        connection.connected = True
+        place = SimpleNamespace(number=0, shown=0)
+        args = (connection, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, place)
+        connection.add_producer(Producer(*args))
+
+
+def sent(producer_id, sequence_id, data=None):
+    said = command("send", producer_id=producer_id, sequence_id=sequence_id, num_messages=1)
+    if data is None:
+        data = lone(message(b"x"), sequence_id=sequence_id)
+    return encode_with_batch(said, data)
+
+
+async def runs_of(frames, *, deduplication=False):
+    """What a connection makes of what it gets in one go, and what it answers."""
+    async with connected() as (connection, client):
+        topic = Topic(deduplication=deduplication)
+        for producer_id in (1, 2):
+            topic.produce(connection, producer_id)
+        connection.data_received(b"".join(frames))
+        assert connection.broker.waiting_bytes == sum(one.waiting_bytes for one in topic.appended)
+        for run in topic.appended:
+            run.stored(10)
+        connection.data_received(encode(command("ping")))
+        loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
+        async with asyncio.timeout(10):
+            while not answers or not answers[-1].HasField("pong"):
+                data = await loop.sock_recv(client, 1 << 20)
+                answers += [one.command for one in reader.feed(data)]
+        return topic.runs, answers[:-1]
+
+
+def test_what_producers_send_in_one_go_is_one_run_of_each():
+    frames = [sent(1 + i % 2, i) for i in range(6)]
+    runs, answers = asyncio.run(runs_of(frames))
+    assert runs == [(1, [0, 2, 4]), (2, [1, 3, 5])]
+    found = [one.send_receipt for one in answers]
+    assert [one.sequence_id for one in found] == [0, 2, 4, 1, 3, 5]
+    assert [one.message_id.entryId for one in found] == [10, 11, 12] * 2
+
+
+def test_a_run_ends_where_another_kind_follows_or_it_is_large():
+    batch = batch_of([message(b"a"), message(b"b")], sequence_id=2)
+    large = lone(message(bytes(RUN_BYTES_MAX)), sequence_id=4)
+    other = lone(message(b"x"), producer="q", sequence_id=6)
+    frames = [sent(1, 0), sent(1, 1), sent(1, 2, batch), sent(1, 4, large), sent(1, 5)]
+    runs, answers = asyncio.run(runs_of([*frames, sent(1, 6, other)]))
+    assert [numbers for _, numbers in runs] == [[0, 1], [2], [4], [5], [6]]
+    assert [one.send_receipt.sequence_id for one in answers] == [0, 1, 2, 4, 5, 6]
+
+
+def test_sequence_ids_that_do_not_rise_begin_another_run_of_a_topic_with_deduplication():
+    frames = [sent(1, number) for number in (0, 1, 1, 2, 0)]
+    assert asyncio.run(runs_of(frames))[0] == [(1, [0, 1, 1, 2, 0])]
+    runs, _ = asyncio.run(runs_of(frames, deduplication=True))
+    assert [numbers for _, numbers in runs] == [[0, 1], [1, 2], [0]]
+
+
+def test_a_message_that_is_damaged_is_refused_between_the_receipts_of_those_around_it():
+    damaged = lone(message(b"x"))[:-1] + b"y"
+    runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, damaged), sent(1, 2)]))
+    assert [numbers for _, numbers in runs] == [[0], [2]]
+    assert [one.send_receipt.sequence_id for one in answers if one.HasField("send_receipt")] == [
+        0,
+        2,
+    ]
+    assert answers[1].send_error.sequence_id == 1
+    assert answers[1].send_error.error == ServerError.CHECKSUM

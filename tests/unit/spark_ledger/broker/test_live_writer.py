@@ -17,10 +17,13 @@ from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
 class Sent:
     def __init__(self, *values, first=0):
-        self.data = batch_of([message(value) for value in values], sequence_id=first)
-        self.producer_name, self.last_sequence_id = "p", first + len(values) - 1
+        self.batches = [batch_of([message(value) for value in values], sequence_id=first)]
+        self.size, self.batched = len(self.batches[0]), True
+        self.producer_name = "p"
+        self.first_sequence_id = self.last_sequence_id = first + len(values) - 1
         self.doubled = False
         self.messages = len(values)
+        self.counts = [self.messages]
         self.offsets, self.errors = [], []
         self.over = asyncio.Event()
 

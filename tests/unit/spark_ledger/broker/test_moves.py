@@ -7,23 +7,28 @@ import pytest
 
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
 from tests.unit.spark_ledger.topic.stage import play
 
 PARTITIONS = 12
+DECIDED_S = 12.0
+"""Simulated: a partition that a broker gives up has been left by then."""
 
 
 class Producer:
-    """Of one partition; notes that it was sent away."""
+    """Of one partition; notes that it was sent away, or may send."""
 
-    def __init__(self, name):
-        self.name, self.mode, self.epoch, self.topic_epoch = name, AccessMode.SHARED, 0, 0
-        self.away = False
+    def __init__(self, name, mode=AccessMode.SHARED, epoch=0, topic_epoch=0):
+        self.name, self.mode, self.epoch, self.topic_epoch = name, mode, epoch, topic_epoch
+        self.away = self.is_ready = False
 
     def send_away(self):
         self.away = True
+
+    def ready(self):
+        self.is_ready = True
 
 
 class Brokers:
@@ -168,6 +173,164 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         for number in [n for n, broker in there.items() if broker is b]:
             _, made = await consumer(a, number)
             assert made.place.acks.mark == 10 + number
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+async def taken(brokers, to, number, *, of):
+    """The partition in the hands of `to`, which takes the other broker for dead."""
+    brokers.dead.add(of.ownership.url)
+    await to.lookup(named(number), authoritative=True)
+    brokers.dead.discard(of.ownership.url)
+    await of.ownership.register()
+    return await to.partition(named(number))
+
+
+def test_an_owner_that_has_a_partition_again_knows_what_another_stored_there_meanwhile():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(named(0), authoritative=True)
+        _, first = await a.partition(named(0))
+        assert await stored(a, 0) == 0
+        await taken(brokers, b, 0, of=a)
+        assert await stored(b, 0) == 1
+        brokers.dead.add(b.ownership.url)
+        await a.lookup(named(0), authoritative=True)
+        _, again = await a.partition(named(0))
+        assert again is not first
+        assert again.end == 2
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_an_exclusive_producer_that_comes_back_to_the_next_owner_again_and_again_is_not_fenced():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(named(0), authoritative=True)
+        topic, _ = await a.partition(named(0))
+        fencing = AccessMode.EXCLUSIVE_WITH_FENCING
+        before, made = Producer("x", fencing), Producer("p", fencing)
+        assert topic.add_producer(0, before)
+        assert topic.add_producer(0, made)
+        there, _ = await taken(brokers, b, 0, of=a)
+        for epoch in (1, 2, 3):
+            again = Producer("p", fencing, epoch, made.topic_epoch)
+            assert there.add_producer(0, again)
+            assert again.topic_epoch == made.topic_epoch
+        newer = Producer("q", fencing)
+        assert there.add_producer(0, newer)
+        assert newer.topic_epoch > made.topic_epoch
+        with pytest.raises(Refusal, match="has taken"):
+            there.add_producer(0, Producer("p", fencing, 4, made.topic_epoch))
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_who_waits_to_be_the_only_producer_of_a_partition_that_goes_is_sent_away():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(named(0), authoritative=True)
+        topic, _ = await a.partition(named(0))
+        first = Producer("p", AccessMode.EXCLUSIVE)
+        waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
+        assert topic.add_producer(0, first)
+        assert not topic.add_producer(0, waiting)
+        await taken(brokers, b, 0, of=a)
+        await topic.look()
+        topic.remove_producer(0, first)
+        assert not waiting.is_ready
+        await asyncio.sleep(DECIDED_S)
+        assert waiting.away
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_a_producer_that_comes_back_keeps_its_turn_and_its_connection_before_takes_no_more():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await a.lookup(named(0), authoritative=True)
+        topic, _ = await a.partition(named(0))
+        first = Producer("p", AccessMode.EXCLUSIVE)
+        first.send_away = lambda: (setattr(first, "away", True), topic.remove_producer(0, first))
+        waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
+        assert topic.add_producer(0, first)
+        assert not topic.add_producer(0, waiting)
+        again = Producer("p", AccessMode.EXCLUSIVE, 1, first.topic_epoch)
+        assert topic.add_producer(0, again)
+        assert first.away
+        assert not (again.away or waiting.is_ready)
+        topic.remove_producer(0, again)
+        assert waiting.is_ready
+        await a.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_an_exclusive_producer_that_waits_to_come_back_is_fenced_by_who_takes_its_place():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(named(0), authoritative=True)
+        before, _ = await a.partition(named(0))
+        first = Producer("p", AccessMode.WAIT_FOR_EXCLUSIVE)
+        assert before.add_producer(0, first)
+        topic, _ = await taken(brokers, b, 0, of=a)
+        assert topic.add_producer(0, Producer("x"))
+        back = Producer("p", AccessMode.WAIT_FOR_EXCLUSIVE, 1, first.topic_epoch)
+        new = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
+        assert not topic.add_producer(0, back)
+        assert not topic.add_producer(0, new)
+        fencing = Producer("y", AccessMode.EXCLUSIVE_WITH_FENCING)
+        assert topic.add_producer(0, fencing)
+        topic.remove_producer(0, fencing)
+        assert (back.away, back.is_ready, new.is_ready) == (True, False, True)
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_a_seek_that_was_carried_out_holds_although_its_broker_dies_at_once():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        link = SimpleNamespace(send=lambda frame: None)
+
+        async def consumer(broker):
+            topic, partition = await broker.partition(named(0))
+            return topic, await topic.subscribe(
+                partition,
+                "s",
+                SubscriptionType.EXCLUSIVE,
+                durable=True,
+                start=None,
+                make=lambda place: SimpleNamespace(
+                    place=place, link=link, activate=lambda active: None, end=lambda: None
+                ),
+                earliest=True,
+            )
+
+        await a.lookup(named(0), authoritative=True)
+        topic, made = await consumer(a)
+        made.place.acks.up_to(10)
+        topic.subscription("s").moved(made.place)
+        await asyncio.sleep(3)
+        await topic.seek("s", made.place, 4)
+        await taken(brokers, b, 0, of=a)
+        assert (await consumer(b))[1].place.acks.mark == 4
+        with pytest.raises(Deposed):  # it would change nothing
+            await topic.seek("s", made.place, 7)
         await a.close()
         await b.close()
 

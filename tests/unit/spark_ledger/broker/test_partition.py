@@ -1,7 +1,10 @@
 """Batches of a partition from any offset on: of Spark's commits, of sealed and of live ledgers."""
 
+import asyncio
+
 import pytest
 
+from spark_ledger import errors
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Tail, TailBudget
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
@@ -21,9 +24,7 @@ class Reading:
         budget = TailBudget(1 << 20 if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
-        owner.writer._stored = lambda _, offset, batch: self.partition.stored(
-            offset, batch, batched=True
-        )
+        owner.writer._stored = lambda _, offset, run: self.partition.stored(offset, run)
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()
         await stage.commit(intent, 1, await stage.written(intent, SPARK))
@@ -107,5 +108,23 @@ def test_a_moment_is_found_within_ledgers_by_the_brokers_clock_and_of_commits_by
         assert await reading.partition.since(0) == 0
         assert await reading.partition.since(NOW_MS * 2) == 2507
         await reading.close()
+
+    play(act)
+
+
+def test_a_moment_within_a_ledger_that_ended_is_looked_for_once_that_is_sealed():
+    async def act(stage):
+        reading = await Reading().made(stage, kept=False)
+        before, written_ms = reading.state, await reading.partition._entry_at(2504)
+        await reading.owner.writer.close()
+        reading.state, sealed = before, await reading.owner.commits.state()
+        found = asyncio.create_task(reading.partition.since(written_ms[2]))
+        await asyncio.sleep(1)
+        assert not found.done()
+        reading.state = sealed
+        assert await found == 2504
+        reading.state = before
+        with pytest.raises(errors.Unavailable, match="not sealed yet"):
+            await reading.partition.since(written_ms[2])
 
     play(act)

@@ -1,10 +1,13 @@
 """Whether another broker lives, and who asks."""
 
 import asyncio
+import time
 
 from spark_ledger.broker.owner.probes import (
     FRESH_S,
     NEIGHBOURS_MAX,
+    NEXT_S,
+    PROBE_S,
     Heard,
     Probes,
     connects,
@@ -37,6 +40,41 @@ def test_one_missed_probe_is_forgiven_two_in_a_row_and_a_refusal_are_not():
         assert not await lives(Heard.REFUSAL)
 
     run(main(), 0)
+
+
+def test_a_broker_that_hangs_is_taken_for_dead_after_a_second_and_a_half():
+    async def main():
+        asked = []
+
+        async def hung(url):
+            asked.append(loop.time())
+            await asyncio.sleep(PROBE_S)
+            return Heard.NOTHING
+
+        loop = asyncio.get_running_loop()
+        assert not await Probes(hung).answers("u")
+        assert asked == [0, NEXT_S]
+        assert loop.time() == PROBE_S + NEXT_S
+
+    run(main(), 0)
+
+
+def test_who_stood_still_itself_gives_the_other_a_whole_probe_before_it_buries_it():
+    async def main():
+        async def slow(url):
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await asyncio.sleep(0.9 * PROBE_S)
+                    return Heard.ANSWER
+            except TimeoutError:
+                return Heard.NOTHING
+
+        probing = asyncio.create_task(Probes(slow).answers("u"))
+        await asyncio.sleep(0.1)
+        time.sleep(1.5)  # noqa: ASYNC251 -- the process stands still
+        assert await probing
+
+    asyncio.run(main())
 
 
 def test_a_broker_is_asked_once_however_many_want_to_know_and_again_after_a_while():

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.producer import Producer, SentBatch
+from spark_ledger.broker.owner.sequence_ids import SequenceIds
+from spark_ledger.broker.producer import Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
-from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.broker.wire.sends import Send
 from tests.kit.pulsar_batches import lone, message
 
 WHY = Refusal(ServerError.CHECKSUM, "not so")
@@ -20,8 +21,8 @@ class Link:
         self.said = []
 
     def send(self, frame):
-        (one,) = FrameReader().feed(frame)
-        self.said.append(one.command.send_receipt.sequence_id)
+        for one in FrameReader().feed(frame):
+            self.said.append(one.command.send_receipt.sequence_id)
 
     def send_error(self, producer_id, sequence_id, code, why):
         self.said.append(-sequence_id)
@@ -38,30 +39,49 @@ def producer():
     return Producer(Link(), 1, 1, "p", AccessMode.SHARED, 0, 0, topic, partition)
 
 
-def sent(producer, sequence_id):
-    data = lone(message(b"x"))
-    send = SimpleNamespace(sequence_id=sequence_id, highest_sequence_id=0)
-    producer.came()
-    return SentBatch(producer, send, data, pulsar_batch.parse(data))
+def sent(producer, *sequence_ids):
+    run = Run(producer, "p", batched=False)
+    for number in sequence_ids:
+        assert run.add(Send(1, number, 0, False), lone(message(b"x")), "p", False, 1, number)
+    producer.came(run.receipts)
+    return run
 
 
 def test_a_refusal_comes_after_the_receipts_of_what_was_sent_before_and_before_those_after(
     producer,
 ):
-    first, second = sent(producer, 1), sent(producer, 2)
+    first, second = sent(producer, 0, 1), sent(producer, 2)
     producer.refuse(3, WHY)
     producer.refuse(4, WHY)
     last = sent(producer, 5)
     assert producer.connection.said == []
     first.stored(0)
-    assert producer.connection.said == [1]
+    assert producer.connection.said == [0, 1]
     second.duplicate()
-    assert producer.connection.said == [1, 2, -3, -4]
+    assert producer.connection.said == [0, 1, 2, -3, -4]
     last.stored(2)
-    assert producer.connection.said == [1, 2, -3, -4, 5]
+    assert producer.connection.said == [0, 1, 2, -3, -4, 5]
 
 
 def test_a_refusal_of_one_that_has_all_its_receipts_comes_at_once(producer):
     sent(producer, 1).stored(0)
     producer.refuse(2, WHY)
     assert producer.connection.said == [1, -2]
+
+
+def numbers(runs):
+    return [(run.first_sequence_id, run.last_sequence_id) for run in runs]
+
+
+def test_of_a_run_that_came_before_in_part_only_the_rest_is_new(producer):
+    ids = SequenceIds()
+    ids.begin({"p": 2})
+    first = sent(producer, 3, 4)
+    assert ids.new_of(first) == [first]
+    again = sent(producer, 1, 2, 3, 5, 7)
+    assert numbers(ids.new_of(again)) == [(5, 5), (7, 7)]
+    assert producer.connection.said == [1, 2]  # stored before; the third waits for the first run
+    ids.note(first)
+    assert producer.connection.said == [1, 2, 3]
+    ids.doubt()
+    assert ids.new_of(again) == [again]

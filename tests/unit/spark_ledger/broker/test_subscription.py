@@ -256,10 +256,10 @@ def test_partitions_are_shared_out_among_the_consumers_of_the_best_priority():
 def test_the_newest_batches_are_kept_within_their_budget():
     tail, other = (lambda budget: (Tail(budget), Tail(budget)))(TailBudget(250))
     for i in range(3):
-        tail.add(Stored(2 * i, 2, b"x" * 100, True))
+        tail.add([Stored(2 * i, 2, b"x" * 100, True)])
     assert [one.offset for one in tail.since(2, 1000)] == [2, 4]
     assert tail.since(0, 1000) == []  # it was the oldest
     assert tail.since(3, 1000) == []  # no batch begins there
-    other.add(Stored(0, 1, b"y" * 200, False))
+    other.add([Stored(0, 1, b"y" * 200, False)])
     assert tail.since(4, 1000) == []
     assert len(other.since(0, 1)) == 1

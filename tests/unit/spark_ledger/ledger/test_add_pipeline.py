@@ -10,7 +10,7 @@ from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.pending_adds import PendingAdd
+from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.ledger.transitions import with_replacements
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from tests.unit.spark_ledger.ledger.fakes import simulated

@@ -1,5 +1,4 @@
-from spark_ledger.ledger.pending_adds import MissingCopies, MissingCopy
-from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.quorum import MissingCopies, MissingCopy, Quorum
 
 
 def test_neighbours_become_one_range_per_bookie():

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from bookie_server.api.messages import Add
-from spark_ledger.ledger.pending_adds import PendingAdd, PendingAdds
-from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 
 
 def queue(count, sizes=(3, 3, 2)):

@@ -12,8 +12,7 @@ import pytest
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.messages import Add
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.pending_adds import PendingAdd
-from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.quorum import PendingAdd, Quorum
 from spark_ledger.ledger.transitions import Write
 from spark_ledger.metadata.ledger_record import Fragment
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated

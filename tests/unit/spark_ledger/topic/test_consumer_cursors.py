@@ -7,10 +7,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
+from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
+from spark_ledger.topic.subscription.moves import Claim
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.records import Share, SubscriptionKind, with_shares
 from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.subscription.subscriptions import LEASE_S
 from tests.unit.spark_ledger.topic.stage import play
 
 NAME = "dashboard"
@@ -53,6 +56,12 @@ async def written(*cursors):
 
 def shares_of(stage):
     return stage.world.store.peek_children(paths.subscription_share(stage.topic.id, NAME))
+
+
+async def opened(stage, query="q", run="r", *, client=None):
+    """The subscription in the hands of a query's run, in a process of its own."""
+    client = client or await stage.another()
+    return await client.subscriptions.open(stage.topic, NAME, query, run, start=End.EARLIEST)
 
 
 async def positions(stage):
@@ -236,11 +245,141 @@ def test_what_the_cursor_of_a_broker_of_before_had_is_taken_over_without_loss():
     play_here(act)
 
 
-def test_no_broker_takes_the_subscription_of_a_query():
+def test_consumers_begin_where_a_query_has_ended():
     async def act(stage):
-        await stage.client.subscriptions.create(stage.topic.id, NAME)
-        with pytest.raises(errors.SubscriptionTypeMismatch):
-            await (await broker(stage, "a")).open()
+        query = await stage.another()
+        cursor = await opened(stage, client=query)
+        for offset in (5, 9):
+            cursor.advance({0: offset, 3: 2 * offset})
+            await cursor.durable()
+        await cursor.release()
+        a, b = await broker(stage, "a"), await broker(stage, "b")
+        at_a, at_b = await asyncio.gather(a.open(77), b.open(77))
+        assert [await at_a.adopt(0, 1), await at_b.adopt(1, 1)] == [9, 0]
+        assert [await at_a.adopt(2, 1), await at_b.adopt(3, 1)] == [0, 18]
+        at_a.advance(0, 12)
+        await written(at_a, at_b)
+        assert await positions(stage) == {0: 12, 1: 0, 2: 0, 3: 18}
+        assert shares_of(stage) == ["a", "b"]
+
+    play_here(act)
+
+
+def test_consumers_are_refused_while_a_query_runs_and_go_on_where_it_was_killed_a_lease_later():
+    async def act(stage):
+        cursor = await opened(stage, "q1")
+        cursor.advance({0: 6})
+        await cursor.durable()
+        a = await broker(stage, "a")
+        with pytest.raises(errors.SubscriptionBusy, match="is used by query q1"):
+            await a.open()
+        cursor.check()
+        await cursor.abandon()
+        with pytest.raises(errors.SubscriptionBusy):
+            await a.open()
+        await asyncio.sleep(LEASE_S + 1)
+        assert await (await a.open()).adopt(0, 1) == 6
+
+    play_here(act)
+
+
+def test_a_slow_query_whose_subscription_consumers_have_writes_nothing_more():
+    async def act(stage):
+        cursor = await opened(stage, "q1")
+        for offset in (5, 6):  # to a ledger, which is fenced
+            cursor.advance({0: offset})
+            await cursor.durable()
+        await stage.client.intents.condemn(cursor._intent.id, STALE)
+        at_a = await (await broker(stage, "a")).open()
+        cursor.advance({0: 50})
+        with pytest.raises(errors.LedgerFenced):
+            await cursor.durable()
+        assert await at_a.adopt(0, 1) == 6
+
+    play_here(act)
+
+
+def test_a_query_has_back_what_consumers_moved_once_they_are_gone_and_is_moved_by_its_checkpoint():
+    async def act(stage):
+        cursor = await opened(stage, "q1")
+        cursor.advance({0: 6})
+        await cursor.release()
+        a, dead = await broker(stage, "a"), await broker(stage, "dead")
+        at_a, at_dead = await a.open(), await dead.open()
+        await at_a.adopt(0, 1)
+        await at_dead.adopt(1, 1)
+        at_a.advance(0, 20)
+        at_dead.advance(1, 30)
+        await written(at_a, at_dead)
+        with pytest.raises(errors.SubscriptionBusy, match="used by consumers"):
+            await opened(stage, "q1", "r2")
+        await a.cursors.release(at_a, 5)
+        await dead.die()
+        again = await opened(stage, "q1", "r3")
+        assert await again.recovered() == {0: 20, 1: 30, 2: 0, 3: 0}
+        assert shares_of(stage) == []
+        again.advance({0: 7})
+        await again.release()
+        assert (await positions(stage))[0] == 7
+        assert await (await a.open()).adopt(0, 2) == 7
+
+    play_here(act)
+
+
+def test_a_query_takes_no_subscription_that_a_broker_writes_in_that_moment():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await at_a.adopt(0, 1)
+        await a.cursors.release(at_a, 5)
+        store = stage.client.store
+        multi = store.multi
+
+        async def after_a_broker(operations):
+            store.multi = multi
+            again = await a.open()  # consumers come, read, and go
+            again.advance(0, 20)
+            await a.cursors.release(again, 5)
+            await multi(operations)
+
+        query = await stage.client.intents.open_query_intent("q1", "r1", "warm")
+        assert query.open
+        nodes = SubscriptionNodes(store, stage.topic.id)
+        seen = await nodes.get(NAME)
+        claim = Claim("q1", "r1", "token", query.id)
+        store.multi = after_a_broker
+        some = stage.client.subscriptions
+        assert await some._claim(nodes, NAME, seen, claim, query, End.LATEST) is None
+        again = await opened(stage, "q1", client=stage.client)
+        assert (await again.recovered())[0] == 20
+
+    play_here(act)
+
+
+def test_a_subscription_that_went_from_hand_to_hand_is_deleted_with_all_its_nodes():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await a.cursors.release(at_a, 5)
+        await (await opened(stage, "q1")).release()
+        await stage.client.subscriptions.delete(stage.topic.id, NAME)
+        nodes = SubscriptionNodes(stage.client.store, stage.topic.id)
+        assert await nodes.names() == []
+
+    play_here(act)
+
+
+def test_consumers_of_a_query_of_some_partitions_begin_at_the_first_row_of_the_others():
+    async def act(stage):
+        cursor = await stage.client.subscriptions.open(
+            stage.topic, NAME, "q1", "r1", start=End.EARLIEST, partitions=(1,)
+        )
+        cursor.advance({1: 8})
+        await cursor.release()
+        at_a = await (await broker(stage, "a")).open(99)
+        assert [await at_a.adopt(number, 1) for number in range(2)] == [0, 8]
+        held = await stage.client.subscriptions.holds(stage.topic.id, PARTITIONS, 2**62)
+        assert list(held.offsets) == [0, 1, 2, 3]
 
     play_here(act)
 

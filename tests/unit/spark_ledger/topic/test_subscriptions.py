@@ -168,13 +168,15 @@ def test_an_older_run_does_not_take_its_subscription_back():
     play(act)
 
 
-def test_a_consumers_subscription_is_no_querys():
+def test_a_query_has_a_subscription_of_consumers_that_nobody_uses():
     async def act(stage):
         kind = SubscriptionKind.CONSUMER
         await (await of(stage)).create(stage.topic.id, NAME, kind=kind)
 
-        with pytest.raises(errors.SubscriptionTypeMismatch, match="is a consumer's"):
-            await opened(stage)
+        await (await of(stage)).reserve(stage.topic, NAME, start=End.EARLIEST)
+        await opened(stage)
+
+        assert (await listed(stage)).kind is SubscriptionKind.QUERY
 
     play(act)
 

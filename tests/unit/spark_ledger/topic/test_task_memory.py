@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from spark_ledger.ledger.pending_adds import PendingAdd
+from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.write.task_writer import TaskSettings

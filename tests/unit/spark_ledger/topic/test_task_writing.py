@@ -11,7 +11,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.config import ClientConfig
-from spark_ledger.ledger.pending_adds import MissingCopy
+from spark_ledger.ledger.quorum import MissingCopy
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, decode
 from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare

@@ -9,7 +9,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.log.actions import OpenLive
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.policies import INHERIT, TopicPolicies
 from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.admin import TRIES_MAX, TopicAdmin, retain
@@ -303,5 +303,28 @@ def test_a_policy_that_is_changed_while_retention_decides_is_followed():
         with pytest.raises(errors.TxnConflict):
             await retained(stage)
         assert starts(await admin.describe("t")) == [0]
+
+    play(act)
+
+
+def test_a_policy_of_the_namespace_that_is_changed_while_retention_decides_is_followed():
+    async def act(stage):
+        admin = await filled(stage, every_s=100)
+        topics = stage.client.topics
+        await admin.change_policies("t", {"retention_ms": INHERIT})
+        await topics.set_namespace("public/default", {"retention_ms": 1})
+        commit = stage.client.commit_actions
+
+        async def late(*arguments, **options):
+            await topics.set_namespace("public/default", {"retention_ms": 10**9})
+            return await commit(*arguments, **options)
+
+        stage.client.commit_actions = late
+        with pytest.raises(errors.TxnConflict):
+            await retained(stage)
+        stage.client.commit_actions = commit
+        assert (await retained(stage)).rows == 0
+        await topics.set_namespace("public/default", {"retention_ms": 1})
+        assert (await retained(stage)).rows == 30
 
     play(act)

@@ -1,9 +1,13 @@
 import asyncio
+import json
 
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.topic.log.policies import INHERIT, NamespacePolicies, TopicPolicies
+from spark_ledger.topic.log.topics import policies_now
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -140,8 +144,70 @@ def test_a_topic_takes_its_namespaces_policies_when_it_is_made_and_its_own_win()
         there = await topics.namespace("acme/sales")
         assert there.topics == {"retention_ms": 5, "merging": True}
         assert (there.auto_create, there.auto_create_partitions) == (False, None)
-        assert (await topics.open("acme/sales/a")).policies.merging is False
+        assert (await topics.open("acme/sales/a")).policies.merging is True
         assert await topics.namespaces() == ["acme/sales", "public/default"]
+
+    play(act)
+
+
+def test_a_policy_of_a_namespace_counts_for_the_topics_that_are_there_and_did_not_set_it():
+    async def act(stage):
+        topics, other = stage.client.topics, (await stage.another()).topics
+        await topics.create("acme/sales/own", 1, {"retention_ms": 7})
+        inherits = await topics.create("acme/sales/inherits", 2)
+        whole = await topics.create("acme/sales/whole", 1, TopicPolicies())
+        await other.set_namespace("acme/sales", {"retention_ms": 5, "deduplication": True})
+
+        async def of(name):
+            policies = (await topics.open(f"acme/sales/{name}")).policies
+            return policies.retention_ms, policies.deduplication
+
+        assert await of("own") == (7, True)
+        assert await of("inherits") == (5, True)
+        assert await of("whole") == (None, False)
+        assert (await policies_now(topics.store, inherits.id)).policies.retention_ms == 5
+        assert (await policies_now(topics.store, whole.id)).policies.retention_ms is None
+        assert {one.policies.retention_ms for one in await other.list()} == {7, 5, None}
+
+        await topics.change_policies("acme/sales/inherits", {"retention_ms": None})
+        changed = await topics.change_policies("acme/sales/own", {"retention_ms": INHERIT})
+        assert changed.policies.retention_ms == 5
+        await other.set_namespace("acme/sales", {"retention_ms": 9, "deduplication": INHERIT})
+        assert (await of("own"), await of("inherits")) == ((9, False), (None, False))
+
+    play(act)
+
+
+def test_quorums_and_whether_a_topic_is_partitioned_never_come_apart_by_its_namespace():
+    async def act(stage):
+        topics = stage.client.topics
+        await topics.create("acme/sales/a", 3, {"ack_quorum": 3})
+        quorums = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
+        await topics.set_namespace("acme/sales", {**quorums, "partitioned": False})
+        found = (await topics.open("acme/sales/a")).policies
+        assert (found.ensemble_size, found.write_quorum, found.ack_quorum) == (3, 3, 3)
+        assert found.partitioned
+        assert not (await topics.create("acme/sales/b")).policies.partitioned
+        found = (await topics.change_policies("acme/sales/a", {"write_quorum": INHERIT})).policies
+        assert (found.ensemble_size, found.write_quorum, found.ack_quorum) == (1, 1, 1)
+        for changes in ({"partitioned": INHERIT}, {"no": INHERIT}):
+            with pytest.raises(errors.BadConfig):
+                await topics.change_policies("acme/sales/a", changes)
+
+    play(act)
+
+
+def test_a_topic_of_an_older_version_has_all_its_policies_of_its_own():
+    async def act(stage):
+        topics = stage.client.topics
+        made = await topics.create("acme/sales/a")
+        plain = json.loads((await topics.store.get(paths.topic(made.id))).value)
+        assert plain.pop("own") == ["partitioned"]
+        await topics.store.set(paths.topic(made.id), json.dumps(plain).encode(), ANY_VERSION)
+        await topics.set_namespace("acme/sales", {"retention_ms": 5})
+        assert (await topics.open("acme/sales/a")).policies.retention_ms is None
+        await topics.change_policies("acme/sales/a", {"retention_ms": INHERIT})
+        assert (await topics.open("acme/sales/a")).policies.retention_ms == 5
 
     play(act)
 
@@ -157,7 +223,8 @@ def test_a_namespace_that_topics_made_has_no_policies():
 @pytest.mark.parametrize(
     ("namespace", "changes", "says"),
     [
-        ("acme/sales", {"retention": 5}, "no policy 'retention'"),
+        ("acme/sales", {"retention": 5}, "a namespace has no policy 'retention'"),
+        ("acme/sales", {"auto_creat": True}, "Did you mean 'auto_create'"),
         ("acme/sales", {"auto_create": "maybe"}, "auto_create must be true or false"),
         ("acme/sales", {"auto_create_partitions": -1}, "auto_create_partitions must not be -1"),
         ("acme/sales", {"ensemble_size": 1}, "quorums 1/3/2"),

@@ -1,0 +1,461 @@
+"""Which way an append goes: to the journal that its ledger's records go to (`Journals`), or, a
+large entry, to a ledger directory at once and to no journal (`DirectWrites`).
+
+Always true of the journals of a node, one in each journal directory, as one place to append to:
+- the records of a ledger go to one journal as long as it lives: to the one that had the fewest
+  bytes pending when the first of them came in this run, and of equal ones the fewest ledgers;
+- when a journal fails, what waits in it fails, and its ledgers go on in another, each beginning
+  with a ledger record of what is known of it by then, so each journal can be replayed by itself;
+- what was taken before a journal failed may be in no journal: until a flush that began after the
+  failure has ended (`relieve`), nothing more of its ledgers is called durable.
+
+Always true of large entries, which are written once:
+- an entry is acknowledged after its record in the directory's log was synced, which a start reads
+  as it does a journal, and after a ledger record that names the directory is in a journal: without
+  it a start would not count what lies there;
+- an append after large entries of a ledger waits for them too; recovery for none that is still to
+  be written to a directory, which may be slow or hang: it has the journal take over the ledger's;
+- a directory that fails, or has no space, costs nothing but time: the write cache still has the
+  entries, and they go to the journal like any others.
+
+Only what comes in the bulk lane goes to directories: recovery has its own lane, and page-cache
+ledgers gain nothing by it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Position, Record, RecordKind
+from bookie_server.journal.writer import Journal, JournalFailed, retrieve
+from bookie_server.lanes import Lane
+from bookie_server.logs.index import LedgerStates, Location
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.flush import Stores
+from bookie_server.storage.write_cache import CacheHalf, DirectLocation, WriteCache
+
+_log = logging.getLogger(__name__)
+
+Appended = asyncio.Future[None]
+
+
+class Journals:
+    """`present` gives the ledger record of a ledger's present state; None: the node knows none."""
+
+    def __init__(
+        self, journals: Mapping[str, Journal], present: Callable[[int], Record | None]
+    ) -> None:
+        self._live = dict(journals)
+        self._present = present
+        self.home: dict[int, str] = {}
+        """By ledger: the journal that its records go to."""
+        self._ledgers = dict.fromkeys(journals, 0)  # how many of them are at home in each
+        self._unrelieved: dict[int, Appended] = {}  # by ledger of a failed journal
+        self._reliefs: list[Appended] = []
+        self.failures: dict[str, str] = {}
+        """By directory id: why its journal failed."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called after a failure that left others."""
+        self.ended: Appended = asyncio.get_running_loop().create_future()
+        """Done when the journals were closed, or with the exception that ended the last one."""
+        for journal_id, journal in self._live.items():
+            journal.task.add_done_callback(partial(self._on_end, journal_id))
+
+    # -- writing --
+
+    def append(
+        self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
+    ) -> Appended:
+        """See Journal.append."""
+        if not records and not after:
+            return gathered([journal.append([]) for journal in self._live.values()])
+        if not self._live:
+            return _failed(JournalFailed("no journal is left"))
+        if len(self._live) == 1 and not self._unrelieved and not self.failures:
+            (journal,) = self._live.values()
+            return journal.append(records, lane, after)
+        return self._split(records, lane, after)
+
+    def tell(self, ledger_id: int) -> Appended:
+        """Append the ledger's record, of which the node knows. See Journal.append."""
+        record = self._present(ledger_id)
+        assert record is not None
+        return self.append([record])
+
+    def _split(self, records: Sequence[Record], lane: Lane, after: Sequence[int]) -> Appended:
+        parts: dict[str, tuple[list[Record], list[int]]] = {}
+        moved: list[Appended] = []
+        for record in records:
+            if record.ledger_id not in self.home:
+                moved += self._move(record.ledger_id)
+            parts.setdefault(self.home[record.ledger_id], ([], []))[0].append(record)
+        for ledger_id in after:
+            if ledger_id in self.home:
+                parts.setdefault(self.home[ledger_id], ([], []))[1].append(ledger_id)
+        ledgers = dict.fromkeys([*(record.ledger_id for record in records), *after])
+        waiting = [self._unrelieved[i] for i in ledgers if i in self._unrelieved]
+        waiting += [
+            self._live[home].append(part, lane, behind) for home, (part, behind) in parts.items()
+        ]
+        return gathered([*moved, *waiting])
+
+    def _move(self, ledger_id: int) -> list[Appended]:
+        """Choose the ledger's journal; after a failure its record comes first there."""
+        home = min(self._live, key=lambda i: (self._live[i].pending_bytes, self._ledgers[i]))
+        self.home[ledger_id] = home
+        self._ledgers[home] += 1
+        record = self._present(ledger_id) if self.failures else None
+        return [self._live[home].append([record])] if record is not None else []
+
+    # -- what is known of them --
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(journal.pending_bytes for journal in self._live.values())
+
+    @property
+    def room_bytes(self) -> int:
+        """See Journal.room_bytes: of the one with the least."""
+        return min((journal.room_bytes for journal in self._live.values()), default=0)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until what waits now should be written."""
+        return max((journal.wait_s for journal in self._live.values()), default=0.0)
+
+    @property
+    def live(self) -> Sequence[str]:
+        return list(self._live)
+
+    def synced(self) -> dict[str, Position]:
+        """Of each living journal: everything before it is durable."""
+        return {journal_id: journal.synced for journal_id, journal in self._live.items()}
+
+    # -- checkpoint and end --
+
+    def reliefs(self) -> Sequence[Appended]:
+        """One for each failure that no flush has made good yet; for `relieve`, after a flush that
+        began when this was called."""
+        return list(self._reliefs)
+
+    def relieve(self, reliefs: Sequence[Appended], error: Exception | None = None) -> None:
+        """The flush has ended: what was in a failed journal is in its final place; with `error`,
+        it never will be."""
+        for relief in reliefs:
+            if relief.done():  # a flush that began meanwhile had it too
+                continue
+            self._reliefs.remove(relief)
+            if error is not None:
+                relief.set_exception(JournalFailed(f"what a journal had is lost: {error}"))
+            else:
+                relief.set_result(None)
+        self._unrelieved = {i: each for i, each in self._unrelieved.items() if not each.done()}
+
+    def fail(self, journal_id: str, error: DiskFailed) -> None:
+        """The directory was found to be lost."""
+        if journal_id in self._live:
+            self._live[journal_id].fail(error)
+
+    async def forget_before(self, marks: Mapping[str, Position]) -> None:
+        """Remove the segments that the durable marks no longer need."""
+        for journal_id, mark in marks.items():
+            if (journal := self._live.get(journal_id)) is not None:
+                try:
+                    await journal.forget_before(mark)
+                except DiskFailed as error:  # this directory's failure, not the stores'
+                    journal.fail(error)
+
+    def forget(self, ledger_id: int) -> None:
+        """Nothing of the ledger waits or is needed; what comes of it later may go elsewhere."""
+        if (home := self.home.pop(ledger_id, None)) is not None:
+            self._ledgers[home] -= 1
+
+    async def set_aside(self, journal_id: str, file_id: int) -> None:
+        """See Journal.set_aside. One that failed keeps it as it is."""
+        if (journal := self._live.get(journal_id)) is not None:
+            try:
+                await journal.set_aside(file_id)
+            except DiskFailed as error:  # this directory's failure, not the stores'
+                journal.fail(error)
+
+    def hurry(self) -> None:
+        """See Journal.hurry."""
+        for journal in self._live.values():
+            journal.hurry()
+
+    async def close(self) -> None:
+        """Write what is queued and the seals. Raises JournalFailed."""
+        for journal in list(self._live.values()):
+            await journal.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def abandon(self) -> None:
+        """End at once, as a crash would."""
+        for journal in self._live.values():
+            journal.abandon()
+
+    def _on_end(self, journal_id: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if len(self._live) == 1:
+            self.failures[journal_id] = str(error)
+            if not self.ended.done():
+                self.ended.set_exception(error)
+                self.ended.exception()  # a watcher gets it; there may be none
+            return
+        _log.error("journal directory %s failed and is dropped: %s", journal_id, error)
+        del self._live[journal_id]
+        self.failures[journal_id] = str(error)
+        relief: Appended = asyncio.get_running_loop().create_future()
+        relief.add_done_callback(retrieve)
+        self._reliefs.append(relief)
+        for ledger_id in [i for i, home in self.home.items() if home == journal_id]:
+            del self.home[ledger_id]
+            self._unrelieved[ledger_id] = relief
+        self.on_failure()
+
+
+class _Large(NamedTuple):
+    """Entries of one ledger on their way; `half` has them. `told`: a journal is told of `store`."""
+
+    ledger_id: int
+    records: Sequence[Record]
+    bytes: int
+    store: DirectoryStore
+    half: CacheHalf
+    journals: Journals
+    told: Appended | None
+    done: Appended
+
+
+class DirectWrites:
+    """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
+
+    def __init__(
+        self, states: LedgerStates, directories: Stores, cache: WriteCache, bytes_min: int
+    ) -> None:
+        self._states = states
+        self._directories = directories
+        self._cache = cache
+        self._bytes_min = bytes_min
+        self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
+        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: it is nowhere yet
+        self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
+        self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
+        self._telling: dict[int, Appended] = {}  # by ledger: that record is not durable yet
+        self.pending_bytes = 0
+        """Of entries that are neither acknowledged nor counted by a journal."""
+
+    def append(
+        self, journals: Journals, records: Sequence[Record], lane: Lane, after: Sequence[int]
+    ) -> Appended:
+        """See LedgerStorage.append. The entries are in the write cache since this step."""
+        large = self._large(records) if lane is Lane.BULK else {}
+        if not large and not self._under_way:
+            return journals.append(records, lane, after)
+        waiting = self._before(records, lane, after)
+        begun = [self._begin(journals, *each) for each in large.items()]
+        direct = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
+        rest = [r for r in records if not (r.ledger_id in direct and self._is_large(r))]
+        if rest or after or not records:
+            waiting.append(journals.append(rest, lane, after))
+        for ledger_id, done in direct.items():
+            self._follow(ledger_id, done)
+        return gathered([*waiting, *direct.values()])
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until there should be room again in what is under way here."""
+        return max([store.direct_log.wait_s for store in self._stores], default=0.0)
+
+    def forget(self, ledger_id: int) -> None:
+        """Nothing is known of the ledger any more."""
+        self._told.pop(ledger_id, None)
+
+    # -- on the way --
+
+    def _is_large(self, record: Record) -> bool:
+        return record.kind is RecordKind.ENTRY and len(record.body) >= self._bytes_min
+
+    def _large(self, records: Sequence[Record]) -> dict[int, list[Record]]:
+        """By ledger, those of the records that are large entries."""
+        large: dict[int, list[Record]] = {}
+        least = self._bytes_min
+        if least and any([len(record.body) >= least for record in records]):
+            for record in filter(self._is_large, records):
+                large.setdefault(record.ledger_id, []).append(record)
+        return large
+
+    def _before(
+        self, records: Sequence[Record], lane: Lane, after: Sequence[int]
+    ) -> list[Appended]:
+        """What has to be durable first."""
+        if not records and not after:
+            return list(self._under_way.values())
+        ids = dict.fromkeys([*(record.ledger_id for record in records), *after])
+        before = [i for i in ids if i in self._under_way]
+        if lane is Lane.RECOVERY:
+            for ledger_id in before:
+                self._take_over(ledger_id)
+        return [self._under_way[i] for i in before]
+
+    def _begin(
+        self, journals: Journals, ledger_id: int, records: Sequence[Record]
+    ) -> Appended | None:
+        """None: they have to go the other way."""
+        state = self._states.get(ledger_id)
+        store = None if state is None else self._directories.home_with_space(state)
+        if store is None:
+            return None
+        halves: dict[CacheHalf, list[Record]] = {}  # two, if a flush began between these entries
+        for record in records:
+            half = self._cache.half_with(ledger_id, record.entry_id)
+            halves.setdefault(half, []).append(record)
+        return gathered(
+            [self._put(journals, store, *each) for each in halves.items()], at_once=False
+        )
+
+    def _put(
+        self,
+        journals: Journals,
+        store: DirectoryStore,
+        half: CacheHalf,
+        records: Sequence[Record],
+    ) -> Appended:
+        loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
+        done: Appended = loop.create_future()
+        done.add_done_callback(retrieve)
+        size = sum([len(record.body) for record in records])
+        told = self._tell(journals, ledger_id, store)
+        large = _Large(ledger_id, records, size, store, half, journals, told, done)
+        self.pending_bytes += size
+        self._stores[store] = self._stores.get(store, 0) + 1
+        entries = [(ledger_id, record.entry_id, record.body) for record in records]
+        written = store.direct_log.put(ledger_id, entries)
+        under_way: Appended = loop.create_future()
+        half.direct_writes[under_way] = None
+        self._unwritten.setdefault(ledger_id, {})[under_way] = large
+        written.add_done_callback(partial(self._written, large, under_way))
+        return done
+
+    def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> Appended | None:
+        """A journal is to know that the directory has entries of the ledger; None: one does."""
+        if self._told.get(ledger_id) == store.id:
+            return self._telling.get(ledger_id)
+        self._told[ledger_id] = store.id
+        telling = self._telling[ledger_id] = journals.tell(ledger_id)
+        telling.add_done_callback(partial(self._heard, ledger_id))
+        return telling
+
+    def _heard(self, ledger_id: int, telling: Appended) -> None:
+        if self._telling.get(ledger_id) is telling:
+            del self._telling[ledger_id]
+            if telling.cancelled() or telling.exception() is not None:
+                self.forget(ledger_id)
+
+    def _follow(self, ledger_id: int, done: Appended) -> None:
+        """A later append waits for this, and for what came before it."""
+        earlier = self._under_way.get(ledger_id)
+        both = done if earlier is None else gathered([earlier, done], at_once=False)
+        self._under_way[ledger_id] = both
+        both.add_done_callback(partial(self._ended, ledger_id))
+
+    def _ended(self, ledger_id: int, done: Appended) -> None:
+        if self._under_way.get(ledger_id) is done:
+            del self._under_way[ledger_id]
+
+    def _take_over(self, ledger_id: int) -> None:
+        """Recovery waits for what the ledger has on its way: the journal is enough for it."""
+        for large in self._unwritten.pop(ledger_id, {}).values():
+            self._journal(large, Lane.RECOVERY)
+
+    def _written(
+        self, large: _Large, under_way: Appended, written: asyncio.Future[list[Location]]
+    ) -> None:
+        """They are in the directory; if it could not take them, the journal is to have them."""
+        store, ledger_id = large.store, large.ledger_id
+        left = self._stores.pop(store) - 1
+        if left:
+            self._stores[store] = left
+        del large.half.direct_writes[under_way]
+        locations: list[Location] = []
+        if not written.cancelled() and written.exception() is None and self._is_kept(large):
+            locations = written.result()
+        large.half.set_locations(ledger_id, [DirectLocation(store.id, each) for each in locations])
+        unwritten = self._unwritten.get(ledger_id, {})
+        if unwritten.pop(under_way, None) is not None:  # else the journal took it over
+            if not unwritten:
+                del self._unwritten[ledger_id]
+            if locations:
+                self._acknowledge(large)
+            else:
+                self._journal(large, Lane.BULK)
+        under_way.set_result(None)
+
+    def _acknowledge(self, large: _Large) -> None:
+        self.pending_bytes -= large.bytes
+        if large.told is not None:
+            large.told.add_done_callback(partial(_pass_on, large.done))
+        else:
+            large.done.set_result(None)
+
+    def _journal(self, large: _Large, lane: Lane) -> None:
+        self.pending_bytes -= large.bytes  # the journals count them now
+        journaled = large.journals.append(large.records, lane)
+        journaled.add_done_callback(partial(_pass_on, large.done))
+
+    def _is_kept(self, large: _Large) -> bool:
+        """Whether what lies in the directory counts as the ledger's."""
+        state = self._states.get(large.ledger_id)
+        listed = state is not None and large.store.id in state.directories
+        return listed and self._directories.lives(large.store.id)
+
+
+def _pass_on(done: Appended, outcome: Appended) -> None:
+    error = None if outcome.cancelled() else outcome.exception()
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
+
+def gathered(futures: Sequence[Appended], *, at_once: bool = True) -> Appended:
+    """Done when all are; fails if one did, `at_once` or when all have ended."""
+    if len(futures) == 1:
+        return futures[0]
+    done: Appended = asyncio.get_running_loop().create_future()
+    done.add_done_callback(retrieve)
+    left = len(futures)
+
+    def ended(one: Appended) -> None:
+        nonlocal left
+        left -= 1
+        if done.done() or (left and not at_once):
+            return
+        told = [one] if at_once else futures
+        errors = [each.exception() for each in told if not each.cancelled()]
+        error = next((each for each in errors if each is not None), None)
+        if error is not None:
+            done.set_exception(error)
+        elif not left:
+            done.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(ended)
+    if not futures:
+        done.set_result(None)
+    return done
+
+
+def _failed(error: Exception) -> Appended:
+    done: Appended = asyncio.get_running_loop().create_future()
+    done.add_done_callback(retrieve)
+    done.set_exception(error)
+    return done
