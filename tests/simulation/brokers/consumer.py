@@ -193,6 +193,8 @@ class ConsumerModel:
         acked.answered(self._loop.now, lo, hi)
         self.at = self._began = hi
         ghost.meet("subscription sought by time" if by_time else "subscription sought by id")
+        if self.subscription:
+            self.work.has_sought(link.server)
 
     def _wanted_offset(self) -> tuple[float, dict[str, Any]]:
         number, draw = ledger_number(self.work.log.topic_id), self.rng.random()

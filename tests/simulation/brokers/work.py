@@ -260,6 +260,18 @@ class BrokerWork:
         if broker in self._living() and self.world.loop.now < self._end:
             self.rng.choice(ways)(broker)
 
+    def has_sought(self, broker: BrokerProcess) -> None:
+        """It has answered a seek, and may be gone at once."""
+        loop = self.world.loop
+        rng = loop.random_for(f"harm to {broker.name} after a seek {loop.now}")
+        if rng.random() < self.chased and loop.now < self._end:
+            loop.call_later(0.5 * rng.random(), self._gone, broker, context=loop.outside)
+
+    def _gone(self, broker: BrokerProcess) -> None:
+        if broker in self._living():
+            self.world.ghost.meet("broker killed once it had sought")
+            self._kill(broker)
+
     def _written(self, written: Commit) -> None:
         """The store has applied it: of who has taken partitions something may become at once."""
         path, loop = paths.brokers_of_topic(self.log.topic_id), self.world.loop

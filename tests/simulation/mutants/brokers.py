@@ -435,15 +435,10 @@ EVERY = (
 )
 
 OPEN = (
-    "duplicate told before the first is stored",
-    "hold without an end",
     "epoch not raised",
     "nobody asks who owns",
     "spare of an ended intent",
     "seek in memory alone",
-    "subscription left and not deleted",
-    "two consumers active",
-    "fenced producer goes on",
     "fenced producer comes back",
     "partition as it was known before",
 )
