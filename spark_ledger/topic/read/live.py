@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -137,12 +138,12 @@ class LiveEnds:
         closed, last = reader.is_closed, reader.last_add_confirmed
         if last > before.last_entry:
             entry = await reader.read_entry(last, known_confirmed=last)
-            first_ms, last_ms = before.first_ms, decode_header(entry.payload).written_ms
+            last_ms = decode_header(entry.payload).written_ms
+            first_ms = before.first_ms or last_ms
             if before.last_entry == NO_ENTRY and last > 0:
-                first = await reader.read_entry(0, known_confirmed=last)
-                first_ms = decode_header(first.payload).written_ms
-            elif last == 0:
-                first_ms = last_ms
+                with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
+                    first = await reader.read_entry(0, known_confirmed=last)
+                    first_ms = decode_header(first.payload).written_ms
             header = entry.header
             counted = (header.cumulative_rows, header.cumulative_bytes)
             now = LiveEnd(last, *counted, closed, first_ms, last_ms)
