@@ -131,19 +131,23 @@ def querying(cluster: LocalCluster, topic: str) -> Iterator[None]:
     from benchmarks import workload
 
     spark = workload.session()
+    text = "CAST(value AS STRING)"
     rows = spark.readStream.format("rate").option("rowsPerSecond", 10 * ROWS).load()
     with TemporaryDirectory() as checkpoint:
         query = (
-            rows.selectExpr("CAST(value AS BINARY) AS key", "CAST(value AS BINARY) AS value")
+            rows.selectExpr(f"CAST({text} AS BINARY) AS key", f"CAST({text} AS BINARY) AS value")
             .writeStream.format("ledger")
             .options(serviceUrl=cluster.service_url, checkpointLocation=checkpoint)
             .trigger(processingTime="1 second")
             .start(topic)
         )
         try:
+            while query.lastProgress is None and query.isActive:
+                time.sleep(0.1)  # the first batch takes many seconds
             yield
         finally:
             query.stop()
+            spark.stop()
 
 
 def commits_of(topics: BlockingTopics, name: str) -> list[tuple[float, float]]:
@@ -166,19 +170,18 @@ def case(cluster: LocalCluster, partitions: int, rate: float, seconds: float, ho
     ask = topics.client.past_live._ask
     if how == FENCED:
         topics.client.past_live._ask = _nobody
-    made = ledgers(topics)
     arguments = [cluster.broker_url, name, str(rate), str(seconds + WARM_UP_S)]
-    producer = subprocess.Popen(
-        [sys.executable, __file__, "--produce", *arguments], stdout=subprocess.PIPE, text=True
-    )
     committing = threading.Thread(target=batches.until, args=(over,))
-    began_s = time.monotonic()
     with querying(cluster, name) if how == SPARK else nullcontext():
+        made, began_s = ledgers(topics), time.monotonic()
+        producer = subprocess.Popen(
+            [sys.executable, __file__, "--produce", *arguments], stdout=subprocess.PIPE, text=True
+        )
         if how in (HANDED, FENCED):
             committing.start()
         seen = json.loads(producer.communicate()[0])
+        made, took_s = ledgers(topics) - made, time.monotonic() - began_s
     over.set()
-    took_s = time.monotonic() - began_s
     if how in (HANDED, FENCED):
         committing.join()
     if how == SPARK:
@@ -190,7 +193,7 @@ def case(cluster: LocalCluster, partitions: int, rate: float, seconds: float, ho
     pace = f"{rate:.0f} msg/s" if rate else "full speed"
     what = f"{pace}, {partitions} partitions, {how}"
     commits = [1000 * (end - begin) for begin, end in batches.commits] or [0.0]
-    per_hour = (ledgers(topics) - made) / took_s * 3600
+    per_hour = made / took_s * 3600
     show(
         [
             Figure(f"{what}: longest wait a commit, p50", float(np.median(found)), "ms"),

@@ -10,7 +10,7 @@ it was asked, is closed.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,7 +40,7 @@ from spark_ledger.broker.wire.frames import (
     encode,
     frame_of,
 )
-from spark_ledger.broker.wire.sends import Send, send_of
+from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
 from spark_ledger.topic.commit.hand_over import MAGIC
 from spark_ledger.topic.entry import pulsar_batch
 
@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
         self.connected = False
         self._chunks: dict[int, ChunksOfProducer] = {}  # of producers that sent some
         self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
+        self._shapes: dict[bytes, Shape] = {}
         self._begun = False
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
         self._drop = ServerError.NOT_ALLOWED
@@ -202,24 +203,40 @@ class Connection(asyncio.Protocol):
 
     # -- commands ----------------------------------------------------------------------------
 
-    def _take_all(self, data: bytes, spans: Iterable[Span]) -> None:
+    def _take_all(self, data: bytes, spans: Sequence[Span]) -> None:
         """Carry out commands, or begin to; what a producer sends in one go is handed on in one.
         Raises MalformedFrame."""
+        at = 0
         try:
-            for begin, batch_at, end in spans:
-                send = send_of(data, begin, batch_at) if self.connected else None
-                if send is not None:
-                    self._send(send, data[batch_at:end])
-                else:
-                    self._take(frame_of(data, begin, batch_at, end))
+            while at < len(spans):
+                count = self._take_alike(data, spans, at)
+                if not count:
+                    self._take(frame_of(data, *spans[at]))
+                at += count or 1
         finally:
             self._hand_on()
 
+    def _take_alike(self, data: bytes, spans: Sequence[Span], at: int) -> int:
+        """Lone messages of a producer that look as those before; how many there are."""
+        begin = spans[at][0]
+        shape = self._shapes.get(data[begin : begin + KEY_BYTES])
+        producer = None if shape is None else self.producers.get(shape.producer_id)
+        if shape is None or producer is None or producer.id in self._chunks:
+            return 0
+        run = self._runs.get(producer.id)
+        if run is None:
+            run = Run(producer, shape.name, batched=False)
+        elif run.batched or run.producer_name != shape.name:
+            return 0
+        found = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
+        if found.sends:
+            run.extend(found)
+            self._runs[producer.id] = run
+        return len(found.sends)
+
     def _take(self, frame: Frame) -> None:
         if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
-            part = frame.command.send
-            ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
-            self._send(Send(*ids, part.is_chunk), frame.batch or b"")
+            self._send(frame.command.send, frame.batch or b"")
             return
         self._hand_on()
         name = name_of(frame.command)
@@ -272,34 +289,34 @@ class Connection(asyncio.Protocol):
     def _pong(self, _: Any) -> None:
         """It was heard."""
 
-    def _send(self, send: Send, batch: bytes) -> None:
-        producer = self.producers.get(send.producer_id)
+    def _send(self, part: Any, batch: bytes) -> None:
+        producer = self.producers.get(part.producer_id)
         if producer is None:
-            if send.producer_id not in self._away:
-                self.send(encode(_closed(send.producer_id)))
+            if part.producer_id not in self._away:
+                self.send(encode(_closed(part.producer_id)))
             return  # one that was sent away sends again
         if not batch:
             raise MalformedFrame("SEND without a batch")
-        lone = None
-        if len(batch) <= self._bytes_max and not (send.is_chunk or producer.id in self._chunks):
-            lone = pulsar_batch.lone_of(batch, numbered=producer.deduplicates)
-        if lone is not None:
-            name, last = lone
-            batched, messages = False, 1
-        elif (parsed := self._parsed(producer, send, batch)) is not None:
-            name, batched = parsed.metadata.producer_name, parsed.batched
-            messages = parsed.messages
-            last = parsed.last_sequence_id if producer.deduplicates else NO_ID
-        else:
+        ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
+        send = Send(*ids, part.is_chunk)
+        parsed = self._parsed(producer, send, batch)
+        if parsed is None:
             return
-        if not producer.deduplicates:
-            last = NO_ID
+        name, batched = parsed.metadata.producer_name, parsed.batched
+        last = parsed.last_sequence_id if producer.deduplicates else NO_ID
         run = self._runs.get(producer.id)
-        if run is None or not run.add(send, batch, name, batched, messages, last):
+        if run is None or not run.add(send, batch, name, batched, parsed.messages, last):
             if run is not None:
                 self._append(run)
             run = self._runs[producer.id] = Run(producer, name, batched)
-            run.add(send, batch, name, batched, messages, last)
+            run.add(send, batch, name, batched, parsed.messages, last)
+        if not batched:
+            self._learn(Shape.of(send, part.HasField("num_messages"), name))
+
+    def _learn(self, shape: Shape | None) -> None:
+        """How a producer's lone messages look, for those that follow."""
+        if shape is not None:
+            self._shapes[shape.key] = shape
 
     def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
         """What its producer sent; None of what is refused, or a chunk."""

@@ -20,7 +20,7 @@ from spark_ledger.broker.wire.commands import (
     command,
 )
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.broker.wire.sends import Send, receipts
+from spark_ledger.broker.wire.sends import Alike, Send, receipts
 
 NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
@@ -189,6 +189,28 @@ class Run:
         self._sends.append(send)
         self._last_sequence_ids.append(last_sequence_id)
         return True
+
+    @property
+    def room(self) -> int:
+        """Bytes of batches that it takes still."""
+        return RUN_BYTES_MAX - self.size
+
+    @property
+    def after(self) -> int | None:
+        """Above which the next sequence id is to be; None where nobody looks at them."""
+        if not self.producer.deduplicates:
+            return None
+        return self._last_sequence_ids[-1] if self.batches else NO_ID
+
+    def extend(self, found: Alike) -> None:
+        """Lone messages of its producer that `room` and `after` allow."""
+        count = len(found.sends)
+        self._sends += found.sends
+        self.batches += found.batches
+        self.counts += [1] * count
+        self.messages += count
+        self.size += sum(map(len, found.batches))
+        self._last_sequence_ids += found.said if self.producer.deduplicates else [NO_ID] * count
 
     def each(self) -> "list[Run]":
         found = []

@@ -11,6 +11,7 @@ second time. Errors of the store leave here as errors of spark_ledger.errors.
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,11 +39,13 @@ from spark_ledger.metadata.store import (
     NodeExists,
     NoNode,
     OutcomeUnknown,
+    Set,
     StoreError,
     Versioned,
     Watcher,
 )
 
+TOGETHER_MAX, TOGETHER_BYTES_MAX = 100, 256 * 1024  # writes of one multi
 NEW_RECORD_BYTES_MAX = 512 * 1024  # a record grows with every fragment; see VALUE_BYTES_MAX
 
 
@@ -52,6 +55,10 @@ class VersionedRecord:
 
     record: LedgerRecord
     version: int
+
+
+_Waiting = tuple[Set, "asyncio.Future[int]"]
+"""A write, and who waits for the version that it gives."""
 
 
 class MoveRefused(Exception):
@@ -76,6 +83,8 @@ class LedgerRecords:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self.metadata = metadata
+        self._waiting: deque[_Waiting] = deque()
+        self._writing: asyncio.Task[None] | None = None
 
     async def read(
         self, ledger_id: int, *, fresh: bool = False, watch: Watcher | None = None
@@ -168,9 +177,14 @@ class LedgerRecords:
         return [VersionedRecord(record, 0) for record in records]
 
     async def move(
-        self, known: VersionedRecord, decide: Callable[[LedgerRecord], Move]
+        self,
+        known: VersionedRecord,
+        decide: Callable[[LedgerRecord], Move],
+        *,
+        together: bool = False,
     ) -> VersionedRecord:
-        """Make the move that `decide` computes, from `known` or whatever is there by then.
+        """Make the move that `decide` computes, from `known` or whatever is there by then;
+        `together` with others that come while such a write is under way: of many at once.
 
         Returns what the store has afterwards. Raises MoveRefused, NoSuchLedger, RecordTooBig;
         OutcomeUnresolved when the write may have been applied, Unavailable when it certainly was
@@ -185,7 +199,8 @@ class LedgerRecords:
                 raise MoveRefused(move.why, known)
             value = _encoded(move.record, VALUE_BYTES_MAX)
             try:
-                version = await self.metadata.set(paths.ledger(ledger_id), value, known.version)
+                one = Set(paths.ledger(ledger_id), value, known.version)
+                version = await (self._set_together(one) if together else self._set(one))
                 return VersionedRecord(move.record, version)
             except BadVersion:
                 known = await self._reread(ledger_id, unknown)
@@ -197,6 +212,53 @@ class LedgerRecords:
             except StoreError as failure:
                 what = f"the record of ledger {ledger_id} cannot be written"
                 raise _unavailable(what, failure, unknown) from failure
+
+    async def _set(self, one: Set) -> int:
+        """The version it has then. Raises as MetadataStore.set."""
+        return await self.metadata.set(one.path, one.value, one.version)
+
+    async def _set_together(self, one: Set) -> int:
+        """As `_set`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        self._waiting.append((one, future))
+        if self._writing is None:
+            self._writing = loop.create_task(self._write_waiting())
+        return await future
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                some, size = [self._waiting.popleft()], 0
+                while self._waiting and len(some) < TOGETHER_MAX:
+                    size += len(self._waiting[0][0].value)
+                    if size > TOGETHER_BYTES_MAX:
+                        break
+                    some.append(self._waiting.popleft())
+                await self._write_all(some)
+        finally:
+            self._writing = None
+
+    async def _write_all(self, some: Sequence["_Waiting"]) -> None:
+        outcomes: Sequence[int | BaseException]
+        try:
+            if len(some) == 1:
+                outcomes = [await self._set(some[0][0])]
+            else:
+                await self.metadata.multi([one for one, _ in some])
+                outcomes = [one.version + 1 for one, _ in some]
+        except MultiFailed:  # which changed nothing
+            each = (self._set(one) for one, _ in some)
+            outcomes = await asyncio.gather(*each, return_exceptions=True)
+        except Exception as error:
+            outcomes = [error] * len(some)
+        for (_, future), outcome in zip(some, outcomes, strict=True):
+            if future.done():
+                continue
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
     async def delete(self, ledger_id: int) -> None:
         """Remove the record of a CLOSED ledger; one that is gone already is success.

@@ -238,7 +238,7 @@ class AsyncLedgerWriter:
         end = transitions.End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         try:
             return await self._cluster.records.move(
-                self._known, lambda record: transitions.close(record, end)
+                self._known, lambda record: transitions.close(record, end), together=True
             )
         except MoveRefused:
             found = await self._recover(self.ledger_id)

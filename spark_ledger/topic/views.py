@@ -279,10 +279,10 @@ async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
         return []
     now_ms = await store_now_ms(client.store)
     state = await _state(client, info)
-    ends = await ends_of(client.ledgers, state)
+    lives = await ends_of(client.ledgers, state)
     rows: list[Row] = []
     for one in found:
-        for partition, lag in topic_lag(state, one.positions, now_ms, ends=ends).items():
+        for partition, lag in topic_lag(state, one.positions, now_ms, lives=lives).items():
             cells = (lag.position, lag.end, lag.rows, lag.bytes, lag.millis)
             rows.append((info.name.short, one.name, partition, *cells))
     return rows

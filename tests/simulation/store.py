@@ -228,7 +228,7 @@ class SimSession:
         context = copy_context()
 
         def read() -> Versioned:
-            if watch is not None:
+            if watch is not None and not self._ended:  # it was killed meanwhile
                 _add_watch(self.data_watches, path, watch, context)
             return self.replica.get(path)
 
@@ -242,7 +242,7 @@ class SimSession:
 
         def read() -> list[str]:
             self.replica.get(path)
-            if watch is not None:
+            if watch is not None and not self._ended:  # it was killed meanwhile
                 _add_watch(self._child_watches, path, watch, context)
             return sorted(self.replica.children[path])
 

@@ -1,17 +1,19 @@
-"""Verbs of the topic layer are cut short at their calls to the outside; all points are run by
-`python -m tests.simulation points`, here some of each deed, others with another POINTS_START; of
-these `make test` takes a third."""
+"""Verbs of the topic layer, and a broker, are cut short at their calls to the outside; all points
+are run by `python -m tests.simulation points`, here some of each deed, others with another
+POINTS_START; of these `make test` takes a third, and more of a broker's."""
 
 import os
 
 import pytest
 
 from tests.simulation.__main__ import main
+from tests.simulation.points import brokers
 from tests.simulation.points.command import DEEDS
 from tests.simulation.points.enumerate import calls_of, points_of, run_point
 from tests.simulation.warm import quiet
 
 EVERY, PARTS = 83, 3
+EVERY_OF_BROKERS = 53
 FIRST = int(os.environ.get("POINTS_START", "0"))
 
 
@@ -30,6 +32,14 @@ def test_a_verb_that_is_cut_short_leaves_nothing_wrong_behind(deed, part):
     assert len(calls) > 10
     points = points_of(deed, calls)
     for point in points[FIRST % len(points) :: EVERY][part::PARTS]:
+        run_point(point)
+
+
+@pytest.mark.parametrize("deed", brokers.DEEDS, ids=lambda deed: deed.name.replace(" ", "-"))
+def test_a_broker_that_is_cut_short_loses_and_doubles_nothing(deed):
+    points = points_of(deed, calls_of(deed))
+    assert len(points) > 400
+    for point in points[FIRST % len(points) :: EVERY_OF_BROKERS]:
         run_point(point)
 
 

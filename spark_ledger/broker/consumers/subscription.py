@@ -24,10 +24,10 @@ from spark_ledger.broker.wire.commands import (
     ServerError,
     SubscriptionType,
     command,
-    message,
     signed,
 )
-from spark_ledger.broker.wire.frames import encode_with_batch
+from spark_ledger.broker.wire.frames import encode_with_batch, with_batch
+from spark_ledger.broker.wire.sends import Messages
 from spark_ledger.topic.entry.pulsar_batch import chunks_of
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
@@ -65,6 +65,7 @@ class Consumer:
         self.priority = priority
         self.place = place
         self._on_end = on_end
+        self._messages = Messages(consumer_id, place.ledger, place.partition.shown)
         self._permits = 0
         self._position = 0
         self._active = False
@@ -192,13 +193,11 @@ class Consumer:
             self._position = offset
 
     def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
-        place = self.place
-        sent = message(self.id, place.ledger, batch.offset, place.partition.shown)
-        if batch.batched:
-            sent.message.ack_set.extend(ack_set(missing, batch.offset, batch.messages))
+        acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
+        sent = self._messages.command(batch.offset, acks)
         chunks = chunks_of(batch.data)
         for one in chunks:  # each takes a permit, and together they have one id
-            self.link.send(encode_with_batch(sent, one))
+            self.link.send(with_batch(sent, one))
         self._permits -= sum(hi - lo for lo, hi in missing) + len(chunks) - 1
         self._sent[batch.offset] = batch.messages
         if len(self._sent) > SENT_BATCHES_MAX:

@@ -46,7 +46,7 @@ from spark_ledger.topic.subscription.seek_target import CommittedSince, chunks_n
 from spark_ledger.topic.task_reader import fetch_kept
 
 ROWS_MAX = 1000
-READ_BYTES = 4 << 20
+READ_BYTES = 2 << 20
 PLANNED_ROWS_MAX = 200_000
 LOOK_S, SEALED_S = 0.02, 10.0
 """How often it is looked whether a ledger that ended was sealed, and for how long."""
@@ -73,7 +73,6 @@ class Partition:
         self._state = state
         self._tail = tail
         self._read = tail.apart()
-        self._row_bytes = 1.0  # of what was read last
         self._end = 0
         self._last: Stored | None = None
         self.listeners: dict[asyncio.Event, None] = {}
@@ -117,26 +116,19 @@ class Partition:
             found = self._read.since(offset, bytes_max)
         if found:
             return found
-        size = rows = 0
+        size = 0
         offset = max(offset, self.start)
-        for task in await self._planned(offset, rows=self._rows_in(bytes_max)):
+        for task in await self._planned(offset):
             async with aclosing(fetch_kept(self._client, task)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        batches = list(batches_in(fetched, whole=task.live is not None))
-                        self._read.add(batches)
+                        batches = list(batches_in(fetched))
                         found += batches
+                        self._read.add(batches)
                         size += sum(len(one.data) for one in batches)
-                        rows += sum(one.messages for one in batches)
-                    self._row_bytes = size / max(1, rows)
-                    if size >= 2 * bytes_max:  # rows are larger than those that were read last
+                    if size >= bytes_max:
                         return found
         return found
-
-    def _rows_in(self, size: int) -> int:
-        """How many are about so many bytes: what is asked of a ledger is fetched ahead, and what is
-        not used of that is fetched again."""
-        return max(1, min(PLANNED_ROWS_MAX, int(size / max(1.0, self._row_bytes))))
 
     async def last(self) -> Stored | None:
         """The last batch that is confirmed, None where there is none."""
@@ -208,7 +200,7 @@ class Partition:
                         return base, base + header.rows, written_ms
         return None
 
-    async def _planned(self, offset: int, rows: int) -> list[ReadTask]:
+    async def _planned(self, offset: int, rows: int = PLANNED_ROWS_MAX) -> list[ReadTask]:
         """Reads of what is confirmed from the offset on: of commits, or else of the live ledger."""
         state = self._state()
         held = state.partitions[self.number]
@@ -224,26 +216,24 @@ class Partition:
         return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
 
 
-def batches_in(fetched: FetchedEntry, *, whole: bool = False) -> Iterator[Stored]:
-    """The batches that hold what was asked for of an entry, in order; with `whole` also those that
-    producers sent and that follow them in it."""
+def batches_in(fetched: FetchedEntry) -> Iterator[Stored]:
+    """The batches that hold what was asked for of an entry, in order."""
     payload = fetched.entry.payload
     header = decode_header(payload)
     for piece in fetched.pieces:
-        _, _, skip, take, offset = piece.tolist()
+        _, _, skip, _, offset = piece.tolist()
         base = offset - skip
         if header.batches:
-            end = base + header.rows if whole else offset + take
-            body = memoryview(payload)[header.body_at :]
-            yield from _as_they_came(body, header.rows, base, offset, end)
+            yield from _as_they_came(memoryview(payload)[header.body_at :], header, base, piece)
         else:
             yield from _of_rows(fetched, header, piece)
 
 
-def _as_they_came(body: memoryview, rows: int, at: int, start: int, end: int) -> Iterator[Stored]:
-    """Those of the offsets [start, end); the first of the entry is at `at`."""
-    for messages, data in pulsar_batch.unframed(body, rows):
-        if at + messages > start and at < end:
+def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -> Iterator[Stored]:
+    lo = int(piece["offset"])
+    hi, at = lo + int(piece["take"]), base
+    for messages, data in pulsar_batch.unframed(body, header.rows):
+        if at + messages > lo and at < hi:
             batched = messages > 1 or pulsar_batch.parse(data).batched
             yield Stored(at, messages, bytes(data), batched)
         at += messages

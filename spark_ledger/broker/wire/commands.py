@@ -102,20 +102,6 @@ def command(name: str, **fields: Any) -> BaseCommand:
     return made
 
 
-def message(consumer_id: int, ledger: int, entry: int, partition: int) -> BaseCommand:
-    """MESSAGE; as `command`, but one is made for each batch: its id is written in place, for to
-    copy one takes longer than all else."""
-    made = BaseCommand()
-    made.type = _NUMBERS["message"]
-    part = made.message
-    part.consumer_id = consumer_id
-    part.redelivery_count = 0
-    part.message_id.ledgerId = ledger
-    part.message_id.entryId = entry
-    part.message_id.partition = partition
-    return made
-
-
 def name_of(found: BaseCommand) -> str | None:
     """Which command it is; None for one that is not known here, or says so and has no such part."""
     name = _FIELDS.get(found.type)

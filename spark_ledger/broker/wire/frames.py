@@ -67,7 +67,8 @@ class FrameReader:
         spans, at, end = list[Span](), 0, len(data)
         while end - at >= SIZES.size:
             size, command_size = SIZES.unpack_from(data, at)
-            _check_size(size)
+            if not _SIZE.size <= size <= FRAME_BYTES_MAX:
+                raise _no_frame(size)
             begin, after = at + SIZES.size, at + _SIZE.size + size
             if after > end:
                 break
@@ -85,13 +86,13 @@ class FrameReader:
         if len(self._kept) < _SIZE.size:
             return False
         size: int = _SIZE.unpack_from(self._kept)[0]
-        _check_size(size)
+        if not _SIZE.size <= size <= FRAME_BYTES_MAX:
+            raise _no_frame(size)
         return len(self._kept) - _SIZE.size >= size
 
 
-def _check_size(size: int) -> None:
-    if not _SIZE.size <= size <= FRAME_BYTES_MAX:
-        raise MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are taken")
+def _no_frame(size: int) -> MalformedFrame:
+    return MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are taken")
 
 
 def frame_of(data: bytes, begin: int, batch_at: int, end: int) -> Frame:
@@ -111,5 +112,10 @@ def encode(command: BaseCommand) -> bytes:
 
 def encode_with_batch(command: BaseCommand, batch: Buffer) -> bytes:
     """The frame of a command that a batch follows."""
-    body = command.SerializeToString()
-    return b"".join((SIZES.pack(len(body) + _SIZE.size + len(batch), len(body)), body, batch))
+    return with_batch(command.SerializeToString(), batch)
+
+
+def with_batch(command: bytes, batch: Buffer) -> bytes:
+    """The frame of an encoded command that a batch follows."""
+    sizes = SIZES.pack(len(command) + _SIZE.size + len(batch), len(command))
+    return b"".join((sizes, command, batch))

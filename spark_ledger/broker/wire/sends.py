@@ -1,20 +1,32 @@
-"""SENDs on their way in and their receipts on their way out, by hand. Pure.
+"""What is many, by hand: SENDs of lone messages that follow each other, receipts, MESSAGEs. Pure.
 
-Lone messages cost what their frames cost. Always true: what is read here is what protobuf would
-read, or None: what clients do not send as a rule is left to protobuf. Receipts are the bytes that
-protobuf would make.
+Lone messages cost what their frames cost. The first of a producer is read by protobuf, and tells
+how those after it look, as clients send them: only numbers differ, and values. Always true: what is
+read here is what protobuf would read; what looks otherwise is not read here. What is made here are
+the bytes that protobuf would make.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
-from spark_ledger.broker.wire.frames import SIZES
+from bookie_server.api.checksum import crc32c
+from spark_ledger.broker.wire.commands import unsigned
+from spark_ledger.broker.wire.frames import SIZES, Span
+from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import varint
 
-_SEND = b"\x08\x06\x32"  # says SEND; then the size of `send`
-_PRODUCER_ID, _SEQUENCE_ID, _MESSAGES, _HIGHEST, _IS_CHUNK = 0x08, 0x10, 0x18, 0x30, 0x38
-_RECEIPT = b"\x08\x07\x3a"
-_MORE_BYTES_MAX = 8  # longer numbers are left to protobuf
+KEY_BYTES = 6
+"""By so many bytes of its command a SEND finds its shape: as a rule they have the producer's id."""
+_RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
+_NAME_BYTES_MAX = 127
+_NUMBER_BYTES_MAX = 9
+_SMALL_BYTES = 4096
+"""Up to so many a copy costs less than a view."""
+_SEQUENCE_ID, _PARTITION_KEY = 0x10, 0x32  # tags of metadata: a field's number and its kind
+_NUMBERS = frozenset((_SEQUENCE_ID, 0x18, 0x40, 0x48, 0x60))
+_BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
 
 
 class Send(NamedTuple):
@@ -24,51 +36,121 @@ class Send(NamedTuple):
     is_chunk: bool
 
 
-def send_of(data: bytes, at: int, end: int) -> Send | None:
-    """The SEND whose command is data[at:end]."""
-    size = end - at - len(_SEND) - 1
-    if not data.startswith(_SEND, at) or not 0 <= size <= 127 or data[end - size - 1] != size:
-        return None
-    at = end - size
-    producer_id = sequence_id = highest = is_chunk = 0
-    while at + 1 < end:
-        tag, number = data[at], data[at + 1]
-        at += 2
-        if number > 127:
-            number, at = _more(data, at, number & 127)
-        if tag == _SEQUENCE_ID:
-            sequence_id = number
-        elif tag == _PRODUCER_ID:
-            producer_id = number
-        elif tag == _HIGHEST:
-            highest = number
-        elif tag == _IS_CHUNK:
-            is_chunk = number
-        elif tag != _MESSAGES:
+@dataclass(slots=True)
+class Alike:
+    """SENDs that were read: how, their batches, and the sequence ids that these say, 0 where nobody
+    wants to know."""
+
+    sends: list[Send] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+
+
+class Shape:
+    """How a producer's lone messages look: `counted`, that their SENDs have the number of messages;
+    `name` is what their metadata calls it."""
+
+    def __init__(self, producer_id: int, sequence_id: int, counted: bool, name: str) -> None:
+        self.name = name
+        self.producer_id = producer_id
+        self._rest = b"\x18\x01" if counted else b""
+        ids = b"\x08" + varint(producer_id) + b"\x10"
+        size = len(ids) + len(varint(sequence_id)) + len(self._rest)
+        self._head = b"\x08\x06\x32" + varint(size) + ids
+        self._command_bytes = 4 + size  # as long as sequence ids take as many bytes
+        self.key = self._head[:KEY_BYTES]
+        self._metadata = b"\x0a" + varint(len(name)) + name.encode()
+
+    @staticmethod
+    def of(send: Send, counted: bool, name: str) -> "Shape | None":
+        """None: such messages are left to protobuf."""
+        if not name.isascii() or len(name) > _NAME_BYTES_MAX:
             return None
-    if at != end:
-        return None
-    return tuple.__new__(Send, (producer_id, sequence_id, highest, is_chunk != 0))
+        return Shape(send.producer_id, send.sequence_id, counted, name)
+
+    def read(
+        self, data: bytes, spans: Sequence[Span], at: int, size_max: int, after: int | None
+    ) -> Alike:
+        """The frames from the one at `at` on that look so, of so many bytes at most; with `after`
+        as long as the sequence ids that their messages say rise from there on."""
+        found, head, rest = Alike(), self._head, self._rest
+        number, number_at = -1, len(head)
+        for begin, batch_at, end in islice(spans, at, None):
+            last = batch_at - len(rest)
+            size_max -= end - batch_at
+            if (
+                size_max < 0
+                or batch_at - begin != self._command_bytes
+                or not data.startswith(head, begin)
+                or not data.startswith(rest, last)
+            ):
+                break
+            number += 1  # as a rule
+            if data[begin + number_at : last] != varint(number):
+                number = _number(data[begin + number_at : last])
+            batch = data[batch_at:end]
+            said = _said_of(batch, self._metadata, after is not None)
+            if number < 0 or said < 0 or (after is not None and said <= after):
+                break
+            if after is not None:
+                after = said
+            found.sends.append(tuple.__new__(Send, (self.producer_id, number, 0, False)))
+            found.batches.append(batch)
+            found.said.append(said)
+        return found
 
 
-def _more(data: bytes, at: int, number: int) -> tuple[int, int]:
-    """A number that goes on at `at`, and where it ends: far away if it is too long."""
-    shift, end = 7, min(at + _MORE_BYTES_MAX, len(data))
-    while at < end:
-        byte = data[at]
-        at += 1
-        number |= (byte & 127) << shift
-        if byte <= 127:
-            return number, at
-        shift += 7
-    return 0, len(data) + 1
+def _number(data: bytes) -> int:
+    """The number that all of the bytes are; below 0: they are not one, or one of 64 bits."""
+    if not data or len(data) > _NUMBER_BYTES_MAX or data[-1] > 127:
+        return -1
+    number = 0
+    for byte in reversed(data):
+        number = number << 7 | byte & 127
+    return number if varint(number) == data else -1
+
+
+def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
+    """The sequence id of a lone message whose metadata begins so, 0 unless `numbered`; below 0: it
+    is no such message, or damaged."""
+    begin = pulsar_batch.HEAD.size
+    if not batch.startswith(metadata, begin):
+        return -1
+    magic, crc, size = pulsar_batch.HEAD.unpack_from(batch)
+    at, end, said = begin + len(metadata), begin + size, 0
+    try:
+        while at < end:
+            tag = batch[at]
+            at += 1
+            if tag in _NUMBERS:
+                first = at
+                while batch[at] > 127:
+                    at += 1
+                at += 1
+                if at - first > _NUMBER_BYTES_MAX:
+                    return -1
+                if numbered and tag == _SEQUENCE_ID and (said := _number(batch[first:at])) < 0:
+                    return -1
+            elif tag == _PARTITION_KEY and batch[at] <= 127:
+                at += 1 + batch[at]
+            elif batch[at - 1 : at + 2] in _BASE64_OR_NOT:
+                at += 2
+            else:
+                return -1
+    except IndexError:
+        return -1
+    if magic != pulsar_batch.MAGIC or at != end or end > len(batch):
+        return -1
+    checked = pulsar_batch.CRC_FROM
+    rest = batch[checked:] if len(batch) <= _SMALL_BYTES else memoryview(batch)[checked:]
+    return said if crc32c(rest) == crc else -1
 
 
 def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -> bytes:
     """The frames of the SEND_RECEIPTs of batches: of each how it was sent and the entry of its
     message id."""
     place = b"\x08" + varint(ledger) + b"\x10"
-    shown = b"\x18" + varint(partition & (1 << 64) - 1)
+    shown = b"\x18" + varint(unsigned(partition))
     out: list[bytes] = []
     shape = None  # of the one before: what is the same where it is
     before = between = b""
@@ -86,3 +168,21 @@ def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -
             before = head + _RECEIPT + varint(size) + producer
         out += (before, number, between, at, shown, last)
     return b"".join(out)
+
+
+class Messages:
+    """The MESSAGEs of one consumer."""
+
+    def __init__(self, consumer_id: int, ledger: int, partition: int) -> None:
+        self._consumer = b"\x08" + varint(consumer_id) + b"\x12"
+        self._place = b"\x08" + varint(ledger) + b"\x10"
+        self._shown = b"\x18" + varint(unsigned(partition))
+
+    def command(self, entry: int, ack_set: Iterable[int]) -> bytes:
+        """The command that a batch with this entry in its id follows."""
+        at = varint(entry)
+        place = varint(len(self._place) + len(at) + len(self._shown))
+        words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)
+        parts = (self._consumer, place, self._place, at, self._shown, b"\x18\x00", words)
+        body = b"".join(parts)
+        return b"".join((_MESSAGE, varint(len(body)), body))

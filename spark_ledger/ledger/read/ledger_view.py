@@ -15,6 +15,7 @@ Always true of the waiting:
   another); each is asked again when it has nothing new, and after a pause when it does not respond;
 - the record is watched, and read again when a bookie wakes us without news, and now and then (a
   watch can be missed): only a CLOSED record ends a stream, never a last add confirmed, -1 or other;
+- a reason to look at the record stays until a look has ended: entries that come first end it early;
 - while bookies respond, a metadata store that does not is no error;
 - when the waiting ends, for whatever reason, every request still open is cancelled, and the
   bookie forgets it: at once, or when its `wait_ms` is over if the cancellation is lost.
@@ -351,12 +352,19 @@ class News:
 
     async def _look(self) -> None:
         """Read the record; after a sync where an old one would mislead: it is about to change."""
-        fresh = self._doubted or self._view.record.state is LedgerState.IN_RECOVERY
+        doubted, told = self._doubted, self._told.is_set()
+        fresh = doubted or self._view.record.state is LedgerState.IN_RECOVERY
         self._doubted = False
         self._told.clear()
         self._looked_at = asyncio.get_running_loop().time()
-        with suppress(Unavailable):
-            await self._view.reread(fresh=fresh, watch=self._on_change)
+        try:
+            with suppress(Unavailable):
+                await self._view.reread(fresh=fresh, watch=self._on_change)
+        except asyncio.CancelledError:  # entries came first: the reason to look is there still
+            self._doubted = self._doubted or doubted
+            if told:
+                self._told.set()
+            raise
 
     def _on_change(self) -> None:
         self._told.set()

@@ -112,8 +112,13 @@ class Planner:
         found: list[PartitionLag] = []
         for topic, parts in positions.items():
             if topic in states:
-                ends = dict(enumerate(known[topic].ends))
-                found += topic_lag(states[topic], parts, now_ms, ends=ends).values()
+                state, ends = states[topic], dict(enumerate(known[topic].ends))
+                lives = {
+                    held.number: self._live.known(held.live)
+                    for held in state.partitions
+                    if held.live is not None
+                }
+                found += topic_lag(state, parts, now_ms, ends=ends, lives=lives).values()
         return found
 
     async def plan(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:

@@ -34,15 +34,9 @@ from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleM
 MAGIC = 0x0E01
 CHUNKS_MAGIC = 0x0E43
 UNCOMPRESSED_BYTES_MAX = 128 << 20
-_HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
-_CRC_FROM = 6
+HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
+CRC_FROM = 6
 _SIZE = struct.Struct(">I")
-_SMALL_BYTES = 4096
-"""Up to so many a copy costs less than a view."""
-_NAME, _SEQUENCE_ID, _PARTITION_KEY = 0x0A, 0x10, 0x32  # tags: a field's number and its kind
-_NUMBERS = frozenset((_SEQUENCE_ID, 0x18, 0x40, 0x48, 0x60))
-_BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
-_LAST_BYTE, _NUMBER_BYTES_MAX = 127, 9
 _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
 _ARROW_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
@@ -102,7 +96,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     """The batch in `data`, or the chunked message that was stored; with `check` it comes from a
     client: it is no such message, and its CRC is compared. Raises Damaged."""
     try:
-        magic, crc, size = _HEAD.unpack_from(data)
+        magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
         raise Damaged(f"a damaged batch of {len(data)} bytes: {error}") from error
     if magic == CHUNKS_MAGIC and not check:
@@ -111,58 +105,16 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
         return Batch(payload, chunks[-1].metadata, 0)
     if magic != MAGIC:
         raise Damaged(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
-    end = _HEAD.size + size
+    end = HEAD.size + size
     if end > len(data):
         raise Damaged(f"a damaged batch of {len(data)} bytes: {size} of metadata")
-    if check and crc32c(memoryview(data)[_CRC_FROM:]) != crc:
+    if check and crc32c(memoryview(data)[CRC_FROM:]) != crc:
         raise Damaged("a damaged batch: its checksum is another")
     try:
-        metadata = MessageMetadata.FromString(bytes(data[_HEAD.size : end]))
+        metadata = MessageMetadata.FromString(bytes(data[HEAD.size : end]))
     except DecodeError as error:
         raise Damaged(f"a damaged batch: {error}") from error
     return Batch(data, metadata, end)
-
-
-def lone_of(data: bytes, *, numbered: bool) -> tuple[str, int] | None:
-    """Of a lone message, as a client sends it, its producer's name (ASCII) and, if `numbered`, its
-    sequence id, else 0. By hand, for what most say; None where it says more, is no lone message, or
-    damaged: `parse` tells."""
-    try:
-        magic, crc, size = _HEAD.unpack_from(data)
-        at, end = _HEAD.size + 2 + data[_HEAD.size + 1], _HEAD.size + size
-        if magic != MAGIC or data[_HEAD.size] != _NAME or at > _HEAD.size + 2 + _LAST_BYTE:
-            return None
-        name, sequence_id = data[_HEAD.size + 2 : at].decode("ascii"), 0
-        while at < end:
-            tag, begin = data[at], at + 1
-            if tag in _NUMBERS:
-                at = begin
-                while data[at] > _LAST_BYTE:
-                    at += 1
-                at += 1
-                if at - begin > _NUMBER_BYTES_MAX:
-                    return None
-                if numbered and tag == _SEQUENCE_ID:
-                    sequence_id = _number(data[begin:at])
-            elif tag == _PARTITION_KEY and data[begin] <= _LAST_BYTE:
-                at = begin + 1 + data[begin]
-            elif data[at : at + 3] in _BASE64_OR_NOT:
-                at += 3
-            else:
-                return None
-    except (struct.error, IndexError, UnicodeDecodeError):
-        return None
-    if at != end or end > len(data):
-        return None
-    rest = data[_CRC_FROM:] if len(data) <= _SMALL_BYTES else memoryview(data)[_CRC_FROM:]
-    return (name, sequence_id) if crc32c(rest) == crc else None
-
-
-def _number(varint: bytes) -> int:
-    number = 0
-    for byte in reversed(varint):
-        number = number << 7 | byte & _LAST_BYTE
-    return number
 
 
 def built(metadata: MessageMetadata, payload: bytes) -> bytes:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -39,12 +40,15 @@ _PASSING = (errors.Unavailable, errors.DataUnavailable)
 
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
-    """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes."""
+    """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes.
+    `first_ms` and `last_ms` are when the first and the last of them were stored."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
     bytes: int = 0
     closed: bool = False
+    first_ms: int = 0
+    last_ms: int = 0
 
 
 EMPTY = LiveEnd()
@@ -133,23 +137,31 @@ class LiveEnds:
         before = self._known.get(reader.ledger_id, EMPTY)
         closed, last = reader.is_closed, reader.last_add_confirmed
         if last > before.last_entry:
-            header = (await reader.read_entry(last, known_confirmed=last)).header
-            now = LiveEnd(last, header.cumulative_rows, header.cumulative_bytes, closed)
+            entry = await reader.read_entry(last, known_confirmed=last)
+            last_ms = decode_header(entry.payload).written_ms
+            first_ms = before.first_ms or last_ms
+            if before.last_entry == NO_ENTRY and last > 0:
+                with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
+                    first = await reader.read_entry(0, known_confirmed=last)
+                    first_ms = decode_header(first.payload).written_ms
+            header = entry.header
+            counted = (header.cumulative_rows, header.cumulative_bytes)
+            now = LiveEnd(last, *counted, closed, first_ms, last_ms)
         else:
-            now = LiveEnd(before.last_entry, before.rows, before.bytes, closed or before.closed)
+            now = replace(before, closed=closed or before.closed)
         current = self._known.get(reader.ledger_id, EMPTY)
         if now != current and now.last_entry >= current.last_entry:
             self._known[reader.ledger_id] = now
             self._changes += 1
 
 
-async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, int]:
-    """By partition with a live segment one past its last confirmed offset, as bookies tell now.
-    Raises as `LiveEnds.look`."""
+async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, LiveEnd]:
+    """What is confirmed of each partition's live segment, as bookies tell now. Raises as
+    `LiveEnds.look`."""
     lives = {held.number: held.live for held in state.partitions if held.live is not None}
     seen = LiveEnds(ledgers)
     await seen.look(lives.values())
-    return {number: live.base + seen.known(live).rows for number, live in lives.items()}
+    return {number: seen.known(live) for number, live in lives.items()}
 
 
 def live_task(

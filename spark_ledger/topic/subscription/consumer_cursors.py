@@ -39,6 +39,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
+from spark_ledger.topic.subscription.moves import too_many
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
 from spark_ledger.topic.subscription.records import Share, SubscriptionKind, newest, with_shares
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
@@ -233,6 +234,8 @@ class ConsumerCursors:
             with suppress(errors.LedgerFenced):  # another broker takes it at the same time
                 await self._take_from_cursor(topic, name)
             return None
+        if seen.record.ledger_id is not None:
+            raise too_many(name)
         await nodes.ensure_shares(name)
         return await self._with_share(nodes, seen)
 

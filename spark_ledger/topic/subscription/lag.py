@@ -2,7 +2,7 @@
 
 Always true: rows that are not there (trimmed, or in a hole) are no lag; nothing is negative; what
 is counted is what the state at hand holds, without reading a chunk: bytes, and times inside a chunk
-that was not read, are about.
+that was not read or a live segment, are about.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from spark_ledger.topic.log.intervals import Chunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.read.live import EMPTY, LiveEnd
 from spark_ledger.topic.subscription.records import Positions
+
+NO_LIVES: Mapping[int, LiveEnd] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +34,44 @@ def topic_lag(
     now_ms: int,
     *,
     ends: Mapping[int, int] | None = None,
+    lives: Mapping[int, LiveEnd] = NO_LIVES,
     read: Tables = UNREAD,
 ) -> dict[int, PartitionLag]:
     """For each partition that `positions` has and the topic too, by the store's clock `now_ms`.
-    `ends` are ends seen beyond the state's, of live segments: their rows count, their bytes are not
-    known."""
+    `lives` is what is known of live segments; their rows count up to `ends`, where these are given.
+    """
     found = {}
     for partition in sorted(positions):
         if partition < len(state.partitions):
-            held = state.partitions[partition]
-            end = max(held.end_offset, (ends or {}).get(partition, 0))
+            held, live = state.partitions[partition], lives.get(partition, EMPTY)
+            seen = held.end_offset + live.rows if ends is None else ends.get(partition, 0)
+            end = max(held.end_offset, seen)
             now = max(now_ms, state.commit_ms)
-            found[partition] = partition_lag(held, positions[partition], end, now, read)
+            found[partition] = partition_lag(held, positions[partition], end, live, now, read)
     return found
 
 
 def partition_lag(
-    held: PartitionState, position: int, end: int, now_ms: int, read: Tables = UNREAD
+    held: PartitionState,
+    position: int,
+    end: int,
+    live: LiveEnd,
+    now_ms: int,
+    read: Tables = UNREAD,
 ) -> PartitionLag:
-    """As `topic_lag`, of one partition whose rows end at `end`."""
+    """As `topic_lag`, of one partition whose rows end at `end`. Of rows of a live segment bytes and
+    times are taken to be spread evenly."""
     lo, hi = max(position, held.start_offset), held.end_offset
-    rows = held.rows_between(lo, hi) + max(0, end - max(hi, lo))
+    left = max(0, end - max(hi, lo))
+    size = held.bytes_between(lo, hi)
     since_ms = first_commit_ms(held, lo, read)
+    if left and live.rows:
+        size += live.bytes * min(left, live.rows) // live.rows
+        if since_ms is None:
+            passed = max(hi, lo) - hi
+            since_ms = live.first_ms + (live.last_ms - live.first_ms) * passed // live.rows
     millis = 0 if since_ms is None else max(0, now_ms - since_ms)
-    return PartitionLag(position, max(end, hi), rows, held.bytes_between(lo, hi), millis)
+    return PartitionLag(position, max(end, hi), held.rows_between(lo, hi) + left, size, millis)
 
 
 def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) -> int | None:

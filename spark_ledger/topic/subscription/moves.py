@@ -81,6 +81,16 @@ def busy(name: str, record: SubscriptionRecord) -> errors.SubscriptionBusy:
     )
 
 
+def too_many(name: str) -> errors.OptionInvalid:
+    """Consumers cannot have it: where they would be has no room in the nodes."""
+    return errors.OptionInvalid(
+        f"the positions of subscription '{name}' do not fit into one record: the topic has too many"
+        " partitions (some 4,000 fit)",
+        "Begin at the earliest message, with another name, or read the topic by a query.",
+        subscription=name,
+    )
+
+
 def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
     """In the hands of the claim: what the owner before had written still says where it is."""
     return replace(

@@ -219,10 +219,16 @@ class Subscriptions:
 
     async def create_for_consumers(self, topic_id: str, name: str, at: Positions) -> None:
         """Make a subscription for Pulsar's consumers, at these positions, which may be in live
-        segments; of no effect if it is there. Raises errors.TopicNotFound, errors.TopicDeleted."""
+        segments; of no effect if it is there. Positions that do not fit into the record may only be
+        the first rows kept.
+
+        Raises errors.OptionInvalid, errors.TopicNotFound, errors.TopicDeleted.
+        """
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"creating subscription '{name}'"):
             await nodes.ensure_folder()
+            if not fits(at) and dict(at) != (await self._state(topic_id)).start_offsets():
+                raise moves.too_many(name)
             kind, floor = SubscriptionKind.CONSUMER, moves.stored(at)
             record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
             made = await nodes.create(name, record)
@@ -314,7 +320,7 @@ class Subscriptions:
         positions = await self.positions(topic_id, name)
         with reachable(f"reading topic {topic_id}"):
             state = await self._log_of(topic_id).fold(fresh=True)
-        return topic_lag(state, positions, now_ms, ends=await ends_of(self._ledgers, state))
+        return topic_lag(state, positions, now_ms, lives=await ends_of(self._ledgers, state))
 
     # -- for retention and the janitor -----------------------------------------------------------
 

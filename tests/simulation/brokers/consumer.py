@@ -1,20 +1,23 @@
-"""Consumers and readers as Pulsar's clients are: permits, acknowledgements, and again after a loss.
+"""Consumers and readers as Pulsar's clients are: permits, acks, seeks, and again after a loss.
 
 Always true: of a durable subscription what no consumer acknowledged comes, to one or another of
 them; a reader goes on with the batch that it was given last. Everything given is compared with what
-is known of its offset.
+is known of its offset, and after a seek what comes first with what was sought. Who does not know
+where its subscription is, for a seek or a deletion had no answer, seeks its beginning.
 """
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_ledger.broker.names import ledger_number, message_id
 from spark_ledger.broker.wire.commands import InitialPosition, MessageId, SubscriptionType, signed
+from spark_ledger.metadata import paths
 from tests.simulation import invariants
-from tests.simulation.brokers.link import Link, session
+from tests.simulation.brokers.acked import Acked, Session
+from tests.simulation.brokers.link import Link, Lost, session
 from tests.simulation.brokers.truth import values_of
 from tests.simulation.brokers.wire import jitter
+from tests.simulation.store import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.work import BrokerWork
@@ -24,22 +27,12 @@ PERMITS = (3, 20, 200)
 ASK_S, SILENT_S = 5.0, 10.0
 """A broker that is silent for so long is asked whether it lives, and is left."""
 INDIVIDUAL, CUMULATIVE = 0, 1
-
-
-@dataclass
-class Acked:
-    """What the consumers of a subscription have sent acknowledgements of, of one partition; whether
-    they came to the broker nobody knows."""
-
-    up_to: int = 0
-    single: dict[int, None] = field(default_factory=dict)
-
-    def left_out(self, lo: int, hi: int) -> list[int]:
-        """Which of these offsets were not acknowledged."""
-        return [at for at in range(max(lo, self.up_to), hi) if at not in self.single]
-
-    def all_up_to(self, end: int) -> None:
-        self.up_to = max(self.up_to, end)
+LEAVING = "leaving"
+"""Of a subscription of one consumer, which deletes it at times: how its name begins."""
+ENDS = 2**64 - 1, 2**63 - 1
+"""What the ids of the beginning and the end are made of."""
+BACK_S, OFF_S = 12.0, 1.0
+"""So far back in time it is sought at most; and so far brokers' clocks may be off, with a rest."""
 
 
 class ConsumerModel:
@@ -63,12 +56,14 @@ class ConsumerModel:
         self.acked = Acked()
         if subscription:
             self.acked = work.acked.setdefault((subscription, partition), self.acked)
+        self.seeks = work.seeks
         self.at = 0
         """One past the last offset that it was given."""
         self._began = 0
         self._permits = 0
         self._unacked: list[tuple[int, int, bool]] = []
         self._stay_s = self.rng.choice((2.0, 10.0, 60.0))
+        self._met = Session(0.0, 0.0)
 
     def told(self) -> str:
         end = self.work.truth.confirmed(self.partition)
@@ -81,6 +76,8 @@ class ConsumerModel:
         if not (self.work.over and self.work.produced):
             return False
         end = self.work.truth.confirmed(self.partition)
+        if not self.acked.sure:
+            return False
         if self.subscription:
             return not self.acked.left_out(0, end)
         return self.at >= end
@@ -103,6 +100,9 @@ class ConsumerModel:
             options["start_message_id"] = self._start()
         else:
             self._began = 0
+        if self.kind is SubscriptionType.FAILOVER:
+            link.watch(self._leaves_broker)
+        asked_s = self._loop.now
         await link.ask(
             "subscribe",
             topic=self._topic,
@@ -113,13 +113,17 @@ class ConsumerModel:
             initialPosition=InitialPosition.EARLIEST,
             **options,
         )
+        self._met = Session(asked_s, self._loop.now)
         permits = self.rng.choice(PERMITS)
         self._permits = permits
         link.send("flow", consumer_id=CONSUMER_ID, messagePermits=permits)
-        ends_s = self.work.world.loop.now + self._stay_s
+        ends_s = self._loop.now + self._stay_s
         while not link.gone and not self.done:
             await asyncio.sleep(self.rng.uniform(0.05, 0.6))
             self._acknowledge(link)
+            if not self.acked.asking and self.rng.random() < self._may_seek:
+                await self._seek(link)
+                return
             silent_s = self.work.world.loop.now - link.heard_s
             if silent_s > SILENT_S:
                 return
@@ -135,15 +139,94 @@ class ConsumerModel:
                 await self._leaves(link)
                 return
 
+    @property
+    def _may_seek(self) -> float:
+        if not self.acked.sure:
+            return 0.5
+        return 0.0 if self.work.over else self.seeks
+
+    @property
+    def _loop(self) -> Any:
+        return self.work.world.loop
+
     async def _leaves(self, link: Link) -> None:
-        if self.rng.random() < 0.5:
+        if self.subscription.startswith(LEAVING) and self.rng.random() < 0.5:
+            await self._unsubscribes(link)
+        elif self.rng.random() < 0.5:
             await link.ask("close_consumer", consumer_id=CONSUMER_ID)
+
+    # -- seeks ----------------------------------------
+
+    async def _unsubscribes(self, link: Link) -> None:
+        """The subscription is gone; one that is made anew begins at the beginning."""
+        log, name = self.work.log, self.subscription
+        self.acked.asks(self._loop.now)
+        self.work.places.may_go_back(name, self.partition)
+        try:
+            await link.ask("unsubscribe", consumer_id=CONSUMER_ID)
+        except Lost:
+            self.acked.unanswered()
+            raise
+        node = self.work.world.store.peek(paths.subscription(log.topic_id, name))
+        invariants.a_deleted_subscription_is_gone(self.work.world.ghost, name, node is not None)
+        self.acked.answered(self._loop.now, 0, 0)
+        self.work.world.ghost.meet("subscription of consumers deleted")
+
+    async def _seek(self, link: Link) -> None:
+        """To an offset that it was given, to an end, or to a time."""
+        acked, ghost = self.acked, self.work.world.ghost
+        by_time = acked.sure and self.rng.random() < 0.3
+        at, options = self._wanted_time() if by_time else self._wanted_offset()
+        acked.asks(self._loop.now)
+        if self.subscription:
+            self.work.places.may_go_back(self.subscription, self.partition)
+        self._unacked.clear()
+        try:
+            await link.ask("seek", consumer_id=CONSUMER_ID, **options)
+        except Lost:
+            acked.unanswered()
+            raise
+        end = self.work.truth.confirmed(self.partition)
+        lo, hi = self._written_at(at, end) if by_time else (min(at, end), min(at, end))
+        if not by_time and "message_id" in options and at > self.at:  # the end
+            lo, hi = self.at, end
+        acked.answered(self._loop.now, lo, hi)
+        self.at = self._began = hi
+        ghost.meet("subscription sought by time" if by_time else "subscription sought by id")
+        if self.subscription:
+            self.work.has_sought(link.server)
+
+    def _wanted_offset(self) -> tuple[float, dict[str, Any]]:
+        number, draw = ledger_number(self.work.log.topic_id), self.rng.random()
+        if draw < 0.2 or not self.acked.sure:
+            return 0, {"message_id": MessageId(ledgerId=ENDS[0], entryId=ENDS[0])}
+        if draw < 0.3:
+            return float("inf"), {"message_id": MessageId(ledgerId=ENDS[1], entryId=ENDS[1])}
+        at = self.rng.randint(0, self.at)
+        index = min(at, self.rng.choice((-1, -1, 0, 1)))  # as if it were in a batch
+        start = at - max(0, index)
+        return at, {"message_id": message_id(number, start, self.partition, index)}
+
+    def _wanted_time(self) -> tuple[float, dict[str, Any]]:
+        at_s = self._loop.now - self.rng.uniform(-OFF_S, BACK_S)
+        return at_s, {"message_publish_time": EPOCH_MS + max(0, int(at_s * 1000))}
+
+    def _written_at(self, at_s: float, end: int) -> tuple[int, int]:
+        """Between which offsets lies what was written first from that time on."""
+        lo, hi, known = 0, end, self.work.work.ghost.offsets
+        for at in range(end):
+            value = known.get((self.work.log.topic_id, self.partition, at))
+            if self.work.truth.received.get(value, at_s) < at_s - OFF_S:
+                lo = at + 1
+            if self.work.truth.first_sent_s.get(value, at_s) > at_s + OFF_S:
+                hi = min(hi, at)
+        return lo, hi
 
     def _start(self) -> MessageId:
         """A reader's: the beginning, or the last batch that it was given."""
         number = ledger_number(self.work.log.topic_id)
         if not self.at:
-            return MessageId(ledgerId=2**64 - 1, entryId=2**64 - 1)
+            return MessageId(ledgerId=ENDS[0], entryId=ENDS[0])
         self.at = self._began
         return message_id(number, self._began, self.partition)
 
@@ -153,8 +236,10 @@ class ConsumerModel:
         if name == "message":
             assert batch is not None
             self.work.judged(self._given, part, batch)
-        elif name == "close_consumer":
+        elif name == "close_consumer" and not self.acked.asking:
             link.close()
+        elif name == "close_consumer":
+            link.ending = True
 
     def _given(self, part: Any, batch: bytes) -> None:
         work, ghost = self.work, self.work.world.ghost
@@ -165,19 +250,42 @@ class ConsumerModel:
         )
         work.rows_are(self.partition, offset, values)
         ghost.meet("message consumed" if self.subscription else "message read")
+        if not self.acked.judged(self._met):
+            self._is_given(offset, end, known)
+            return
+        if self.acked.sought is not None:
+            sought, self.acked.sought = self.acked.sought, None
+            invariants.what_was_sought_comes_first(ghost, self.process.name, sought, offset, end)
         hidden = [at for at in range(offset, end) if known and not _is_set(known, at - offset)]
         left_out = [at for at in hidden if at in self.acked.left_out(at, at + 1)]
-        if self.subscription:
-            left_out += self.acked.left_out(self._began, offset)
+        if not self.subscription:  # rows of Spark that were merged are in larger batches
+            left_out = [at for at in left_out if at >= self.at] + [*range(self.at, offset)]
         else:
-            left_out += [*range(self.at, offset)]
+            left_out += self.acked.left_out(self._began, offset)
         invariants.a_consumer_passes_over_nothing(
             ghost, self.process.name, self.partition, left_out
         )
+        self._is_given(offset, end, known)
+
+    def _is_given(self, offset: int, end: int, known: list[int]) -> None:
+        hidden = sum(bool(known) and not _is_set(known, i) for i in range(end - offset))
         self.at = max(self.at, end)
         self._began = end if self.subscription else offset
-        self._permits -= len(values) - len(hidden)
+        self._permits -= end - offset - hidden
         self._unacked.append((offset, end, bool(known)))
+
+    def _leaves_broker(self, link: Link, name: str, part: Any) -> None:
+        """The broker sends it; of a failover subscription to who is active alone (B14)."""
+        place = (link.server.name, self.subscription, self.partition)
+        holder, since_s = self.work.active.get(place, ("", -1.0))
+        if name == "active_consumer_change" and (part.is_active or holder == self.name):
+            now = self.name if part.is_active else ""
+            self.work.active[place] = (now, self._loop.now)
+        elif name == "message" and since_s < self._loop.now:
+            self.work.judged(
+                invariants.one_consumer_is_given_messages_at_a_time,
+                *(self.work.world.ghost, place, self.name, holder),
+            )
 
     def _acknowledge(self, link: Link) -> None:
         """Some of what it was given, or all, in either way."""
@@ -189,7 +297,7 @@ class ConsumerModel:
         if rng.random() < 0.25:
             offset, end, _ = self._unacked.pop(rng.randrange(len(self._unacked)))
             self._ack(link, INDIVIDUAL, message_id(number, offset, self.partition))
-            self.acked.single.update(dict.fromkeys(range(offset, end)))
+            self.acked.all_of(offset, end, self._met)
             return
         upto = len(self._unacked) if self.work.over else rng.randint(1, len(self._unacked))
         offset, end, _ = self._unacked[upto - 1]
@@ -197,11 +305,11 @@ class ConsumerModel:
         if end - offset > 1 and rng.random() < 0.2 and not self.work.over:
             inside = rng.randint(0, end - offset - 2)
             self._ack(link, CUMULATIVE, message_id(number, offset, self.partition, inside))
-            self.acked.all_up_to(offset + inside + 1)
+            self.acked.all_up_to(offset + inside + 1, self._met)
             self._unacked.insert(0, (offset, end, False))
             return
         self._ack(link, CUMULATIVE, message_id(number, offset, self.partition))
-        self.acked.all_up_to(end)
+        self.acked.all_up_to(end, self._met)
 
     def _ack(self, link: Link, kind: int, found: MessageId) -> None:
         self.work.world.ghost.meet("acknowledged")

@@ -75,4 +75,34 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ({"broker.1": 0},),
         lambda g, x: ({"broker.1": 7},),
     ),
+    (
+        *("B12", I.what_was_sought_comes_first),
+        lambda g, x: ("a consumer", (3, 3), 2, 4),
+        lambda g, x: ("a consumer", (3, 3), 4, 5),
+    ),
+    (
+        *("B12", I.what_was_sought_comes_first),
+        lambda g, x: ("a consumer", (3, 9), 5, 7),
+        lambda g, x: ("a consumer", (3, 9), 0, 3),
+    ),
+    (
+        *("B13", I.a_deleted_subscription_is_gone),
+        lambda g, x: ("s", False),
+        lambda g, x: ("s", True),
+    ),
+    (
+        *("B14", I.one_consumer_is_given_messages_at_a_time),
+        lambda g, x: (("b1", "s", 0), "ann", "ann"),
+        lambda g, x: (("b1", "s", 0), "ann", "bob"),
+    ),
+    (
+        *("B15", I.who_is_fenced_stores_no_more),
+        lambda g, x: (b"ann.0.0:0:1", 2, 2),
+        lambda g, x: (b"ann.0.0:0:1", 1, 2),
+    ),
+    (
+        *("B15", I.who_is_alone_is_not_fenced),
+        lambda g, x: ("ann", ["bob"]),
+        lambda g, x: ("ann", []),
+    ),
 ]

@@ -16,7 +16,12 @@ Heard = Callable[[str, Any, bytes | None], None]
 
 
 class Lost(Exception):
-    """The connection is gone, or what was asked for was refused: look up and try again."""
+    """The connection is gone, or what was asked for was refused: look up and try again. `code`: of
+    a refusal."""
+
+    def __init__(self, why: str, code: int = -1) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class Link:
@@ -26,6 +31,8 @@ class Link:
         self.server = server
         self.heard: Heard = lambda name, part, batch: None
         self.gone = False
+        self.ending = False
+        """What is asked for is waited for, and then it is closed."""
         self.heard_s = loop.now
         self._loop = loop
         self._frames = FrameReader()
@@ -52,9 +59,23 @@ class Link:
             raise Lost(f"{name}: no answer") from None
         finally:
             self._asked.pop(number, None)
+        if self.ending:
+            self.close()
         if found[0] == "error":
-            raise Lost(f"{name}: {found[1].error} {found[1].message}")
+            raise Lost(f"{name}: {found[1].error} {found[1].message}", found[1].error)
         return found
+
+    def watch(self, watched: Callable[["Link", str, Any], None]) -> None:
+        """Tell of each command when the broker sends it."""
+        frames = FrameReader()
+
+        def sent(data: bytes) -> None:
+            for frame in frames.feed(data):
+                name = name_of(frame.command)
+                assert name is not None
+                watched(self, name, getattr(frame.command, name))
+
+        self.wire.watched = sent
 
     def close(self) -> None:
         if not self.gone:

@@ -2,6 +2,7 @@
 
 Always true: what is durable is told by the writes that the store applied: of a partition the share
 of the owner of the highest epoch counts, and what an owner of before writes later changes nothing.
+It goes back only where somebody has sought, and nothing is left of a subscription that was deleted.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,16 +26,27 @@ class Places:
         self._judged = judged
         self._durable: dict[tuple[str, int], tuple[int, int]] = {}
         """By name and partition: the owner's epoch, and how far it was durable in it."""
+        self._may_go_back: dict[tuple[str, int], None] = {}
+
+    def may_go_back(self, name: str, partition: int) -> None:
+        """Somebody seeks there, or deletes it."""
+        self._may_go_back[name, partition] = None
 
     def written(self, written: Commit) -> None:
         """The store has applied it."""
         for change in written.changes:
+            if change.after is None:
+                gone = change.path.removeprefix(f"{self._folder}/")
+                for place in [place for place in self._durable if place[0] == gone]:
+                    del self._durable[place]
             parts = change.path.removeprefix(f"{self._folder}/").split("/")
             if len(parts) != 3 or parts[1] != "shares" or change.after is None:
                 continue
             for partition, at in decode_share(change.after.value).at.items():
                 place = (parts[0], partition)
-                self._durable[place] = max(at, self._durable.get(place, at))
+                known = self._durable.get(place, at)
+                goes_on = at[0] >= known[0] if place in self._may_go_back else at >= known
+                self._durable[place] = at if goes_on else known
 
     def durable(self, name: str, partition: int, epoch: int) -> int:
         """How far it was durable for an owner of that epoch; of one of before nothing counts."""

@@ -2,7 +2,9 @@
 
 Always true: batches are sent in order, and again in order after a connection was lost; nothing is
 given up. Now and then its program dies: the next one of its name goes on (with deduplication after
-the sequence id that it is told), and what had no receipt is not sent again.
+the sequence id that it is told), and what had no receipt is not sent again. So it is with an
+exclusive one that another has fenced: it comes back as a new one. Once all is well each sends some
+more: whatever the chaos left behind, its partition takes them.
 """
 
 import asyncio
@@ -11,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_ledger.broker.names import ledger_number
-from spark_ledger.broker.wire.commands import signed
+from spark_ledger.broker.wire.commands import AccessMode, ServerError, signed
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.simulation import invariants
-from tests.simulation.brokers.link import Link, session
+from tests.simulation.brokers.link import Link, Lost, session
 from tests.simulation.brokers.wire import jitter
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 SILENT_S = (3.0, 8.0, 20.0)
 PRODUCER_ID = 1
 DIES = 0.06
+LOOK_S = 0.5
+FENCED_S = 2.0
+"""A fenced producer takes its topic back after that, about."""
 
 
 @dataclass
@@ -41,9 +46,16 @@ class Sent:
 
 
 class ProducerModel:
-    """Of one partition."""
+    """Of one partition. `mode`: other than SHARED it is to be the only one."""
 
-    def __init__(self, work: "BrokerWork", name: str, partition: int) -> None:
+    def __init__(
+        self,
+        work: "BrokerWork",
+        name: str,
+        partition: int,
+        mode: AccessMode = AccessMode.SHARED,
+    ) -> None:
+        self.mode = mode
         self.work = work
         self.name = name
         self.partition = partition
@@ -51,11 +63,14 @@ class ProducerModel:
         self.rng = work.world.loop.random_for(f"producer {name} {partition}")
         self.waiting: deque[Sent] = deque()
         self._epoch = 0
+        self._topic_epoch = 0
+        self._made_ready: Any = None
         self._life = 0
         self._number = 0
         self._next = 0
         self._received = -1
         self._new_life = True
+        self._ends = False
         self._owner = ""
         self.silent_s = self.rng.choice(SILENT_S)
         self.left = self.rng.randint(4, 40)
@@ -64,16 +79,32 @@ class ProducerModel:
 
     @property
     def done(self) -> bool:
-        return not self.waiting and (self.left <= 0 or self.work.over)
+        return self._ends and self._rests
+
+    @property
+    def _rests(self) -> bool:
+        return not (self.waiting or self._has_more)
+
+    @property
+    def _has_more(self) -> bool:
+        return self.left > 0 and (self._ends or not self.work.over)
 
     def told(self) -> str:
         return f"producer {self.name} of partition {self.partition}: {len(self.waiting)} wait"
 
     async def run(self) -> None:
+        await self._sends()
+        while self.work.world.observers.well_since is None:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        self._ends, self.left = True, 1
+        await self._sends()
+
+    async def _sends(self) -> None:
+        """Until each batch has its receipt."""
         world, brokers = self.work.world, self.work.brokers
-        while not self.done:
+        while not self._rests:
             await session(world, brokers, self.process, self.rng, self._topic, self._session)
-            if self.done:
+            if self._rests:
                 return
             if self.rng.random() < self.dies and not self.work.over:
                 self._dies()
@@ -88,21 +119,38 @@ class ProducerModel:
         self.work.world.ghost.meet("producer's program died")
         self.waiting.clear()
         self._life += 1
-        self._number = self._epoch = 0
+        self._number = self._epoch = self._topic_epoch = 0
         self._new_life = True
 
     async def _session(self, link: Link) -> None:
         self._owner = f"broker {link.server.broker.id}"
         link.heard = lambda name, part, batch: self._heard(link, name, part)
-        _, made = await link.ask(
-            "producer",
-            topic=self._topic,
-            producer_id=PRODUCER_ID,
-            producer_name=self.name,
-            epoch=self._epoch,
-            producer_access_mode=0,
-        )
+        options = {"topic_epoch": self._topic_epoch} if self._topic_epoch else {}
+        if self.mode is not AccessMode.SHARED:
+            self.work.truth.claims.setdefault(self.partition, {})[self.name] = None
+        try:
+            _, made = await link.ask(
+                "producer",
+                topic=self._topic,
+                producer_id=PRODUCER_ID,
+                producer_name=self.name,
+                epoch=self._epoch,
+                producer_access_mode=self.mode,
+                **options,
+            )
+        except Lost as lost:
+            if lost.code == ServerError.PRODUCER_FENCED:
+                await self._is_fenced()
+            raise
         self._epoch += 1
+        self._made_ready = made if made.producer_ready else None
+        while self._made_ready is None:
+            await asyncio.sleep(LOOK_S)
+            if link.gone or self._loop.now > link.heard_s + self.silent_s:
+                return
+            link.send("ping")
+        made = self._made_ready
+        self._topic_epoch = made.topic_epoch
         if self.work.truth.deduplicates:
             invariants.a_producer_that_comes_back_hears_how_far_it_came(
                 self.work.world.ghost, self.name, made.last_sequence_id, self._received
@@ -111,14 +159,30 @@ class ProducerModel:
             self._next, self._new_life = made.last_sequence_id + 1, False
         for sent in self.waiting:
             self._send(link, sent)
-        while not link.gone and not self.done:
-            if self.left > 0 and not self.work.over:
+        while not link.gone and not self._rests:
+            if self._has_more:
                 for _ in range(self.rng.choice((1, 1, 2, 6, 14))):
                     self._send(link, self._made())
             await asyncio.sleep(self.rest_s + self.rng.uniform(0.01, 0.3))
             if self.waiting and self.work.world.loop.now > link.heard_s + self.silent_s:
                 self.work.world.ghost.meet("producer left a silent broker")
                 return
+
+    async def _is_fenced(self) -> None:
+        """Another has taken the topic; what has no receipt is lost to its program."""
+        ghost, truth = self.work.world.ghost, self.work.truth
+        ghost.meet("exclusive producer refused")
+        if self.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+            others = [name for name in truth.claims[self.partition] if name != self.name]
+            self.work.judged(
+                invariants.who_is_alone_is_not_fenced, ghost, self.process.name, others
+            )
+        self._dies()
+        await asyncio.sleep(self.rng.expovariate(1 / FENCED_S))
+
+    @property
+    def _loop(self) -> Any:
+        return self.work.world.loop
 
     def _made(self) -> Sent:
         rng, count = self.rng, self.rng.choice((0, 0, 1, 2, 3, 5))
@@ -140,7 +204,7 @@ class ProducerModel:
 
     def _send(self, link: Link, sent: Sent) -> None:
         sent.times += 1
-        self.work.truth.is_sent(sent.values, self._owner)
+        self.work.truth.is_sent(sent.values, self._owner, self._topic_epoch, self._loop.now)
         link.send(
             "send",
             sent.data,
@@ -153,6 +217,8 @@ class ProducerModel:
     def _heard(self, link: Link, name: str, part: Any) -> None:
         if name == "send_receipt":
             self.work.judged(self._receipt, part)
+        elif name == "producer_success":
+            self._made_ready = part
         elif name in ("close_producer", "send_error"):
             if name == "send_error":
                 self.work.world.trace.note(self.process.name, f"refused: {part.message}")
@@ -174,6 +240,8 @@ class ProducerModel:
             invariants.a_message_is_stored_as_often_as_it_was_sent(
                 ghost, f"duplicate of {sent.values[0]!r}", 1, allowed
             )
+            there = work.truth.is_there(self.partition, sent.values[-1])
+            invariants.what_has_a_receipt_is_there(ghost, sent.values[-1], there)
         else:
             number = ledger_number(work.log.topic_id)
             invariants.nothing_of_one_topic_is_in_another(

@@ -36,14 +36,24 @@ class Truth:
     deduplicates: bool = False
     sent: dict[Message, dict[str, int]] = field(default_factory=dict)
     """By message: how often it was sent, by owner."""
+    first_sent_s: dict[Message, float] = field(default_factory=dict)
     received: dict[Message, float] = field(default_factory=dict)
     """Messages with a receipt, and when it came."""
     stored: dict[Message, dict[str, int]] = field(default_factory=dict)
     """How often it is in sealed ledgers, by owner."""
     lanes: dict[str, Lane] = field(default_factory=dict)
+    claims: dict[int, dict[str, None]] = field(default_factory=dict)
+    """By partition: who wanted to be its only producer."""
+    epochs: dict[Message, int] = field(default_factory=dict)
+    """Of messages of exclusive producers the epoch in which they were sent."""
+    newest: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """By partition and owner: the newest of these that is stored."""
 
-    def is_sent(self, messages: list[Message], owner: str) -> None:
+    def is_sent(self, messages: list[Message], owner: str, topic_epoch: int, now_s: float) -> None:
         for message in messages:
+            if topic_epoch:
+                self.epochs.setdefault(message, topic_epoch)
+            self.first_sent_s.setdefault(message, now_s)
             times = self.sent.setdefault(message, {})
             times[owner] = times.get(owner, 0) + 1
 
@@ -69,6 +79,7 @@ class Truth:
         found = [message for messages, _ in entries for message in messages]
         for message in found:
             self._store(message, live.owner)
+            self._in_order_of_epochs(message, (live.partition, live.owner, live.epoch))
         return tuple(found)
 
     def _store(self, message: Message, owner: str) -> None:
@@ -87,6 +98,13 @@ class Truth:
                 self.ghost, lane, known.last, place
             )
             known.last = place
+
+    def _in_order_of_epochs(self, message: Message, owner: tuple[int, str, int]) -> None:
+        epoch = self.epochs.get(message)
+        if epoch is not None:
+            newest = self.newest.get(owner, epoch)
+            invariants.who_is_fenced_stores_no_more(self.ghost, message, epoch, newest)
+            self.newest[owner] = max(epoch, newest)
 
     # -- the open ends ----------------------------------------
 
@@ -112,6 +130,15 @@ class Truth:
         ledger = self.ghost.ledgers[live.ledger_id]
         last = max(ledger.acked, self._closed_at(live.ledger_id))
         return live.base + sum(ledger.submitted_rows[: last + 1])
+
+    def is_there(self, partition: int, message: Message) -> bool:
+        """Whether it is in a segment, or confirmed in the live ledger."""
+        assert self.log is not None
+        live = self.log.state.partitions[partition].live
+        if message in self.stored or live is None:
+            return message in self.stored
+        last = max(self.ghost.ledgers[live.ledger_id].acked, self._closed_at(live.ledger_id))
+        return any(message in some for some, _ in self._entries(live.ledger_id, last))
 
     def at_the_end(self) -> None:
         """Each message with a receipt is there."""

@@ -42,6 +42,7 @@ class Wire:
         self._connection: Any = None  # production's Connection, or who committers talk to
         self._end = ServerEnd(self)
         self.broken = False
+        self.watched: Callable[[bytes], None] = lambda data: None
         self._told = False
         self._to_server(self._accept)
 
@@ -110,6 +111,7 @@ class Wire:
     def answers(self, data: bytes) -> None:
         """The server writes."""
         if not self.broken:
+            self.watched(data)
             self._to_client(self._hears, data)
 
     def _hears(self, data: bytes) -> None:

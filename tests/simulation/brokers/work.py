@@ -1,7 +1,7 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: whoever is told something is judged at that moment (invariants B1 to B10); when all is
+Always true: whoever is told something is judged at that moment (invariants B1 to B15); when all is
 well again each batch gets its receipt and each consumer gets to the end; then the last broker stops
 in good order, or is killed.
 """
@@ -13,20 +13,26 @@ from typing import Any
 
 from spark_ledger.broker.broker import BrokerSettings
 from spark_ledger.broker.owner.live_writer import RollLimits
-from spark_ledger.broker.wire.commands import SubscriptionType
+from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.errors import LedgerError
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation import invariants
-from tests.simulation.brokers.consumer import Acked, ConsumerModel
+from tests.simulation.brokers.acked import Acked
+from tests.simulation.brokers.consumer import LEAVING, ConsumerModel
 from tests.simulation.brokers.places import Places, adopting
 from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
 from tests.simulation.brokers.producer import ProducerModel
 from tests.simulation.brokers.truth import Truth
 from tests.simulation.invariants import Violation
+from tests.simulation.loop import Process, current_process
+from tests.simulation.store import Commit
 from tests.simulation.topic_ghost import BROKERED, LogGhost
+from tests.simulation.topic_upkeep import LEASE_S
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
@@ -37,6 +43,14 @@ END_S = 150.0
 FORGOTTEN_S = 20.0
 AGAIN_S = 0.5
 STOP_S = 20.0
+SHARED = (AccessMode.SHARED,)
+ONLY_ONE = (
+    AccessMode.EXCLUSIVE_WITH_FENCING,
+    AccessMode.EXCLUSIVE_WITH_FENCING,
+    AccessMode.WAIT_FOR_EXCLUSIVE,
+    AccessMode.EXCLUSIVE,
+)
+"""What producers of a partition want: all of them the one, or each one of the others."""
 
 
 class BrokerWork:
@@ -46,21 +60,32 @@ class BrokerWork:
         self.work = work
         self.world = work.world
         self.rng = rng = self.world.loop.random_for("brokers")
-        self.partitions = rng.choice((1, 1, 2))
+        self.partitions = rng.choice((1, 1, 2, 2))
         self.blind = rng.choice((0.0, 0.0, 0.2, 0.6))
         self.brokers = Brokers(self.blind, self.world.loop.random_for("probes"))
-        work.ask = self.brokers.ask
+        work.ask = self._ask
         self.truth = Truth(self.world.ghost, deduplicates=rng.random() < 0.5)
         self.acked: dict[tuple[str, int], Acked] = {}
+        self.active: dict[tuple[str, str, int], tuple[str, float]] = {}
+        """By broker, failover subscription and partition: who was told last that it is active."""
+        self.seeks = rng.choice((0.0, 0.0, 0.02, 0.1))
         self.inflight = rng.choice((1, 2, 8))
-        self.at_once = rng.choice((2, 2, 3))
+        self.at_once = rng.choice((1, 2, 2, 3))
         self.harm_s = rng.choice((0.7, 2.0, 5.0))
         self.spark_s = rng.choice((None, 0.5, 2.0))
+        self.drivers_die = rng.choice((0.0, 0.1, 0.5))
+        """The share of the askings for a live ledger after which who asked is killed."""
+        self.chased = rng.choice((0.0, 0.0, 0.7))
+        """The share of the take-overs after which the new owner is harmed soon, and of the pauses
+        of a broker at whose end the others are killed."""
+        self.condemned_s = rng.choice((None, None, None, 1.5))
+        """How often a janitor takes brokers that live for gone."""
         self.places: Places
         self.over = False
         """The chaos is: nothing new is sent."""
         self._end = self.world.loop.now + work.plan.chaos_s
         self._all: list[BrokerProcess] = []
+        self._drivers: dict[Process, Client] = {}
         self._producers: list[ProducerModel] = []
         self._consumers: list[ConsumerModel] = []
 
@@ -107,9 +132,10 @@ class BrokerWork:
         harm = asyncio.create_task(self._harm(), name="harm to brokers")
         users = self._begin()
         spark = asyncio.create_task(self._spark(info), name="Spark beside brokers")
+        janitor = asyncio.create_task(self._condemn(), name="a janitor of brokers")
         await asyncio.sleep(max(0.0, self._end - self.world.loop.now))
         self.over = True
-        await asyncio.gather(harm, spark)
+        await asyncio.gather(harm, spark, janitor)
         while self.world.observers.well_since is None:  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
         await self.come_to_the_end(users)
@@ -120,7 +146,7 @@ class BrokerWork:
         self.truth.log = self.work.ghost.logs[info.id]
         self.work.ghost.truth = self.truth
         self.places = Places(self.world.ghost, info.id, self.judged)
-        self.world.store.listeners.append(self.places.written)
+        self.world.store.listeners += [self.places.written, self._written]
         return info
 
     async def _made(self) -> TopicInfo:
@@ -145,11 +171,14 @@ class BrokerWork:
         producers: list[ProducerModel] = []
         consumers: list[ConsumerModel] = []
         for partition in range(self.partitions):
+            modes = rng.choice((SHARED, SHARED, SHARED, ONLY_ONE))
             for name in ("ann", "bob", "cy")[: rng.choice((1, 2, 2, 3))]:
-                producers.append(ProducerModel(self, name, partition))
+                producers.append(ProducerModel(self, name, partition, rng.choice(modes)))
             kinds = [("failing-over", SubscriptionType.FAILOVER)] * rng.choice((0, 1, 2))
             kinds += [("alone", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1))
             kinds += [("", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1, 1))
+            leaving = f"{LEAVING}-{partition}"
+            kinds += [(leaving, SubscriptionType.EXCLUSIVE)] * rng.choice((0, 0, 1))
             for number, (subscription, kind) in enumerate(kinds):
                 name = f"{number} of {subscription}"
                 consumers.append(ConsumerModel(self, name, partition, subscription, kind))
@@ -218,14 +247,41 @@ class BrokerWork:
 
     async def _harm(self) -> None:
         """Start brokers; kill, stop, pause them, and cut their connections, as it comes."""
-        ways = (self._kill, self._kill, self._pause, self._pause, self._stop, self._cut, self._cut)
         while self.world.loop.now < self._end:
             while len(self._living()) < self.at_once:
                 await self._start_one()
             await asyncio.sleep(self.rng.expovariate(1 / self.harm_s))
             living = self._living()
             if living:
-                self.rng.choice(ways)(self.rng.choice(living))
+                self._harm_one(self.rng.choice(living))
+
+    def _harm_one(self, broker: BrokerProcess) -> None:
+        ways = (self._kill, self._kill, self._pause, self._pause, self._stop, self._cut, self._cut)
+        if broker in self._living() and self.world.loop.now < self._end:
+            self.rng.choice(ways)(broker)
+
+    def has_sought(self, broker: BrokerProcess) -> None:
+        """It has answered a seek, and may be gone at once."""
+        loop = self.world.loop
+        rng = loop.random_for(f"harm to {broker.name} after a seek {loop.now}")
+        if rng.random() < self.chased and loop.now < self._end:
+            loop.call_later(0.5 * rng.random(), self._gone, broker, context=loop.outside)
+
+    def _gone(self, broker: BrokerProcess) -> None:
+        if broker in self._living():
+            self.world.ghost.meet("broker killed once it had sought")
+            self._kill(broker)
+
+    def _written(self, written: Commit) -> None:
+        """The store has applied it: of who has taken partitions something may become at once."""
+        path, loop = paths.brokers_of_topic(self.log.topic_id), self.world.loop
+        if not any(change.path == path for change in written.changes):
+            return
+        for broker in self._living():
+            if broker.name == written.session and self.rng.random() < self.chased:
+                self.world.ghost.meet("new owner harmed")
+                after_s = self.rng.choice((0.1, 1.0, 3.0)) * self.rng.random()
+                loop.call_later(after_s, self._harm_one, broker, context=loop.outside)
 
     def _kill(self, broker: BrokerProcess) -> None:
         self.world.ghost.meet("broker killed")
@@ -241,7 +297,15 @@ class BrokerWork:
 
     def _resume_later(self, broker: BrokerProcess, seconds: float) -> None:
         loop = self.world.loop
-        loop.call_later(seconds, broker.process.resume, context=loop.outside)
+        loop.call_later(seconds, self._goes_on, broker, context=loop.outside)
+
+    def _goes_on(self, broker: BrokerProcess) -> None:
+        broker.process.resume()
+        if self.world.loop.now < self._end and self.rng.random() < self.chased:
+            self.world.ghost.meet("others killed when a broker went on")
+            for other in self._living():
+                if other is not broker:
+                    self._kill(other)
 
     def _stop(self, broker: BrokerProcess) -> None:
         self.world.ghost.meet("broker stopped")
@@ -265,6 +329,37 @@ class BrokerWork:
             if self.rng.random() < 0.5:
                 self.world.ghost.meet("connection to a broker cut")
                 wire.reset()
+
+    async def _condemn(self) -> None:
+        """Intents of brokers that live are ended, and what they made under them and do not use is
+        deleted; they go on under others."""
+        while self.condemned_s is not None and self.world.loop.now < self._end:
+            client = await self.world.client("janitor of brokers")
+            doing = client.run(self._condemns(client, self.condemned_s), "condemns")
+            (outcome,) = await asyncio.gather(doing, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _condemns(self, client: Client, every_s: float) -> None:
+        janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
+        while self.world.loop.now < self._end:
+            await asyncio.sleep(client.rng.uniform(0.0, 2 * every_s))
+            known = self._intents_of_brokers()
+            some = [client.rng.choice(known)] if known and client.rng.random() < 0.5 else []
+            try:
+                await janitor.clean(condemn=some, force=True)
+            except LedgerError as error:
+                self.work.met(client, "clean", error)
+            else:
+                self.world.ghost.meet("janitor pass beside brokers")
+
+    def _intents_of_brokers(self) -> list[str]:
+        store, found = self.world.store, []
+        for one in store.peek_children(paths.INTENTS):
+            node = store.peek(paths.intent(one))
+            if node is not None and b'"broker-' in node.value:
+                found.append(one)
+        return found
 
     async def _keep_one_going(self) -> None:
         while True:
@@ -291,10 +386,12 @@ class BrokerWork:
 
     async def _spark(self, info: TopicInfo) -> None:
         """A query commits batches to the same partitions, again until each is there."""
-        version = 0
-        while self.spark_s is not None and self.world.loop.now < self._end:
+        version, last = 0, False
+        while self.spark_s is not None and not last:
+            last = self.world.loop.now >= self._end  # one more when brokers are left alone
             driver = await self.world.client("driver")
             executor = await self.world.client("executor")
+            self._drivers = {driver.process: driver}
             doing = driver.run(self._batch(driver, executor, info, version), "commits")
             (outcome,) = await asyncio.gather(doing, return_exceptions=True)
             if outcome is None:
@@ -305,6 +402,18 @@ class BrokerWork:
             elif isinstance(outcome, Exception):
                 raise outcome
             await asyncio.sleep(self.rng.uniform(0, 2 * self.spark_s))
+
+    async def _ask(self, url: str, request: bytes) -> tuple[bytes, Callable[[], None]]:
+        """As Brokers.ask; a driver may be gone before the commit for which it asked."""
+        process = current_process()
+        try:
+            return await self.brokers.ask(url, request)
+        finally:
+            driver, loop = self._drivers.get(process) if process else None, self.world.loop
+            if driver is not None and self.rng.random() < self.drivers_die:
+                self.world.ghost.meet("driver killed after it asked for a live ledger")
+                after_s = self.rng.choice((0.02, 0.5)) * self.rng.random()
+                loop.call_later(after_s, driver.kill, context=loop.outside)
 
     async def spark_batch(self, client: Client) -> None:
         """One, all of it by this process."""

@@ -97,3 +97,44 @@ def what_is_decided_waits_no_more(ghost: Ghost, left: dict[str, int]) -> None:
     """When no producer waits any more, no broker's memory counts bytes of batches that do: what is
     counted for ever stops its connections in the end."""
     require(not any(left.values()), "B11", f"bytes that wait for nobody: {left}")
+
+
+@invariant("B12")
+def what_was_sought_comes_first(
+    ghost: Ghost, who: str, sought: tuple[int, int], offset: int, end: int
+) -> None:
+    """Once a seek is answered, also of one to a time or of a subscription that was deleted and made
+    again, the first message that comes is the one that was sought."""
+    lo, hi = sought
+    what = f"{who} is at offsets {lo} to {hi} by a seek, and is given {offset} to {end} first"
+    require(offset <= hi and end > lo, "B12", what)
+
+
+@invariant("B13")
+def a_deleted_subscription_is_gone(ghost: Ghost, name: str, there: bool) -> None:
+    """When the only consumer of a subscription hears that it is deleted, the store has it no
+    more."""
+    require(not there, "B13", f"subscription {name} was deleted, and is there")
+
+
+@invariant("B14")
+def one_consumer_is_given_messages_at_a_time(
+    ghost: Ghost, place: Any, who: str, active: str
+) -> None:
+    """A broker sends the messages of a failover subscription to the consumer that it told last
+    that it is the active one, and to no other."""
+    require(who == active, "B14", f"{place}: {who} is sent a message, active is '{active}'")
+
+
+@invariant("B15")
+def who_is_fenced_stores_no_more(ghost: Ghost, message: Any, epoch: int, newest: int) -> None:
+    """What exclusive producers sent to one owner of a partition lies in the order in which they
+    were the only one."""
+    require(epoch >= newest, "B15", f"{message} of epoch {epoch} comes after one of {newest}")
+
+
+@invariant("B15")
+def who_is_alone_is_not_fenced(ghost: Ghost, who: str, others: list[str]) -> None:
+    """A producer that may fence others is itself refused only if others want to be the only one,
+    however often it comes back, and to whichever owner."""
+    require(bool(others), "B15", f"{who} is fenced, and is the only one that wants to be")

@@ -1,5 +1,6 @@
 """Bugs of brokers: what is sent and when, what a fenced ledger decides, what a seal says, who is
-told what, what consumers have acknowledged, and who owns a topic."""
+told what, what consumers have acknowledged and sought, who is the only producer or consumer, and
+who owns a topic."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger.broker.consumers.acks import Acks
-from spark_ledger.broker.consumers.subscription import Subscription
+from spark_ledger.broker.consumers.subscription import Consumer, Subscription
+from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import live_writer, ownership
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
 from tests.simulation.mutants.mutant import Mutant
@@ -57,7 +60,7 @@ def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
         committing = asyncio.get_running_loop().create_task(commit)
         committing.add_done_callback(lambda done: done.cancelled() or done.exception())
         names = (self._number, writer.ledger_id, writer.version)
-        self._goes_on(LiveSegment(*names, base, 0, opened.owner, opened.epoch))
+        self._goes_on(LiveSegment(*names, base, 0, opened.owner, opened.epoch), state)
 
     return at_once
 
@@ -284,13 +287,51 @@ class Told:
     def stored(self, offset: int) -> None: ...
 
 
-def goes_on_in_a_failed_ledger(broken: Any) -> Any:
-    """That the ledger at hand has failed is seen only by a batch that was under way."""
+def seeks_in_memory(seek: Any) -> Any:
+    """A seek is answered before it is durable."""
 
-    def unless_idle(self: Any) -> bool:
-        return bool(self._inflight) and bool(broken(self))
+    async def sought(self: Any, name: str, place: Any, offset: int) -> None:
+        self.subscription(name).seek(place, offset)
 
-    return unless_idle
+    return sought
+
+
+def deletes_nothing(unsubscribe: Any) -> Any:
+    """The consumer is gone, and the subscription stays."""
+
+    async def left(self: Any, name: str, consumer: Any) -> None:
+        self.subscription(name).leave(consumer)
+
+    return left
+
+
+def stays_active(activate: Any) -> Any:
+    def for_ever(self: Any, active: bool) -> None:
+        activate(self, active or self._active)
+
+    return for_ever
+
+
+def fences_nobody(admit: Any) -> Any:
+    """Who is fenced goes on until it comes back."""
+
+    def admitted(self: Any, partition: int, producer: Any, there: Any, waiting: Any) -> bool:
+        if producer.mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
+            return bool(admit(self, partition, producer, there, waiting))
+        there[:] = [producer]
+        self._is_exclusive(partition, producer)
+        return True
+
+    return admitted
+
+
+def forgets_who_is_fenced(is_fenced: Any) -> Any:
+    return lambda self, partition, producer: False
+
+
+def knows_what_it_knew(learn: Any) -> Any:
+    """A partition that another had meanwhile is served by what was known of it before."""
+    return lambda self, number, epoch: None
 
 
 EVERY = (
@@ -368,18 +409,38 @@ EVERY = (
         *(receipt_when_it_is_sent, SERVES),
     ),
     Mutant(
-        *("failed ledger noticed by who waits", "hazard 29", LiveWriter, "_broken"),
-        *(goes_on_in_a_failed_ledger, SERVES),
+        *("seek in memory alone", "hazard 38", OwnedTopic, "seek"),
+        *(seeks_in_memory, SERVES),
+    ),
+    Mutant(
+        *("subscription left and not deleted", "broker", OwnedTopic, "unsubscribe"),
+        *(deletes_nothing, SERVES),
+    ),
+    Mutant(
+        *("two consumers active", "broker", Consumer, "activate"),
+        *(stays_active, SERVES),
+    ),
+    Mutant(
+        *("fenced producer goes on", "broker", OwnedTopic, "_admit"),
+        *(fences_nobody, SERVES),
+    ),
+    Mutant(
+        *("fenced producer comes back", "broker", OwnedTopic, "_is_fenced"),
+        *(forgets_who_is_fenced, SERVES),
+    ),
+    Mutant(
+        *("partition as it was known before", "hazard 45", OwnedTopic, "learn"),
+        *(knows_what_it_knew, SERVES),
     ),
 )
 
 OPEN = (
-    "duplicate told before the first is stored",
-    "hold without an end",
     "epoch not raised",
     "nobody asks who owns",
     "spare of an ended intent",
-    "failed ledger noticed by who waits",
+    "seek in memory alone",
+    "fenced producer comes back",
+    "partition as it was known before",
 )
 """Not caught by the first seeds (docs/simulation.md)."""
 MUTANTS = tuple(mutant for mutant in EVERY if mutant.name not in OPEN)

@@ -1,14 +1,14 @@
 """SENDs and receipts by hand, beside protobuf."""
 
-import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
-from spark_ledger.broker.wire.frames import encode
-from spark_ledger.broker.wire.sends import Send, receipts, send_of
+from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
+from spark_ledger.broker.wire.sends import Messages, Send, Shape, receipts
 from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.pulsar_batch import varint
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
@@ -35,41 +35,42 @@ def damaged(data, changes):
     return bytes(found)
 
 
-def by_protobuf(data):
-    """The SEND that protobuf reads, or None."""
+def by_protobuf(command_, batch):
+    """How a lone message was sent, and the sequence id that it says; None of any other frame."""
     try:
-        found = BaseCommand.FromString(data)
-    except DecodeError:
+        found = BaseCommand.FromString(command_)
+        parsed = pulsar_batch.parse(batch, check=True)
+    except (DecodeError, pulsar_batch.Damaged):
         return None
     if found.type != 6 or not found.HasField("send"):
         return None
-    part = found.send
+    said, part = parsed.metadata, found.send
+    if parsed.batched or parsed.is_chunk or said.HasField("txnid_most_bits"):
+        return None
     ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
-    return Send(*ids, part.is_chunk)
+    return Send(*ids, part.is_chunk), said.producer_name, parsed.last_sequence_id
 
 
-@settings(deadline=None, max_examples=300)
-@given(SENDS, CUTS, st.binary(max_size=12))
-def test_what_is_read_of_a_send_is_what_protobuf_reads(sent, changes, after):
-    data = damaged(sent.SerializeToString(), changes)
-    found = send_of(b"before" + data + after, 6, 6 + len(data))
-    assert found is None or found == by_protobuf(data)
+def stream_of(frames):
+    return FrameReader().whole(b"".join(frames))
 
 
-@pytest.mark.parametrize("size", [5, 127, 128, 2**40])
-def test_what_clients_send_as_a_rule_is_read_by_hand(size):
-    said = command("send", producer_id=3, sequence_id=size, num_messages=1).SerializeToString()
-    assert send_of(said, 0, len(said)) == Send(3, size, 0, False)
-    for one in (lone(message(b"x"), sequence_id=size), lone(message(b"x" * 9000, key="k"))):
-        assert pulsar_batch.lone_of(one, numbered=True) is not None
+def read_of(shape, frames, *, size_max=1 << 20, after=-1):
+    return shape.read(*stream_of(frames), 0, size_max, after)
+
+
+def sent(producer_id, sequence_id, batch, **said):
+    ids = {"producer_id": producer_id, "sequence_id": sequence_id, **said}
+    return encode_with_batch(command("send", **ids), batch)
 
 
 METADATA = st.builds(
     MessageMetadata,
-    producer_name=st.text(max_size=4),
+    producer_name=st.sampled_from(["p", "other", "é"]),
     sequence_id=NUMBERS,
-    publish_time=NUMBERS,
+    publish_time=st.one_of(st.none(), NUMBERS),
     partition_key=st.one_of(st.none(), st.text(max_size=4)),
+    partition_key_b64_encoded=st.one_of(st.none(), st.booleans()),
     event_time=st.one_of(st.none(), NUMBERS),
     compression=st.one_of(st.none(), st.integers(0, 4)),
     num_messages_in_batch=st.one_of(st.none(), st.integers(0, 3)),
@@ -78,30 +79,74 @@ METADATA = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
-@given(METADATA, CUTS, st.booleans())
-def test_what_is_read_of_a_lone_message_is_what_protobuf_reads(said, changes, whole):
-    data = pulsar_batch.built(said, b"value")
-    if not whole:  # what its metadata says is damaged, and its checksum is right
-        end = len(data) - len(b"value")
-        head = damaged(data[6:end], changes)
-        crc = pulsar_batch.crc32c(head + b"value").to_bytes(4, "big")
-        data = data[:2] + crc + head + b"value"
-    found = pulsar_batch.lone_of(data, numbered=True)
-    if found is None:
-        return
-    parsed = pulsar_batch.parse(data, check=True)
-    assert found == (parsed.metadata.producer_name, parsed.last_sequence_id)
-    assert not (parsed.batched or parsed.is_chunk or parsed.encrypted)
-    assert parsed.plausible and not parsed.metadata.HasField("txnid_most_bits")
+@settings(deadline=None, max_examples=400)
+@given(
+    NUMBERS,
+    st.sampled_from(["p", "other"]),
+    st.integers(0, 300),
+    SENDS,
+    METADATA,
+    CUTS,
+    CUTS,
+    st.booleans(),
+)
+def test_what_is_read_is_what_protobuf_reads(
+    producer_id, name, number, said, metadata, cuts, more_cuts, alike
+):
+    shape = Shape.of(Send(producer_id, number, 0, False), True, name)
+    if alike:  # what is damaged is near to what is read
+        said = command("send", producer_id=producer_id, sequence_id=number, num_messages=1)
+        metadata = MessageMetadata(producer_name=name, sequence_id=number, publish_time=1000)
+    whole = pulsar_batch.built(metadata, b"value")
+    head = damaged(whole[6 : -len(b"value")], more_cuts)
+    crc = pulsar_batch.crc32c(head + b"value").to_bytes(4, "big")  # of what is damaged, too
+    batch = whole[:2] + crc + head + b"value"
+    body = damaged(said.SerializeToString(), cuts)
+    sizes = (4 + len(body) + len(batch)).to_bytes(4, "big") + len(body).to_bytes(4, "big")
+    found = read_of(shape, [sizes + body + batch, sent(1, 1, lone(message(b"x")))])
+    if found.sends and found.batches[0] == batch:
+        expected = by_protobuf(body, batch)
+        assert (found.sends[0], name, found.said[0]) == expected
 
 
-def test_what_is_no_lone_message_or_damaged_is_not_read_by_hand():
-    data = lone(message(b"abc"))
-    assert pulsar_batch.lone_of(data, numbered=True) == ("p", 0)
-    others = [data[:-1] + b"d", data[:15], b"", b"\x0e\x43" + data[2:], batch_of([message(b"a")])]
-    for one in [*others, chunked(b"ab", 2)[0], lone(message(b"a", properties={"a": "b"}))]:
-        assert pulsar_batch.lone_of(one, numbered=True) is None
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**63 - 10), st.sampled_from([1, 2]), st.booleans())
+def test_lone_messages_that_follow_each_other_are_read_by_hand(first, step, counted):
+    counted = {"num_messages": 1} if counted else {}
+    numbers = [first + step * i for i in range(4)]
+    numbers = [one for one in numbers if len(varint(one)) == len(varint(first))]
+    batches = [lone(message(b"x" * (one % 7), key="k"), sequence_id=one) for one in numbers]
+    frames = [sent(3, *one, **counted) for one in zip(numbers, batches, strict=True)]
+    found = read_of(Shape.of(Send(3, first, 0, False), bool(counted), "p"), frames)
+    assert [one.sequence_id for one in found.sends] == found.said == numbers
+    assert found.batches == batches
+
+
+def test_reading_ends_where_a_frame_looks_otherwise():
+    def good(number):
+        return sent(3, number, lone(message(b"abc"), sequence_id=number), num_messages=1)
+
+    data = lone(message(b"abc"), sequence_id=7)
+    others = {
+        "another producer": sent(4, 7, data, num_messages=1),
+        "a batch of several": sent(3, 7, batch_of([message(b"a")]), num_messages=1),
+        "a chunk": sent(3, 7, chunked(b"ab", 2)[0], num_messages=1),
+        "with properties": sent(3, 7, lone(message(b"a", properties={"a": "b"})), num_messages=1),
+        "damaged": sent(3, 7, data[:-1] + b"d", num_messages=1),
+        "cut": sent(3, 7, data[:15], num_messages=1),
+        "too large": sent(3, 7, lone(message(bytes(3000)), sequence_id=7), num_messages=1),
+        "its sequence id again": good(6),
+        "another magic": sent(3, 7, b"\x0e\x43" + data[2:], num_messages=1),
+        "a highest id": sent(3, 7, data, num_messages=1, highest_sequence_id=9),
+        "without its number": sent(3, 7, data),
+        "no batch": sent(3, 7, b"", num_messages=1),
+        "another command": encode(command("ping")),
+    }
+    shape = Shape.of(Send(3, 5, 0, False), True, "p")
+    for what, other in others.items():
+        found = read_of(shape, [good(5), good(6), other, good(8)], size_max=2000, after=4)
+        assert found.said == [5, 6], what
+    assert Shape.of(Send(3, 5, 0, False), True, "é") is None
 
 
 @settings(deadline=None, max_examples=100)
@@ -120,3 +165,18 @@ def test_receipts_are_the_bytes_that_protobuf_makes(ledger, partition, batches):
         expected.append(encode(command("send_receipt", **ids)))
         given_.append((Send(producer_id, sequence_id, highest, False), entry))
     assert receipts(given_, ledger, partition) == b"".join(expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    NUMBERS,
+    NUMBERS,
+    st.integers(-1, 2**31 - 1),
+    NUMBERS,
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12),
+)
+def test_messages_are_the_bytes_that_protobuf_makes(consumer, ledger, partition, entry, acks):
+    place = MessageId(ledgerId=ledger, entryId=entry, partition=partition)
+    ids = {"consumer_id": consumer, "message_id": place, "redelivery_count": 0}
+    expected = command("message", **ids, ack_set=acks).SerializeToString()
+    assert Messages(consumer, ledger, partition).command(entry, acks) == expected

@@ -62,6 +62,9 @@ class Scripted:
     async def delete(self, *args):
         return await self.write(self._session.delete, *args)
 
+    async def multi(self, *args):
+        return await self.write(self._session.multi, *args)
+
     async def _read(self, call, *args):
         if self.gone:
             raise StoreUnavailable("nobody answers")

@@ -274,6 +274,22 @@ async def test_two_who_wait_on_one_reader_both_hear_of_the_end():
         assert await ended_within(tail, 0.5) == list(range(5))
 
 
+@simulated
+async def test_the_end_is_heard_of_though_entries_come_while_the_record_is_read():
+    cluster, ledgers = await cluster_of(3, long_poll_s=50.0)
+    writer = await written(ledgers, 5, announce=False)
+    other = await cluster.client("reader")
+    reader = await other.open(writer.ledger_id, recover=False)
+    tail = following(reader)
+    await asyncio.sleep(1)
+    await writer.close()  # the last entry is not told by any bookie yet
+    cluster.store.faults.delay_s = (0.2, 0.2)
+    await asyncio.sleep(0.1)
+    for bookie in cluster.bookies.values():
+        bookie.answer(m.WriteLacRequest(bookie.name, writer.ledger_id, 4))
+    assert await ended_within(tail, 2) == list(range(5))
+
+
 # -- trouble ------------------------------------------------------------------------------------
 
 

@@ -427,6 +427,28 @@ def test_consumers_of_a_query_of_some_partitions_begin_at_the_first_row_of_the_o
     play_here(act)
 
 
+def test_positions_that_do_not_fit_are_refused_to_consumers_not_forgotten(monkeypatch):
+    monkeypatch.setattr(records, "POSITIONS_BYTES_MAX", 20)
+
+    async def act(stage):
+        a = await broker(stage, "a")
+        with pytest.raises(errors.OptionInvalid, match="too many partitions"):
+            await a.open(5)
+        cursor = await opened(stage, "q1")
+        cursor.advance(dict.fromkeys(range(PARTITIONS), 7))
+        await cursor.release()
+        for _ in range(2):
+            with pytest.raises(errors.OptionInvalid, match="too many partitions"):
+                await a.open()
+        again = await opened(stage, "q1", "r2")
+        assert await again.recovered() == dict.fromkeys(range(PARTITIONS), 7)
+        await again.release()
+        await stage.client.subscriptions.delete(stage.topic.id, NAME)
+        assert await (await a.open(0)).adopt(0, 1) == 0
+
+    play_here(act)
+
+
 def test_of_many_that_move_at_once_one_that_was_deleted_does_not_hold_the_others():
     async def act(stage):
         a = await broker(stage, "a")

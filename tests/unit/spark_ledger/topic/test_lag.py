@@ -7,6 +7,7 @@ from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Trim
 from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.read.live import LiveEnd
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.lag import PartitionLag, spark_metrics, topic_lag
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
@@ -65,6 +66,16 @@ def test_rows_that_are_trimmed_or_in_a_hole_are_no_lag():
 def test_rows_of_a_live_segment_count_as_far_as_they_were_seen():
     assert topic_lag(TOPIC, {0: 30}, 9000, ends={0: 42})[0].rows == 12
     assert topic_lag(TOPIC, {0: 40}, 9000, ends={0: 42}) == {0: PartitionLag(40, 42, 2, 0, 0)}
+
+
+def test_bytes_and_time_of_rows_of_a_live_segment_count_as_if_they_were_spread_evenly():
+    lives = {0: LiveEnd(9, 10, 1000, first_ms=6000, last_ms=8000)}
+    assert topic_lag(TOPIC, {0: 35}, 9000, lives=lives) == {0: PartitionLag(35, 45, 10, 1000, 3000)}
+    assert topic_lag(TOPIC, {0: 40}, 9000, lives=lives) == {0: PartitionLag(40, 45, 5, 500, 2000)}
+    assert topic_lag(TOPIC, {0: 25}, 9000, lives=lives) == {0: PartitionLag(25, 45, 20, 2000, 5000)}
+    assert topic_lag(TOPIC, {0: 45}, 9000, lives=lives) == {0: PartitionLag(45, 45, 0, 0, 0)}
+    seen = {0: 43}
+    assert topic_lag(TOPIC, {0: 41}, 9000, ends=seen, lives=lives)[0].bytes == 200
 
 
 def test_a_clock_behind_the_stores_makes_no_negative_lag():

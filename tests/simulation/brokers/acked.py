@@ -1,0 +1,73 @@
+"""What is known of where a subscription is in one partition: by acknowledgements and seeks.
+
+Always true: whether an acknowledgement came to the broker nobody knows, so what was acknowledged
+may come again; while a seek or a deletion has no answer, and after one that got none, nothing is
+known until a later seek is answered. A broker that seeks sends all consumers away, so what those of
+before acknowledge changes nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Session(NamedTuple):
+    """Of a consumer: when it asked for the subscription, and when that was answered."""
+
+    asked_s: float
+    begun_s: float
+
+
+@dataclass
+class Acked:
+    """Of all consumers of the subscription."""
+
+    up_to: int = 0
+    single: dict[int, None] = field(default_factory=dict)
+    sure: bool = True
+    asking: bool = False
+    sought: tuple[int, int] | None = None
+    """What comes first after a seek holds one of these two offsets, or one between them."""
+    _asked_s: float = -1.0
+    _answered_s: float = -1.0
+
+    def left_out(self, lo: int, hi: int) -> list[int]:
+        """Which of these offsets were not acknowledged."""
+        return [at for at in range(max(lo, self.up_to), hi) if at not in self.single]
+
+    def all_up_to(self, end: int, by: Session) -> None:
+        if self._counts(by):
+            self.up_to, self.sought = max(self.up_to, end), None
+
+    def all_of(self, lo: int, hi: int, by: Session) -> None:
+        if self._counts(by):
+            self.single.update(dict.fromkeys(range(lo, hi)))
+            self.sought = None
+
+    def judged(self, session: Session) -> bool:
+        """Whether it is known what comes to that session."""
+        after = session.asked_s >= self._answered_s
+        if not after and session.begun_s >= self._asked_s:
+            self.sought = None  # it may have come to that one
+        return self.sure and after
+
+    def _counts(self, session: Session) -> bool:
+        return session.begun_s >= self._asked_s
+
+    # -- seeks ----------------------------------------
+
+    def asks(self, now_s: float) -> None:
+        """From now on it is not known where it is. What is acknowledged by those who come from now
+        on counts after the answer, too."""
+        self.sure, self.asking, self.sought = False, True, None
+        self._asked_s = now_s
+        self.up_to, self.single = 0, {}
+
+    def answered(self, now_s: float, lo: int, hi: int) -> None:
+        """It was put to one of these offsets."""
+        came = bool(self.up_to or self.single)  # to who came meanwhile
+        self.up_to = max(self.up_to, hi)
+        self.sure, self.asking, self.sought = True, False, None if came else (lo, hi)
+        self._answered_s = now_s
+
+    def unanswered(self) -> None:
+        self.asking = False
