@@ -229,8 +229,7 @@ class ConsumerCursors:
         if seen is None:
             await self._subscriptions.create_for_consumers(topic.id, name, await start())
             return None
-        record = seen.record
-        if record.kind is SubscriptionKind.QUERY or record.live or record.ledger_id is not None:
+        if seen.record.kind is SubscriptionKind.QUERY or seen.record.live:
             with suppress(errors.LedgerFenced):  # another broker takes it at the same time
                 await self._take_from_cursor(topic, name)
             return None
@@ -241,8 +240,7 @@ class ConsumerCursors:
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """A query had it, or a broker alone: what its cursor's ledger says goes into the record.
-        Raises errors.SubscriptionBusy, errors.LedgerFenced, errors.OptionInvalid where that is too
-        much for a record: the query can have it back."""
+        Raises errors.SubscriptionBusy, errors.LedgerFenced."""
         cursor = await self._subscriptions.open(
             topic,
             name,
@@ -250,9 +248,8 @@ class ConsumerCursors:
             f"{self._rng.getrandbits(128):032x}",
             kind=SubscriptionKind.CONSUMER,
         )
-        found = await cursor.recovered()
+        await cursor.recovered()
         await cursor.release()
-        records.check_fits(found)
 
     async def _with_share(self, nodes: SubscriptionNodes, seen: Seen) -> ConsumerCursor | None:
         alive = await brokers_alive(self._store)

@@ -99,15 +99,6 @@ def fits(positions: Positions) -> bool:
     return len(json.dumps(_plain(positions), separators=(",", ":"))) <= POSITIONS_BYTES_MAX
 
 
-def check_fits(positions: Positions) -> None:
-    """Raises errors.OptionInvalid."""
-    if not fits(positions):
-        raise errors.OptionInvalid(
-            f"the positions of {len(positions)} partitions do not fit into one record",
-            "Let the query that uses the subscription move it.",
-        )
-
-
 def encode_subscriptions() -> bytes:
     return _dump({})
 

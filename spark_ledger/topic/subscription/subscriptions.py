@@ -44,7 +44,7 @@ from spark_ledger.topic.subscription.records import (
     Positions,
     SubscriptionKind,
     SubscriptionRecord,
-    check_fits,
+    fits,
 )
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
@@ -510,7 +510,11 @@ class Subscriptions:
 
 
 def _fitting(positions: dict[int, int]) -> dict[int, int]:
-    check_fits(positions)
+    if not fits(positions):
+        raise errors.OptionInvalid(
+            f"the positions of {len(positions)} partitions do not fit into one record",
+            "Let the query that uses the subscription move it.",
+        )
     return positions
 
 

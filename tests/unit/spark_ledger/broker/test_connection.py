@@ -12,7 +12,6 @@ from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.producer import RUN_BYTES_MAX, Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
-from spark_ledger.broker.wire.sends import Send
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
 BATCH_BYTES, BATCHES = 1 << 18, 200
@@ -223,9 +222,10 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             connection.forget_producer(before)
             topic.produce(connection, 1)
             first, last = chunked(b"ab", 2)
-            connection._send(Send(1, 5, 0, is_chunk=True), first)
+            said = {"producer_id": 1, "sequence_id": 5, "is_chunk": True}
+            connection._send(command("send", **said).send, first)
             before.send_away()
-            connection._send(Send(1, 5, 0, is_chunk=True), last)
+            connection._send(command("send", **said).send, last)
             connection._hand_on()
             assert [run.receipts for run in topic.appended] == [2]
 

@@ -53,9 +53,6 @@ class Scripted:
     async def create(self, *args, **options):
         return await self.write(self._session.create, *args, **options)
 
-    async def multi(self, *args):
-        return await self.write(self._session.multi, *args)
-
     async def set(self, *args):
         return await self.write(self._session.set, *args)
 
@@ -286,19 +283,6 @@ async def test_an_id_whose_creation_is_lost_is_not_used_again():
         await flaky(store, LOST).create(record_of(8))
     with pytest.raises(errors.NoSuchLedger):
         await records.read(8, fresh=True)
-
-
-@simulated
-async def test_of_ids_whose_ledgers_are_made_at_once_none_is_used_again_where_that_was_lost():
-    store, records, _ = await stored()
-    await records.metadata.create(paths.topic("t"), parents=True)
-    several = [record_of(n, topic="t") for n in (8, 9)]
-    assert [one.record for one in await flaky(store, APPLIED).create_several(several)] == several
-    several = [record_of(n, topic="t") for n in (10, 11)]
-    with pytest.raises(IdSpent):
-        await flaky(store, LOST).create_several(several)
-    with pytest.raises(errors.NoSuchLedger):
-        await records.read(10, fresh=True)
 
 
 @simulated

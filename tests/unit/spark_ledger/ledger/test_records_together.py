@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from spark_ledger import errors
 from spark_ledger.ledger import transitions as t
-from spark_ledger.ledger.records import LedgerRecords, MoveRefused
+from spark_ledger.ledger.records import IdSpent, LedgerRecords, MoveRefused
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.ledger.fakes import simulated
 from tests.unit.spark_ledger.ledger.test_records import (
@@ -55,7 +56,7 @@ def of_one_topic():
     return [record_of(i, topic="topic") for i in SEVERAL]
 
 
-@pytest.mark.parametrize("fate", [OK, APPLIED, LOST])
+@pytest.mark.parametrize("fate", [OK, APPLIED])
 @simulated
 async def test_ledgers_that_are_made_together_are_each_made_once(fate):
     store, records, _ = await stored(record_of(99))
@@ -66,3 +67,14 @@ async def test_ledgers_that_are_made_together_are_each_made_once(fate):
     assert [one.record.ledger_id for one in made] == list(SEVERAL)
     assert made == [await records.read(i, fresh=True) for i in SEVERAL]
     assert fate != OK or disturbed.metadata.sent == 1
+
+
+@simulated
+async def test_of_ledgers_that_are_made_together_no_id_is_used_again_where_that_was_lost():
+    store, records, _ = await stored(record_of(99))
+    await records.metadata.create(paths.topic("topic"), parents=True)
+    with pytest.raises(IdSpent):
+        await flaky(store, LOST).create_several(of_one_topic())
+    for ledger_id in SEVERAL:
+        with pytest.raises(errors.NoSuchLedger):
+            await records.read(ledger_id, fresh=True)

@@ -394,24 +394,6 @@ def test_a_subscription_that_went_from_hand_to_hand_is_deleted_with_all_its_node
     play_here(act)
 
 
-def test_consumers_do_not_begin_anew_where_a_query_left_more_than_a_record_takes(monkeypatch):
-    monkeypatch.setattr(records, "POSITIONS_BYTES_MAX", 20)
-
-    async def act(stage):
-        cursor = await opened(stage, "q1")
-        cursor.advance(dict.fromkeys(range(PARTITIONS), 1000))
-        await cursor.durable()
-        await cursor.release()
-        a = await broker(stage, "a")
-        for _ in range(2):
-            with pytest.raises(errors.OptionInvalid, match="do not fit into one record"):
-                await a.open()
-        again = await opened(stage, "q1", "r2")
-        assert await again.recovered() == dict.fromkeys(range(PARTITIONS), 1000)
-
-    play_here(act)
-
-
 def test_consumers_of_a_query_of_some_partitions_begin_at_the_first_row_of_the_others():
     async def act(stage):
         cursor = await stage.client.subscriptions.open(
