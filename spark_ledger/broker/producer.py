@@ -24,7 +24,8 @@ from spark_ledger.broker.wire.sends import Alike, Send, receipts
 
 NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
-"""Of several batches; one may be larger."""
+RUN_MESSAGES_MAX = 1 << 24
+"""Of several batches; one may be larger. Messages are what a client says."""
 OVERHEAD_BYTES = 1024
 """What a batch that waits takes beside its bytes, about."""
 
@@ -177,6 +178,7 @@ class Run:
         """One more batch of it. False where that begins another run."""
         if self.batches and (
             self.size + len(data) > RUN_BYTES_MAX
+            or self.messages + messages > RUN_MESSAGES_MAX
             or self.producer_name != producer_name
             or self.batched != batched
             or NO_ID != last_sequence_id <= self._last_sequence_ids[-1]

@@ -46,7 +46,8 @@ from spark_ledger.topic.log.state import TopicState
 
 INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
-"""An entry takes more batches up to so many bytes; one batch may be larger."""
+ENTRY_ROWS_MAX = 1 << 26
+"""An entry takes more batches up to so many bytes and rows; one batch may be larger."""
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
@@ -240,11 +241,15 @@ class LiveWriter:
         assert writer is not None
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
             runs = [self._queue.popleft()]
-            size = runs[0].size
-            while self._queue and size + self._queue[0].size <= ENTRY_BYTES_MAX:
+            size, rows = runs[0].size, runs[0].messages
+            while (
+                self._queue
+                and size + self._queue[0].size <= ENTRY_BYTES_MAX
+                and rows + self._queue[0].messages <= ENTRY_ROWS_MAX
+            ):
                 runs.append(self._queue.popleft())
                 size += runs[-1].size
-            rows = sum(run.messages for run in runs)
+                rows += runs[-1].messages
             now_ms = self._commits.now_ms()
             share = Share(self._number, rows, self._sent)
             head = encode_header([share], now_ms, batches=True)

@@ -68,7 +68,8 @@ class Batch:
     def plausible(self) -> bool:
         """Whether its payload can have so many messages: each takes some bytes."""
         size = max(int(self.metadata.uncompressed_size), len(self.data) - self.payload_at)
-        return not self.batched or self.messages * _SIZE.size <= size
+        readable = min(size, UNCOMPRESSED_BYTES_MAX)
+        return not self.batched or self.messages * _SIZE.size <= readable
 
     @property
     def last_sequence_id(self) -> int:

@@ -227,6 +227,18 @@ def test_batches_share_an_entry_while_others_are_under_way():
     play(act)
 
 
+def test_batches_that_say_they_have_many_messages_share_no_entry_that_cannot_count_them():
+    async def act(stage):
+        owner = await owner_of(stage)
+        many = [Sent(b"x") for _ in range(200)]
+        for one in many:
+            one.messages, one.counts = 1 << 25, [1 << 25]
+            owner.writer.append(one)
+        await owner.all_stored([*many, *owner.send([b"y"])])
+
+    play(act)
+
+
 def test_the_topics_partitions_are_opened_by_few_commits():
     async def act(stage):
         owner = await owner_of(stage)

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
-from spark_ledger.broker.producer import Producer, Run
+from spark_ledger.broker.producer import RUN_MESSAGES_MAX, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import lone, message
 
 WHY = Refusal(ServerError.CHECKSUM, "not so")
@@ -85,3 +87,18 @@ def test_of_a_run_that_came_before_in_part_only_the_rest_is_new(producer):
     assert producer.connection.said == [1, 2, 3]
     ids.doubt()
     assert ids.new_of(again) == [again]
+
+
+def test_a_run_has_no_more_messages_than_an_entry_counts(producer):
+    run = Run(producer, "p", batched=True)
+    assert run.add(Send(1, 0, 0, False), b"x", "p", True, 1 << 25, 0)
+    assert not run.add(Send(1, 1, 0, False), b"x", "p", True, RUN_MESSAGES_MAX, 1)
+
+
+def test_messages_of_which_nobody_could_read_the_bytes_are_not_believed():
+    said = {"producer_name": "p", "sequence_id": 0, "publish_time": 1, "compression": 1}
+    claimed = pulsar_batch.UNCOMPRESSED_BYTES_MAX // 4
+    for count, believed in ((claimed, True), (claimed + 1, False)):
+        metadata = MessageMetadata(num_messages_in_batch=count, uncompressed_size=2**32 - 1, **said)
+        data = pulsar_batch.built(metadata, b"value")
+        assert pulsar_batch.parse(data, check=True).plausible == believed
