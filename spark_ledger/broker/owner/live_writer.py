@@ -237,8 +237,6 @@ class LiveWriter:
 
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
-        writer = self._writer
-        assert writer is not None
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
             runs = [self._queue.popleft()]
             size, rows = runs[0].size, runs[0].messages
@@ -250,20 +248,29 @@ class LiveWriter:
                 runs.append(self._queue.popleft())
                 size += runs[-1].size
                 rows += runs[-1].messages
-            now_ms = self._commits.now_ms()
-            share = Share(self._number, rows, self._sent)
-            head = encode_header([share], now_ms, batches=True)
-            pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
-            body = framed(chain.from_iterable(pairs))
-            if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
-                body = [b"".join(body)]
-            acked = writer.append([head, *body], rows)
-            acked.add_done_callback(self._acked)
-            self._inflight.append(_Entry(runs, rows, acked))
-            self._entries += 1
-            self._sent += rows
-            self._bytes += size
-            self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
+            try:
+                self._send_entry(runs, size, rows)
+            except Exception:  # a defect: they are told with all that waits
+                self._queue.extendleft(reversed(runs))
+                raise
+
+    def _send_entry(self, runs: list[Waiting], size: int, rows: int) -> None:
+        writer = self._writer
+        assert writer is not None
+        now_ms = self._commits.now_ms()
+        share = Share(self._number, rows, self._sent)
+        head = encode_header([share], now_ms, batches=True)
+        pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
+        body = framed(chain.from_iterable(pairs))
+        if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
+            body = [b"".join(body)]
+        acked = writer.append([head, *body], rows)
+        acked.add_done_callback(self._acked)
+        self._inflight.append(_Entry(runs, rows, acked))
+        self._entries += 1
+        self._sent += rows
+        self._bytes += size
+        self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
 
     def _acked(self, _: "asyncio.Future[int]") -> None:
         self._wake.set()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.owner.topic_commits import TopicCommits
@@ -223,6 +224,24 @@ def test_batches_share_an_entry_while_others_are_under_way():
         assert record.rows == 101
         assert record.last_entry < 20
         assert len(await stage.rows()) == 101
+
+    play(act)
+
+
+def test_what_a_defect_keeps_from_being_sent_has_failed(monkeypatch):
+    def defect(*args, **options):
+        raise RuntimeError("a defect")
+
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a"]))
+        monkeypatch.setattr(live_writer, "encode_header", defect)
+        (sent,) = owner.send([b"b"])
+        async with asyncio.timeout(10):
+            await sent.over.wait()
+        assert len(sent.errors) == 1
+        monkeypatch.undo()
+        assert await owner.all_stored(owner.send([b"b"])) == [[1]]
 
     play(act)
 
