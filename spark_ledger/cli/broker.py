@@ -1,19 +1,15 @@
-"""`spark-ledger broker start`."""
+"""`spark-ledger broker start|list`."""
 
+import asyncio
 from typing import Annotated
 
 import typer
 
-from spark_ledger.cli.common import App, UrlOption
+from spark_ledger.cli.common import App, JsonOption, UrlOption, print_json, print_table
 from spark_ledger.config import resolve_service_url
 
 app = App(help="The broker: Pulsar's clients write and read topics.", no_args_is_help=True)
 PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while to import
-
-
-@app.callback()
-def group() -> None:
-    """Verbs of the broker."""
 
 
 @app.command()
@@ -53,3 +49,26 @@ def start(
         settings=BrokerSettings(auto_create, auto_create_partitions),
         parent_pipe=parent_pipe,
     )
+
+
+@app.command("list")
+def list_them(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """The brokers that are alive, and where clients reach them."""
+    found = asyncio.run(alive(resolve_service_url(service_url)))
+    if json:
+        print_json(found)
+    else:
+        print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in found], "no brokers")
+
+
+async def alive(service_url: str) -> list[dict[str, str]]:
+    """Brokers by `id` and `url`. Raises Unavailable."""
+    from spark_ledger.broker.owner.ownership import brokers_alive
+    from spark_ledger.metadata.zookeeper import connect
+
+    store = await connect(service_url, make_root=False)
+    try:
+        found = await brokers_alive(store)
+        return [{"id": broker, "url": found[broker]} for broker in sorted(found)]
+    finally:
+        await store.close()

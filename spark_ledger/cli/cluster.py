@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_ledger.cli.bookie import in_units, registered
+from spark_ledger.cli.broker import alive
 from spark_ledger.cli.common import App, JsonOption, print_json, print_table
 from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
 from spark_ledger.errors import Unavailable
@@ -92,21 +93,22 @@ def status(
         ),
     ] = None,
 ) -> None:
-    """The bookies of the cluster: of the one that `up` started, or at the service URL."""
+    """The bookies and brokers of the cluster: of the one that `up` started, or at the service
+    URL."""
     from spark_ledger.local import background
 
     if not service_url and data_dir is None:
         service_url = os.environ.get(SERVICE_URL_VARIABLE)
     url = service_url or background.find(data_dir or FOLDER).service_url
     try:
-        found = asyncio.run(registered(url))
+        found, brokers = asyncio.run(registered(url)), asyncio.run(alive(url))
     except Unavailable as error:
         if service_url:
             raise
         remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
         raise Unavailable(error.what, remedy) from None
     if json:
-        print_json({"service_url": url, "bookies": found})
+        print_json({"service_url": url, "bookies": found, "brokers": brokers})
         return
     print(f"cluster at {url}")
     columns = ("BOOKIE", "STATE", "FRAMES", "FREE", "REASON")
@@ -121,6 +123,7 @@ def status(
         for b in found
     ]
     print_table(columns, rows, "no bookies")
+    print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in brokers], "no brokers")
 
 
 def demo(

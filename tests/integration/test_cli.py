@@ -78,12 +78,21 @@ def test_a_ledger_can_be_created_when_up_returns(up):
         assert ledger.append(b"first") == 0
 
 
-def test_status_lists_the_bookies_of_the_folders_cluster(up):
+def test_status_lists_the_bookies_and_brokers_of_the_folders_cluster(up):
     folder, said = up
     status = json.loads(succeeds("status", "--data-dir", folder, "--json"))
     assert status["service_url"] == said["service_url"]
     assert [bookie["state"] for bookie in status["bookies"]] == ["writable"] * 3
-    assert said["service_url"] in succeeds("status", "--data-dir", folder)
+    assert [broker["url"] for broker in status["brokers"]] == [said["broker_url"]]
+    shown = succeeds("status", "--data-dir", folder)
+    assert said["service_url"] in shown and said["broker_url"] in shown
+    assert said["broker_url"] in succeeds("broker", "list", "--service-url", said["service_url"])
+
+
+def test_a_cluster_that_never_had_a_broker_has_none(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    assert json.loads(succeeds("broker", "list", "--json", *url)) == []
+    assert "no brokers" in succeeds("status", *url)
 
 
 def test_what_is_up_already_is_said_with_the_remedy(up):

@@ -79,6 +79,18 @@ class Deposed(errors.LedgerFenced):
     """Another broker has the partition."""
 
 
+async def brokers_alive(store: MetadataStore) -> dict[str, str]:
+    """The URL of each broker that is alive, by id. Raises errors.Unavailable."""
+    with reachable("listing brokers"):
+        try:
+            ids = await store.children(paths.BROKERS_ALIVE)
+        except NoNode:
+            return {}
+        nodes = await store.get_many([paths.broker(one) for one in ids])
+        there = zip(ids, nodes, strict=True)
+        return {one: str(json.loads(node.value)["url"]) for one, node in there if node}
+
+
 class Ownership:
     """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable."""
 
@@ -128,11 +140,7 @@ class Ownership:
 
     async def brokers(self) -> dict[str, str]:
         """The URL of each broker that is alive, by id."""
-        with reachable("listing brokers"):
-            ids = await self._store.children(paths.BROKERS_ALIVE)
-            nodes = await self._store.get_many([paths.broker(one) for one in ids])
-            there = zip(ids, nodes, strict=True)
-            return {one: str(json.loads(node.value)["url"]) for one, node in there if node}
+        return await brokers_alive(self._store)
 
     async def bury(self, broker_id: str) -> None:
         """It is dead: all brokers see it, whatever its session says. One that is not registers

@@ -23,7 +23,7 @@ from spark_ledger.broker.owner.tail import Stored, Tail, stored
 from spark_ledger.broker.owner.waiting import Waiting
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
-from spark_ledger.topic.entry.json_values import packed
+from spark_ledger.topic.entry.json_values import shown
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -265,5 +265,5 @@ def _untyped(block: Block) -> pa.RecordBatch:
         return rows
     own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
     beside = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
-    columns = {**beside, VALUE: packed(rows.select(own))}
+    columns = {**beside, VALUE: shown(rows.select(own))}
     return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))

@@ -12,6 +12,7 @@ so no object can reach over the end of its row (what follows a } inside of an ob
 and a row of two objects makes one row too many, which is checked.
 """
 
+from base64 import b64encode
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,11 +42,18 @@ def check_schema(schema: pa.Schema) -> None:
         _carrier(field.type, field.name)
 
 
+def shown(batch: pa.RecordBatch) -> pa.Array:
+    """As `packed`, for who only looks at the rows: what has no form in JSON here is bytes in
+    base64, a map as a list of its keys and values, NaN and infinity as text."""
+    text = _object(batch.columns, batch.schema.names, batch.num_rows, "", strict=False)
+    return text.view(pa.binary())
+
+
 def packed(batch: pa.RecordBatch) -> pa.Array:
     """Each row as the text of a JSON object, binary. Raises errors.SchemaTypeMismatch."""
     for field in batch.schema:
         _carrier(field.type, field.name)
-    text = _object(batch.columns, batch.schema.names, batch.num_rows, "")
+    text = _object(batch.columns, batch.schema.names, batch.num_rows, "", strict=True)
     return text.view(pa.binary())
 
 
@@ -214,10 +222,12 @@ def _no_fit(row: int, why: str) -> errors.SchemaIncompatible:
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _object(columns: Sequence[pa.Array], names: Sequence[str], rows: int, path: str) -> pa.Array:
+def _object(
+    columns: Sequence[pa.Array], names: Sequence[str], rows: int, path: str, *, strict: bool
+) -> pa.Array:
     parts = []
     for name, column in zip(names, columns, strict=True):
-        token = _token(column, f"{path}{name}")
+        token = _token(column, f"{path}{name}", strict)
         label = _quoted(pa.array([name], pa.string()))[0].as_py()
         field = pc.binary_join_element_wise(f",{label}:", token, "")
         parts.append(pc.fill_null(field, ""))  # null_handling="skip" loses rows of nulls only
@@ -228,20 +238,27 @@ def _object(columns: Sequence[pa.Array], names: Sequence[str], rows: int, path: 
     return pc.binary_join_element_wise(opened, "}", "")
 
 
-def _token(column: pa.Array, path: str) -> pa.Array:
+def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
     """Each row as a JSON value, null where it is null."""
     kind = column.type
+    if pa.types.is_binary(kind):
+        return _quoted(_base64(column))
+    if pa.types.is_map(kind):
+        return _token(_pairs(column), path, strict)
     if pa.types.is_string(kind):
         return _quoted(column)
     if pa.types.is_struct(kind):
         inner = [column.field(i) for i in range(kind.num_fields)]
-        text = _object(inner, [field.name for field in kind], len(column), f"{path}.")
+        names = [field.name for field in kind]
+        text = _object(inner, names, len(column), f"{path}.", strict=strict)
         return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
     if pa.types.is_list(kind):
-        return _list(column, path)
+        return _list(column, path, strict)
     if any(test(kind) for test in _TIMES):
         return _time(column)
     if pa.types.is_floating(kind) and pc.all(pc.is_finite(column)).as_py() is False:
+        if not strict:
+            return _numbers(column)
         raise errors.SchemaTypeMismatch(
             f"column {path!r} has a NaN or infinity, which JSON does not have",
             "Replace it (nanvl, coalesce), or use valueFormat=arrow.",
@@ -258,10 +275,33 @@ def _time(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise('"', iso, end, "")
 
 
-def _list(column: pa.ListArray, path: str) -> pa.Array:
+def _base64(column: pa.Array) -> pa.StringArray:
+    values = column.to_pylist()
+    return pa.array([None if v is None else b64encode(v).decode() for v in values], pa.string())
+
+
+def _pairs(column: pa.MapArray) -> pa.ListArray:
+    pairs = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
+    gone = column.is_null() if column.null_count else None
+    offsets = pa.array(column.offsets.to_numpy())  # a copy: a slice takes no mask
+    return pa.ListArray.from_arrays(offsets, pairs, mask=gone)
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    """With those that JSON does not have as text."""
+    names = pc.case_when(
+        pc.make_struct(pc.is_nan(column), pc.greater(column, 0)),
+        '"NaN"',
+        '"Infinity"',
+        '"-Infinity"',
+    )
+    return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
+
+
+def _list(column: pa.ListArray, path: str, strict: bool) -> pa.Array:
     offsets = column.offsets.to_numpy()
     items = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    tokens = pc.fill_null(_token(items, f"{path}.element"), "null")
+    tokens = pc.fill_null(_token(items, f"{path}.element", strict), "null")
     gone = column.is_null() if column.null_count else None
     lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), tokens, mask=gone)
     return pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.json_values import check_schema, packed, parsed
+from spark_ledger.topic.entry.json_values import check_schema, packed, parsed, shown
 
 UTC = datetime.UTC
 ROWS = {
@@ -51,6 +51,22 @@ def test_a_row_is_an_object_of_its_columns_without_the_null_ones():
     )
     assert json.loads(found[1].as_py()) == {"f": 1e300, 'q"': 2}
     assert json.loads(found[2].as_py())["st"] == {}
+
+
+def test_who_only_looks_at_rows_is_shown_what_has_no_form_in_json():
+    pairs = pa.array([[("k", b"q")], None, []], pa.map_(pa.string(), pa.binary()))
+    floats = [float("nan"), float("-inf"), 0.5]
+    batch = pa.RecordBatch.from_pydict(
+        {"b": [b"\x00q", None, b""], "m": pairs, "f": floats, "l": [[float("inf")], None, []]}
+    )
+
+    assert [json.loads(text) for text in shown(batch).to_pylist()] == [
+        {"b": "AHE=", "m": [{"key": "k", "value": "cQ=="}], "f": "NaN", "l": ["Infinity"]},
+        {"f": "-Infinity"},
+        {"b": "", "m": [], "f": 0.5, "l": []},
+    ]
+    assert shown(batch.slice(1)).to_pylist() == shown(batch).to_pylist()[1:]
+    assert shown(pa.RecordBatch.from_pydict(ROWS)) == packed(pa.RecordBatch.from_pydict(ROWS))
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
