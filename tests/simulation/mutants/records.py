@@ -37,7 +37,7 @@ def own_record_is_anothers(create: Any) -> Any:
 
 
 def lost_answer_is_failure(move: Any) -> Any:
-    async def failed(self: Any, known: Any, decide: Any) -> Any:
+    async def failed(self: Any, known: Any, decide: Any, **options: Any) -> Any:
         path = paths.ledger(known.record.ledger_id)
         found = decide(known.record)
         if isinstance(found, Write):
@@ -51,7 +51,7 @@ def lost_answer_is_failure(move: Any) -> Any:
                 raise Unavailable(f"the record cannot be written: {failure!r}") from failure
             except NoNode:
                 raise NoSuchLedger(f"ledger {known.record.ledger_id} was deleted") from None
-        return await move(self, known, decide)
+        return await move(self, known, decide, **options)
 
     return failed
 
@@ -59,9 +59,9 @@ def lost_answer_is_failure(move: Any) -> Any:
 def repeats_blindly(move: Any) -> Any:
     """What was decided once is written over whatever is there by then."""
 
-    async def again(self: Any, known: Any, decide: Any) -> Any:
+    async def again(self: Any, known: Any, decide: Any, **options: Any) -> Any:
         decided = decide(known.record)
-        return await move(self, known, lambda record: decided)
+        return await move(self, known, lambda record: decided, **options)
 
     return again
 
