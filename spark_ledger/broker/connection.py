@@ -55,6 +55,8 @@ _CPP = "Pulsar-CPP"
 by ChecksumError; by another error it connects again, and sends it again. Others drop what is
 refused by NotAllowedError."""
 ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
+SHAPES_MAX = 1_000
+"""How lone messages look, by producer; what is forgotten is read by protobuf once more."""
 
 _log = logging.getLogger(__name__)
 
@@ -316,6 +318,8 @@ class Connection(asyncio.Protocol):
     def _learn(self, shape: Shape | None) -> None:
         """How a producer's lone messages look, for those that follow."""
         if shape is not None:
+            if len(self._shapes) >= SHAPES_MAX:  # of producers that left, too: those here come anew
+                self._shapes.clear()
             self._shapes[shape.key] = shape
 
     def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:

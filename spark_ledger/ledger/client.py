@@ -119,18 +119,10 @@ class LedgerStore:
     ) -> AsyncLedgerWriter:
         ensemble = await self._new_ensemble(quorum)
         tokens = derive(password)
-        record = LedgerRecord(
-            ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
-            ensemble_size=quorum.ensemble_size,
-            write_quorum=quorum.write_quorum,
-            ack_quorum=quorum.ack_quorum,
-            fragments=(Fragment(0, ensemble),),
-            durability=durability,
-            creator=self._creator(),
-            intent=intent,
-            topic=topic,
-            verifiers=verifiers(tokens),
-            custom=dict(custom),
+        record = self._record(
+            await self._ids.next() if ledger_id is None else ledger_id,
+            *(quorum, ensemble, tokens, intent, topic, durability),
+            custom=custom,
         )
         while True:
             try:
@@ -159,26 +151,41 @@ class LedgerStore:
         quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(b"")
         with self._while_open():
             records = [
-                LedgerRecord(
-                    ledger_id=ledger_id,
-                    ensemble_size=ensemble_size,
-                    write_quorum=write_quorum,
-                    ack_quorum=ack_quorum,
-                    fragments=(Fragment(0, await self._new_ensemble(quorum)),),
-                    durability=durability,
-                    creator=self._creator(),
-                    intent=intent,
-                    topic=topic,
-                    verifiers=verifiers(tokens),
+                self._record(
+                    ledger_id,
+                    *(quorum, await self._new_ensemble(quorum), tokens, intent, topic, durability),
                 )
                 for ledger_id in ledger_ids
             ]
             made = await self._records.create_several(records)
             return [self._writer(known, tokens, announce_lac) for known in made]
 
-    def _creator(self) -> str:
-        """By which a record that may have been made is known again."""
-        return f"{self._cluster.rng.getrandbits(128):032x}"
+    def _record(
+        self,
+        ledger_id: int,
+        quorum: Quorum,
+        ensemble: tuple[str, ...],
+        tokens: Tokens,
+        intent: str,
+        topic: str,
+        durability: str,
+        custom: Mapping[str, str] = MappingProxyType({}),
+    ) -> LedgerRecord:
+        """Of a new ledger; by its creator, which is drawn, it is known again where the write's
+        outcome is not."""
+        return LedgerRecord(
+            ledger_id=ledger_id,
+            ensemble_size=quorum.ensemble_size,
+            write_quorum=quorum.write_quorum,
+            ack_quorum=quorum.ack_quorum,
+            fragments=(Fragment(0, ensemble),),
+            durability=durability,
+            creator=f"{self._cluster.rng.getrandbits(128):032x}",
+            intent=intent,
+            topic=topic,
+            verifiers=verifiers(tokens),
+            custom=dict(custom),
+        )
 
     def _writer(
         self, known: VersionedRecord, tokens: Tokens, announce_lac: bool

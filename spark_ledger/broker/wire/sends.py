@@ -22,6 +22,8 @@ KEY_BYTES = 6
 _RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
 _NAME_BYTES_MAX = 127
 _NUMBER_BYTES_MAX = 9
+_METADATA_BYTES_MAX = 1024
+"""Longer metadata is left to protobuf, which takes less time for it than steps of Python."""
 _SMALL_BYTES = 4096
 """Up to so many a copy costs less than a view."""
 _SEQUENCE_ID, _PARTITION_KEY = 0x10, 0x32  # tags of metadata: a field's number and its kind
@@ -118,6 +120,8 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
         return -1
     magic, crc, size = pulsar_batch.HEAD.unpack_from(batch)
     at, end, said = begin + len(metadata), begin + size, 0
+    if size > _METADATA_BYTES_MAX:
+        return -1
     try:
         while at < end:
             tag = batch[at]
@@ -126,6 +130,8 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
                 first = at
                 while batch[at] > 127:
                     at += 1
+                    if at > end:
+                        return -1
                 at += 1
                 if at - first > _NUMBER_BYTES_MAX:
                     return -1
