@@ -14,7 +14,10 @@ Always true:
 - each ledger takes what waits before it is handed over, so producers go on between two commits; one
   that took nothing is not followed by another until a batch comes;
 - seal(old) + open(new) is one commit; a partition without batches for IDLE_S has no ledger open;
-- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way;
+- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way; a chunk of a
+  message has one by itself;
+- the chunks of a message are stored before its last one, whichever ledgers they go to, and that is
+  sent with the offsets that they have then;
 - of a topic with deduplication a batch whose last sequence id its producer has sent before is not
   stored again, whoever owned the partition then: seals tell how far each producer had come.
 Who appends bounds the bytes that wait (connection.py); entries under way are bounded here.
@@ -32,7 +35,7 @@ from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import Made, TopicCommits
-from spark_ledger.broker.owner.waiting import StoredListener, Waiting
+from spark_ledger.broker.owner.waiting import Chunk, StoredListener, Waiting
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
@@ -40,6 +43,7 @@ from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
 from spark_ledger.topic.commit.seal import seal_of, sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -78,6 +82,7 @@ class RollLimits:
 class _Entry:
     runs: list[Waiting]
     rows: int
+    rowless: Rowless
     acked: "asyncio.Future[int]"
 
 
@@ -119,6 +124,7 @@ class LiveWriter:
         self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
+        self._rowless = self._rowless_confirmed = NONE  # of both, those that are none
         self._bytes = 0
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
@@ -242,6 +248,8 @@ class LiveWriter:
             size, rows = runs[0].size, runs[0].messages
             while (
                 self._queue
+                and runs[-1].chunk is None
+                and self._queue[0].chunk is None
                 and size + self._queue[0].size <= ENTRY_BYTES_MAX
                 and rows + self._queue[0].messages <= ENTRY_ROWS_MAX
             ):
@@ -255,20 +263,26 @@ class LiveWriter:
                 raise
 
     def _send_entry(self, runs: list[Waiting], size: int, rows: int) -> None:
-        writer = self._writer
-        assert writer is not None
+        writer, live = self._writer, self._live
+        assert writer is not None and live is not None
         now_ms = self._commits.now_ms()
         share = Share(self._number, rows, self._sent)
-        head = encode_header([share], now_ms, batches=True)
+        chunk, rowless = runs[0].chunk, self._rowless
+        if chunk is not None:
+            runs[0].sent(live.base + self._sent)
+            rowless = rowless.with_one(self._sent) if chunk is Chunk.EARLIER else rowless
+        chunks = 0 if chunk is None else 1
+        head = encode_header([share], now_ms, batches=True, chunks=chunks, rowless=rowless)
         pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
         body = framed(chain.from_iterable(pairs))
         if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
             body = [b"".join(body)]
         acked = writer.append([head, *body], rows)
         acked.add_done_callback(self._acked)
-        self._inflight.append(_Entry(runs, rows, acked))
+        self._inflight.append(_Entry(runs, rows, rowless, acked))
         self._entries += 1
         self._sent += rows
+        self._rowless = rowless
         self._bytes += size
         self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
 
@@ -300,6 +314,7 @@ class LiveWriter:
         assert self._live is not None
         offset = self._live.base + self._confirmed
         self._confirmed += entry.rows
+        self._rowless_confirmed = entry.rowless
         for run in entry.runs:
             self._stored(self._number, offset, run)
             run.stored(offset)
@@ -399,6 +414,7 @@ class LiveWriter:
         self._ended = seal_of(
             *(self._number, known, self._entries, self._sent, self._written_ms),
             self._ids.of_ledger,
+            self._rowless_confirmed,
         )
         self._writer, self._live = None, None
         self._start_over()
@@ -408,6 +424,7 @@ class LiveWriter:
         self._ids.of_ledger = {}
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
+        self._rowless = self._rowless_confirmed = NONE
 
     async def _hand(self) -> None:
         """Tell who asked what seals the ledger, and if batches come in which the next are."""

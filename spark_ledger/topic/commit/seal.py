@@ -16,6 +16,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.message_batch import decode_header
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
 
@@ -43,12 +44,13 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     header = ends[-1].header
     if header.cumulative_bytes != known.record.length_bytes:
         raise _another_end(known, last + 1, header.cumulative_rows)
-    times = [decode_header(entry.payload).written_ms for entry in ends]
+    headers = [decode_header(entry.payload) for entry in ends]
+    times = [one.written_ms for one in headers]
     producers: dict[str, int] = {}
     if live.deduplicated:
         await _read_producers(reader, producers)
     rows = header.cumulative_rows
-    return seal_of(live.partition, known, last + 1, rows, times, producers)
+    return seal_of(live.partition, known, last + 1, rows, times, producers, headers[-1].rowless)
 
 
 async def _read_producers(reader: AsyncLedgerReader, producers: dict[str, int]) -> None:
@@ -77,10 +79,11 @@ def seal_of(
     rows: int,
     written_ms: Sequence[int],
     producers: Mapping[str, int] = MappingProxyType({}),
+    rowless: Rowless = NONE,
 ) -> SealLive:
     """What seals a ledger of that CLOSED record, which has so many entries and rows by the last
-    entry's header; `written_ms` are times between which those of its entries are, `producers` as
-    SealLive has them. Raises errors.UnsupportedFormat."""
+    entry's header; `written_ms` are times between which those of its entries are, `producers` and
+    `rowless` as SealLive has them. Raises errors.UnsupportedFormat."""
     record = known.record
     if not record.closed or record.last_entry != entries - 1 or record.rows != rows:
         raise _another_end(known, entries, rows)
@@ -99,7 +102,7 @@ def seal_of(
         event_min_ms=-EVENT_MS_MAX,
         event_max_ms=EVENT_MS_MAX,
     )
-    return SealLive(partition, record.ledger_id, segment, tuple(sorted(producers.items())))
+    return SealLive(partition, record.ledger_id, segment, tuple(sorted(producers.items())), rowless)
 
 
 def _another_end(known: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:

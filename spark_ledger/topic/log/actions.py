@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log import segments
 from spark_ledger.topic.log.segments import CommitTimes, Segment
 
@@ -94,12 +95,14 @@ class OpenLive:
 class SealLive:
     """The live segment of that ledger is over: its rows are `segment`, copied from the ledger's
     CLOSED record, or none. Of a deduplicated one `producers` are those that sent its messages, by
-    name, with the last sequence id that it has of each."""
+    name, with the last sequence id that it has of each. `rowless` are the rows of the segment that
+    are none: chunks of messages, each message's last one left out."""
 
     partition: int
     ledger_id: int
     segment: Segment | None
     producers: tuple[tuple[str, int], ...] = ()
+    rowless: Rowless = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "ledger": a.ledger_id,
         "segment": None if a.segment is None else segments.to_json(a.segment),
         **({"producers": [list(one) for one in a.producers]} if a.producers else {}),
+        **({"rowless": list(a.rowless)} if a.rowless.number else {}),
     },
     Terminate: lambda a: {},
 }
@@ -238,6 +242,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         plain["ledger"],
         None if plain["segment"] is None else segments.from_json(plain["segment"]),
         tuple((str(name), int(last)) for name, last in plain.get("producers", ())),
+        Rowless(*map(int, plain.get("rowless", NONE))),
     ),
     "terminate": lambda plain: Terminate(),
 }

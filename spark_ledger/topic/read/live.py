@@ -23,6 +23,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.topic.entry.message_batch import decode_header
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -41,7 +42,8 @@ _PASSING = (errors.Unavailable, errors.DataUnavailable)
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
     """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes.
-    `first_ms` and `last_ms` are when the first and the last of them were stored."""
+    `first_ms` and `last_ms` are when the first and the last of them were stored; `rowless` are
+    rows of the segment that are none."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
@@ -49,6 +51,7 @@ class LiveEnd:
     closed: bool = False
     first_ms: int = 0
     last_ms: int = 0
+    rowless: Rowless = NONE
 
 
 EMPTY = LiveEnd()
@@ -138,7 +141,8 @@ class LiveEnds:
         closed, last = reader.is_closed, reader.last_add_confirmed
         if last > before.last_entry:
             entry = await reader.read_entry(last, known_confirmed=last)
-            last_ms = decode_header(entry.payload).written_ms
+            said = decode_header(entry.payload)
+            last_ms = said.written_ms
             first_ms = before.first_ms or last_ms
             if before.last_entry == NO_ENTRY and last > 0:
                 with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
@@ -146,7 +150,7 @@ class LiveEnds:
                     first_ms = decode_header(first.payload).written_ms
             header = entry.header
             counted = (header.cumulative_rows, header.cumulative_bytes)
-            now = LiveEnd(last, *counted, closed, first_ms, last_ms)
+            now = LiveEnd(last, *counted, closed, first_ms, last_ms, said.rowless)
         else:
             now = replace(before, closed=closed or before.closed)
         current = self._known.get(reader.ledger_id, EMPTY)
