@@ -124,7 +124,7 @@ class LiveWriter:
         self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
-        self._rowless = self._rowless_confirmed = NONE  # of both, those that are none
+        self._rowless = self._rowless_confirmed = NONE  # of both, offsets without a row
         self._bytes = 0
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
@@ -269,8 +269,9 @@ class LiveWriter:
         share = Share(self._number, rows, self._sent)
         chunk, rowless = runs[0].chunk, self._rowless
         if chunk is not None:
-            runs[0].sent(live.base + self._sent)
-            rowless = rowless.with_one(self._sent) if chunk is Chunk.EARLIER else rowless
+            offset = live.base + self._sent
+            runs[0].sent(offset)
+            rowless = rowless.with_one(offset) if chunk is Chunk.EARLIER else rowless
         chunks = 0 if chunk is None else 1
         head = encode_header([share], now_ms, batches=True, chunks=chunks, rowless=rowless)
         pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
@@ -411,10 +412,12 @@ class LiveWriter:
 
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
+        assert self._live is not None
+        base = self._live.base
         self._ended = seal_of(
             *(self._number, known, self._entries, self._sent, self._written_ms),
             self._ids.of_ledger,
-            self._rowless_confirmed,
+            self._rowless_confirmed.moved(-base),
         )
         self._writer, self._live = None, None
         self._start_over()

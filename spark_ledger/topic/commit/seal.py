@@ -50,7 +50,8 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     if live.deduplicated:
         await _read_producers(reader, producers)
     rows = header.cumulative_rows
-    return seal_of(live.partition, known, last + 1, rows, times, producers, headers[-1].rowless)
+    rowless = headers[-1].rowless.moved(-live.base)
+    return seal_of(live.partition, known, last + 1, rows, times, producers, rowless)
 
 
 async def _read_producers(reader: AsyncLedgerReader, producers: dict[str, int]) -> None:

@@ -35,9 +35,8 @@ several times, as merging puts them together: runs of the stream's rows, in orde
 each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
 Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py); written ms is
 the broker's clock, a row's time its producer's. 32 CHUNKS, beside BATCHES: so many of its batches
-are chunks of messages, and up to the entry's end so many rows that its partition's segment counts
-are none (earlier chunks): between which of the segment's rows they are, and how many. A reader
-refuses other flags.
+are chunks of messages, and of the offsets that its segment has up to the entry's end so many have
+no row (earlier chunks): between which offsets they are, and how many. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
 string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
@@ -125,8 +124,7 @@ class Header:
     """What is said before the body, which begins at `body_at`; `index` has the partition, rows and
     first_row of each share, `times` rows and ms of each run, None without TIMES. `batches`: the
     body has batches of Pulsar's producers, else it is an Arrow stream; so many of them are
-    `chunks`, and `rowless` are the rows that the segment counts up to the entry's end and that are
-    none."""
+    `chunks`, and `rowless` are the offsets of its segment, up to the entry's end, without a row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None

@@ -25,7 +25,7 @@ class Rowless(NamedTuple):
         return Rowless(self.lo if self.number else place, place + 1, self.number + 1)
 
     def moved(self, by: int) -> "Rowless":
-        return Rowless(self.lo + by, self.hi + by, self.number)
+        return Rowless(self.lo + by, self.hi + by, self.number) if self.number else NONE
 
     def within(self, lo: int, hi: int) -> int:
         """How many, about, are in [lo, hi)."""

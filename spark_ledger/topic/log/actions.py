@@ -95,8 +95,8 @@ class OpenLive:
 class SealLive:
     """The live segment of that ledger is over: its rows are `segment`, copied from the ledger's
     CLOSED record, or none. Of a deduplicated one `producers` are those that sent its messages, by
-    name, with the last sequence id that it has of each. `rowless` are the rows of the segment that
-    are none: chunks of messages, each message's last one left out."""
+    name, with the last sequence id that it has of each. `rowless` are rows of the segment, counted
+    from its first, that are none: chunks of messages, each message's last one left out."""
 
     partition: int
     ledger_id: int

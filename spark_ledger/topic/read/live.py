@@ -43,7 +43,7 @@ _PASSING = (errors.Unavailable, errors.DataUnavailable)
 class LiveEnd:
     """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes.
     `first_ms` and `last_ms` are when the first and the last of them were stored; `rowless` are
-    rows of the segment that are none."""
+    offsets of the segment without a row."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
