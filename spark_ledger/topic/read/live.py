@@ -34,6 +34,9 @@ from spark_ledger.topic.read.plan import ReadTask
 _log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+TAKEN_S = 1.0
+"""How long a look waits for entries that bookies took: a writer that lives announces them within
+`explicit_lac_s`, a tenth of it."""
 POLL_S = 30.0
 ENDS_AT_ONCE = 64
 STARTS_KEPT = 1024
@@ -79,18 +82,32 @@ class LiveEnds:
         return self._known.get(_opening(live), EMPTY)
 
     async def look(self, lives: Iterable[LiveSegment]) -> None:
-        """Ask the bookies once how far the segments go. Raises DataUnavailable, Unauthorized,
-        RowsLost, Unavailable; a ledger that is gone keeps what is known of it."""
-        turns = asyncio.Semaphore(ENDS_AT_ONCE)
+        """Ask the bookies how far the segments go: all that was acknowledged before this call, but
+        for that of a writer that died. Raises DataUnavailable, Unauthorized, RowsLost, Unavailable;
+        a ledger that is gone keeps what is known of it."""
+        loop, turns = asyncio.get_running_loop(), asyncio.Semaphore(ENDS_AT_ONCE)
+        lagging: list[tuple[LiveSegment, AsyncLedgerReader]] = []
 
-        async def one(live: LiveSegment) -> None:
+        async def ask(live: LiveSegment) -> None:
             async with turns:
                 reader = await self._open(live)
-                if reader is not None:
-                    await reader.refresh_last_add_confirmed()
+                if reader is None:
+                    return
+                if await reader.refresh_last_add_confirmed() < reader.last_taken:
+                    lagging.append((live, reader))
+                else:
                     await self._heard(live, reader)
 
-        await asyncio.gather(*map(one, lives))
+        async def wait(live: LiveSegment, reader: AsyncLedgerReader) -> None:
+            async with turns:
+                left_s = max(0.0, until_s - loop.time())
+                with suppress(errors.DataUnavailable):  # then what was heard before stands
+                    await reader.wait_beyond(reader.last_taken - 1, left_s)
+                await self._heard(live, reader)
+
+        await asyncio.gather(*map(ask, lives))
+        until_s = loop.time() + TAKEN_S
+        await asyncio.gather(*(wait(*one) for one in lagging))
 
     def follow(self, lives: Iterable[LiveSegment]) -> None:
         """Keep what is known of these segments current from now on, and of no others."""
