@@ -31,6 +31,7 @@ from itertools import chain
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.owner.waiting import StoredListener, Waiting
@@ -57,19 +58,6 @@ PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RollLimits:
-    """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
-    reader's search grows with it, so it is left only so that retention lets go of parts of a
-    partition, and of a copy when a bookie fails there is not too much to make at once. Of a topic
-    with deduplication a successor reads all of it: `entries_read` bounds that."""
-
-    bytes: int = 1 << 30
-    entries: int = 1_000_000
-    age_s: float = 4 * 3600.0
-    entries_read: int = 20_000
 
 
 @dataclass(slots=True)
@@ -250,15 +238,10 @@ class LiveWriter:
 
     def _take_asked(self) -> None:
         """Who asked for the segment before it was read back comes after what waited by then."""
-        live, asked = self._live, self._asked_next
-        self._asked_next = None
-        if asked is None:
-            return
-        assert live is not None
-        if asked.ledger_id == live.ledger_id:
-            asked.opened = live.opened
-            self._asked = asked
-        else:
+        live, asked, self._asked_next = self._live, self._asked_next, None
+        if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
+            asked.opened, self._asked = live.opened, asked
+        elif asked is not None:
             asked.hand(None)
 
     def _send(self) -> None:
@@ -383,7 +366,8 @@ class LiveWriter:
             _log.warning("ledger %d is recovered: %s", writer.ledger_id, error)
             await self._decide()
             return
-        self._forget_closed(VersionedRecord(record, writer.version))
+        closed = ended_at(VersionedRecord(record, writer.version), self._entries, self._sent)
+        self._forget(writer.version, closed)
         self._hand()
 
     async def _decide(self) -> None:
@@ -412,7 +396,7 @@ class LiveWriter:
             self._sent -= entry.rows
         self._entries = last + 1
         self._inflight.clear()
-        self._forget_closed(known)
+        self._forget(known.version, ended_at(known, self._entries, self._sent))
         if fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S
             self._hold = Hold(live.ledger_id, live.opened, until_s)
@@ -431,10 +415,6 @@ class LiveWriter:
                 await self._commits.check_owner(self._number)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
-
-    def _forget_closed(self, known: VersionedRecord) -> None:
-        """As `_forget`, of a ledger that is CLOSED."""
-        self._forget(known.version, ended_at(known, self._entries, self._sent))
 
     def _forget(self, version: int, has: Extent) -> None:
         """The segment at hand is over; its seal goes into the next commit."""
@@ -508,13 +488,12 @@ class LiveWriter:
             self._ended = None
             await self._drop_next()
             return
-        following = await self._next_ledger()
-        await self._commits.commit([*actions, self._opening(following)])
+        opened = self._opening(await self._next_ledger())
+        await self._commits.commit([*actions, opened])
         state = await self._commits.state()
         live = state.partitions[self._number].live
         if live is None or not self._is_next(live):
-            ledger_id = following.writer.ledger_id
-            raise errors.TxnConflict(f"ledger {ledger_id} is not live any more")
+            raise errors.TxnConflict(f"ledger {opened.ledger_id} is not live any more")
         self._goes_on(live, state)
 
     async def _held(self) -> TopicState:

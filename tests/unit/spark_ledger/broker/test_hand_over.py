@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.commit import TxnKey
