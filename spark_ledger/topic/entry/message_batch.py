@@ -34,9 +34,11 @@ schema of the version `schema` (0: of none that is registered). 4 TIMES: rows th
 several times, as merging puts them together: runs of the stream's rows, in order, with the time of
 each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
 Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py); written ms is
-the broker's clock, a row's time its producer's. 32 CHUNKS, beside BATCHES: so many of its batches
-are chunks of messages, and of the offsets that its segment has up to the entry's end so many have
-no row (earlier chunks): between which offsets they are, and how many. A reader refuses other flags.
+the broker's clock, a row's time its producer's. 16 OFFSET, with BATCHES: `first row` is the offset
+of the first row in its partition, so that a reader which does not know yet that the rows of others
+came before it notices. 32 CHUNKS, with BATCHES: so many of its batches are chunks of messages, and
+of the offsets that its segment has up to the entry's end so many have no row (earlier chunks):
+between which offsets they are, and how many. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
 string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
@@ -66,7 +68,7 @@ HEADER_BYTES = 32
 SHARE_BYTES = 16
 TIMES_BYTES = 16
 CHUNKS_BYTES = 32
-SHARED, TYPED, TIMES, BATCHES, CHUNKS = 1, 2, 4, 8, 32
+SHARED, TYPED, TIMES, BATCHES, OFFSET, CHUNKS = 1, 2, 4, 8, 16, 32
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 JOINED_BYTES_MAX = 64 << 10
@@ -88,7 +90,10 @@ PRODUCERS_TYPES: dict[str, pa.DataType] = {PRODUCER_NAME: pa.string(), SEQUENCE_
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
-_FLAGS = (*range((SHARED | TYPED | TIMES) + 1), BATCHES, BATCHES | CHUNKS)
+_FLAGS = (
+    *range((SHARED | TYPED | TIMES) + 1),
+    *(BATCHES | some for some in (0, OFFSET, CHUNKS, OFFSET | CHUNKS)),
+)
 """Those that a reader takes, together."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
@@ -124,7 +129,8 @@ class Header:
     """What is said before the body, which begins at `body_at`; `index` has the partition, rows and
     first_row of each share, `times` rows and ms of each run, None without TIMES. `batches`: the
     body has batches of Pulsar's producers, else it is an Arrow stream; so many of them are
-    `chunks`, and `rowless` are the offsets of its segment, up to the entry's end, without a row."""
+    `chunks`, and `rowless` are the offsets of its segment, up to the entry's end, without a row.
+    `at_offset`: first_row is the offset of the first row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -135,6 +141,7 @@ class Header:
     batches: bool = False
     chunks: int = 0
     rowless: Rowless = NONE
+    at_offset: bool = False
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -169,16 +176,17 @@ def encode_header(
     batches: bool = False,
     chunks: int = 0,
     rowless: Rowless = NONE,
+    at_offset: bool = False,
 ) -> bytes:
     """What comes before the body: with an index where the shares are several, with `times` where
     these are. With `batches` there is one share, untyped, and no times; `chunks` and `rowless` are
-    as Header has them."""
+    as Header has them; `at_offset`: its first row is the offset that it has."""
     assert shares, "an entry has rows"
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
     if batches:
         assert len(shares) == 1 and not (typed or times), "a batch is of one partition"
-        flags = BATCHES
+        flags = BATCHES | (OFFSET if at_offset else 0)
     if chunks or rowless.number:
         assert batches, "chunks are batches"
         flags, runs = flags | CHUNKS, _CHUNKS.pack(chunks, *rowless)
@@ -277,8 +285,9 @@ def decode_header(payload: Buffer) -> Header:
     if flags & CHUNKS:
         chunks, rowless = _chunks(view[body_at:])
         body_at += CHUNKS_BYTES
-    typed, batches = bool(flags & TYPED), bool(flags & BATCHES)
-    return Header(index, times, written_ms, typed, schema, body_at, batches, chunks, rowless)
+    typed, batches, at_offset = (bool(flags & one) for one in (TYPED, BATCHES, OFFSET))
+    said = (typed, schema, body_at, batches, chunks, rowless, at_offset)
+    return Header(index, times, written_ms, *said)
 
 
 def decode_body(

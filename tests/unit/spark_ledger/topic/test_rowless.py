@@ -29,7 +29,7 @@ def folded(*steps):
 
 def sealed(*some):
     """Segments of ten rows each."""
-    steps = [(OpenLive(0, 7, 1, "o", 1), SealLive(0, 7, COUNTED, (), one)) for one in some]
+    steps = [(OpenLive(0, 7, 1, "o", 1), SealLive(0, 7, COUNTED, rowless=one)) for one in some]
     return folded(*(action for pair in steps for action in pair))
 
 
@@ -70,7 +70,7 @@ def test_a_header_says_them_and_how_many_of_the_batches_are_chunks():
 
 
 def test_a_seal_is_the_same_in_json_and_without_them_as_it_was():
-    seal = SealLive(0, 7, COUNTED, (), Rowless(3, 6, 3))
+    seal = SealLive(0, 7, COUNTED, rowless=Rowless(3, 6, 3))
     assert actions.from_json(actions.to_json(seal)) == seal
     assert "rowless" not in actions.to_json(SealLive(0, 7, COUNTED))
 
@@ -84,7 +84,7 @@ def test_a_state_counts_rows_without_them_wherever_their_segment_begins():
 
 def test_what_is_trimmed_is_forgotten_with_the_next_seal():
     topic = sealed(Rowless(3, 6, 3))
-    more = (Trim(((0, 8),)), OpenLive(0, 7, 1, "o", 1), SealLive(0, 7, COUNTED, (), NONE))
+    more = (Trim(((0, 8),)), OpenLive(0, 7, 1, "o", 1), SealLive(0, 7, COUNTED))
     for action in more:
         topic = state.apply(topic, topic.next, Commit(**APP, actions=(action,)), 1)
     assert topic.partitions[0].rowless == ()
