@@ -228,6 +228,7 @@ class LiveWriter:
             if self._writer is None:
                 await self._patiently_open()
                 if self._writer is None and not self._queue:
+                    self._take_asked()
                     return
                 if self._writer is None:  # something came while the last ledger was sealed
                     continue
