@@ -170,7 +170,9 @@ def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole():
         expected = [(1, b"of spark"), (3, b"more"), (4, WHOLE)]
         assert await rows_between(stage.client, stage, 0, 5) == expected
         assert await rows_between(await stage.another(), stage, 4, 5) == [(4, WHOLE)]
+        assert await lags(stage, 0, 1, 2, 3, 4, 5) == [3, 3, 2, 2, 1, 0]
         await closed(owner)
+        assert await lags(stage, 0, 1, 2, 3, 4, 5) == [3, 3, 2, 2, 1, 0]
         assert await rows_between(await stage.another(), stage, 2, 5) == expected[1:]
 
     play(act)
