@@ -15,7 +15,6 @@ from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import AccessMode
-from spark_ledger.topic.commit import guards
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment
@@ -260,11 +259,6 @@ def counts_on(goes_on: Any) -> Any:
     return went_on
 
 
-def is_any_of_the_ledger(is_of: Any) -> Any:
-    """A seal of an earlier segment of the ledger passes for one of the live segment."""
-    return lambda seal, live: live is not None and seal.ledger_id == live.ledger_id
-
-
 def goes_on_without_a_commit(open_or_seal: Any) -> Any:
     """Where who asked for it has not committed by the end of the hold, the owner sends again."""
 
@@ -428,10 +422,6 @@ EVERY = (
         *(counts_on, SERVES),
     ),
     Mutant(
-        *("late seal of an earlier segment", "hazard 29", guards, "is_of"),
-        *(is_any_of_the_ledger, CUT),
-    ),
-    Mutant(
         *("goes on after a hold without a commit", "hazard 29", LiveWriter, "_open_or_seal"),
         *(goes_on_without_a_commit, CUT),
     ),
@@ -469,6 +459,7 @@ OPEN = (
     "epoch not raised",
     "nobody asks who owns",
     "spare of an ended intent",
+    "goes on after a hold without a commit",
     "seek in memory alone",
     "fenced producer comes back",
     "partition as it was known before",
