@@ -1,7 +1,7 @@
 """Where the topic layer is tested: the simulated cluster with real bookies and the real client."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,16 @@ from tests.simulation.world import World
 
 NOW_MS = 1_700_000_000_000
 QUERY, RUN, TARGET = "q", "run-1", "t"
+CALM = replace(
+    STORAGE,
+    flush_interval_s=600.0,
+    page_cache_sync_s=600.0,
+    disk_check_s=600.0,
+    limbo_check_s=600.0,
+    tombstone_sweep_s=600.0,
+    gc_interval_s=600.0,
+)
+"""Bookies look at their disks seldom: hours and days pass in tests of topics."""
 TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
 
 
@@ -94,7 +104,7 @@ def play(
     *,
     partitions: int = 1,
     seed: int = 0,
-    storage: StorageConfig = STORAGE,
+    storage: StorageConfig = CALM,
 ) -> Any:
     """Run `act` on a stage with 4 bookies and topic `t`."""
 
