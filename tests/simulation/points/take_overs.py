@@ -6,6 +6,7 @@ either knows of it is not cleared away when the other takes a partition.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from spark_ledger.broker import broker, owned_topic
@@ -239,6 +240,56 @@ async def the_broker_goes_on(stage: Stage) -> None:
     await asyncio.sleep(SERVES_S)
 
 
+class SeveralOpen(BrokerStage):
+    """A broker's intent ends, and then several of its partitions need ledgers at once, about."""
+
+    async def begins_at(self, served: BrokerProcess) -> None:
+        work = self.brokers
+        names = [f"p{n}" for n in range(PARTITIONS)]
+        producers = [ProducerModel(work, name, n) for n, name in enumerate(names)]
+        for one in producers:
+            one.left, one.rest_s, one.silent_s, one.dies = 6, 0.1, 3.0, 0.0
+        self.users = work.begin_with(producers[:1], [])
+        await asyncio.sleep(0.5)
+        client = await self.world.client("janitor")
+        await client.run(self.cleans(client, work.intents_of_brokers()), "cleans")
+        self.users += work.begin_with(producers[1:], [])
+
+    async def cleans(self, client: Client, condemned: Sequence[str] = ()) -> None:
+        janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
+        await janitor.clean(condemn=condemned, force=True)
+
+    async def judge(self) -> None:
+        work = self.brokers
+        work.over = True
+        self.world.observers.well_since = self.world.loop.now
+        await work.come_to_the_end(self.users)
+        for one in work.brokers.listening():
+            one.kill()
+        await super().judge()
+
+
+async def a_topic(stage: Stage) -> None:
+    assert isinstance(stage, BrokerStage)
+    stage.brokers.partitions = PARTITIONS
+    await stage.brokers.make_topic()
+
+
+async def serves_all_of_it(stage: Stage, client: Client) -> None:
+    assert isinstance(stage, SeveralOpen)
+    served = await stage.serves(client, 0.0)
+    stage.world.loop.process("who begins").spawn(stage.begins_at(served))
+    for _ in range(int(SERVES_S / SLICE_S)):
+        await asyncio.sleep(SLICE_S)
+    await served.stop()
+
+
+async def a_janitor_cleans(stage: Stage) -> None:
+    assert isinstance(stage, SeveralOpen)
+    client = await stage.world.client("janitor")
+    await client.run(stage.cleans(client), "cleans")
+
+
 SMALL = {(live_writer, "ENTRY_BYTES_MAX"): ENTRY_BYTES_MAX}
 LATE: dict[Any, Any] = {**SMALL, (owned_topic, "LOOK_S"): 60.0, (broker, "TICK_S"): 60.0}
 """A broker does not look by itself whether it has its partitions still: their record has to do."""
@@ -261,5 +312,11 @@ DEEDS = (
         fates=(*ALONE, Fate.BESIDE),
         small=SMALL,
         stage=Condemned,
+    ),
+    Deed(
+        *("broker whose intent ended", a_topic, serves_all_of_it, a_janitor_cleans),
+        fates=(Fate.KILLED, Fate.BESIDE),
+        small=SMALL,
+        stage=SeveralOpen,
     ),
 )
