@@ -107,7 +107,7 @@ def alarm(too_many: Collection[str]) -> str:
     )
 
 
-def now_ms() -> int:
+def _now_ms() -> int:
     return time.time_ns() // 10**6
 
 
@@ -115,10 +115,10 @@ class Auditor:
     """One observer; it must live on from look to look. `now_ms` is this host's clock."""
 
     def __init__(
-        self, ledgers: LedgerStore, tokens: Tokens, now_ms: Callable[[], int] = now_ms
+        self, ledgers: LedgerStore, tokens: Tokens, now_ms: Callable[[], int] | None = None
     ) -> None:
         self._ledgers = ledgers
-        self._now_ms = now_ms
+        self._now_ms = now_ms or _now_ms
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()

@@ -21,7 +21,7 @@ from spark_ledger.metadata.ledger_record import Tokens
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import elected, reachable
 from spark_ledger.repair import limbo, status, work_list
-from spark_ledger.repair.auditor import Auditor, now_ms
+from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import Repaired
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Worker
@@ -46,11 +46,16 @@ class Autorecovery:
     """Of one process, which others know as `pid` of `host`. Made by `start`."""
 
     def __init__(
-        self, ledgers: LedgerStore, tokens: Tokens, host: str, pid: int, clock_ms: Callable[[], int]
+        self,
+        ledgers: LedgerStore,
+        tokens: Tokens,
+        host: str,
+        pid: int,
+        now_ms: Callable[[], int] | None,
     ) -> None:
         self._ledgers = ledgers
         self._host, self._pid = host, pid
-        self._auditor = Auditor(ledgers, tokens, clock_ms)
+        self._auditor = Auditor(ledgers, tokens, now_ms)
         self._worker = Worker(ledgers, tokens)
         self._alarm = ""
 
@@ -60,11 +65,11 @@ class Autorecovery:
         ledgers: LedgerStore,
         host: str = "",
         pid: int = 0,
-        clock_ms: Callable[[], int] = now_ms,
+        now_ms: Callable[[], int] | None = None,
     ) -> "Autorecovery":
-        """Without `host` and `pid`: of this process. Raises Unavailable."""
+        """Where nothing is said it is this process, with this host's clock. Raises Unavailable."""
         tokens = await tokens_of(ledgers)
-        return cls(ledgers, tokens, host or socket.gethostname(), pid or os.getpid(), clock_ms)
+        return cls(ledgers, tokens, host or socket.gethostname(), pid or os.getpid(), now_ms)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -140,8 +140,8 @@ class Healing:
         """As a process of production does, by itself."""
         with suppress(TimeoutError, LedgerError):
             async with asyncio.timeout(self._end - self._world.loop.now):
-                clock_ms = lambda: EPOCH_MS + int(current().time() * 1000)  # noqa: E731
-                await (await Autorecovery.start(client.ledgers, client.name, 1, clock_ms)).run()
+                now_ms = lambda: EPOCH_MS + int(current().time() * 1000)  # noqa: E731
+                await (await Autorecovery.start(client.ledgers, client.name, 1, now_ms)).run()
 
     async def _pass(self, client: Client, mind: "_Mind", always: bool) -> None:
         ghost = self._world.ghost
