@@ -456,7 +456,6 @@ class LiveWriter:
                 raise
             except errors.LedgerFenced as error:  # the intent was given up for dead
                 _log.warning("%s", error)
-                await self._commits.renew_intent()
                 await self._drop_next()
             except errors.TxnConflict as error:
                 _log.info("another was faster: %s", error)
@@ -489,8 +488,9 @@ class LiveWriter:
             self._ended = None
             await self._drop_next()
             return
-        opened = self._opening(await self._next_ledger())
-        await self._commits.commit([*actions, opened])
+        following = await self._next_ledger()
+        opened = self._opening(following)
+        await self._commits.commit([*actions, opened], following.intent)
         state = await self._commits.state()
         live = state.partitions[self._number].live
         if live is None or not self._is_next(live):
