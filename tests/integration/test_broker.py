@@ -321,7 +321,8 @@ def test_a_chunked_message_is_one_row_and_one_message(client, cluster, topics, n
         assert eventually(lambda: len(said) == 4, 60)
         assert said == [pulsar.Result.Ok] * 4
         last = producer.send(b"last")
-        assert (first.entry_id(), at.entry_id(), last.entry_id()) == (0, 1, 6)
+        # three chunks a message, each with an offset: the id is that of the last one
+        assert (first.entry_id(), at.entry_id(), last.entry_id()) == (0, 3, 16)
 
         found = [consumer.receive(TIMEOUT_MS) for _ in range(7)]
         values = [one.data() for one in found]
@@ -343,22 +344,40 @@ def test_a_chunked_message_is_one_row_and_one_message(client, cluster, topics, n
         assert not reader.has_message_available()
     sealed(topics, name)
     (rows,) = rows_of(topics, name).values()
-    assert [offset for offset, _ in rows] == list(range(len(rows)))
+    offsets = [offset for offset, _ in rows[:8]]
+    assert (offsets[:2], offsets[5:]) == ([0, 3], [15, 16, 17])
     assert [row[1] for _, row in rows[:7]] == values
     assert rows[1][1][0] == b"k"
     assert rows[1][1][3] == [{"key": "a", "value": b"1"}]
 
 
-def test_a_message_that_is_refused_for_good_fails_at_once_and_alone(client, name):
-    producer = client.create_producer(name, batching_enabled=False, chunking_enabled=True)
-    said = {}
-    for i, data in enumerate((b"0", b"x" * (17 << 20), b"2")):
-        producer.send_async(data, lambda result, _, i=i: said.__setitem__(i, result))
-    eventually(lambda: len(said) == 3)
-    assert said == {0: pulsar.Result.Ok, 1: pulsar.Result.ChecksumError, 2: pulsar.Result.Ok}
+def test_a_message_of_100_mib_goes_through_a_broker_that_does_not_hold_it(
+    client, cluster, topics, name
+):
+    large = random.Random(7).randbytes(1 << 20) * 100
+    producer = client.create_producer(
+        name, batching_enabled=False, chunking_enabled=True, send_timeout_millis=120_000
+    )
+    producer.send(b"first")
+    before = peak_bytes(cluster.broker._child.pid)
+    at = producer.send(large)
     reader = client.create_reader(name, pulsar.MessageId.earliest)
-    assert [reader.read_next(TIMEOUT_MS).data() for _ in range(2)] == [b"0", b"2"]
+    assert reader.read_next(TIMEOUT_MS).data() == b"first"
+    assert reader.read_next(3 * TIMEOUT_MS).data() == large
     assert not reader.has_message_available()
+    grown = peak_bytes(cluster.broker._child.pid) - before
+    print(f"the broker grew by {grown >> 20} MiB at most, of {before >> 20} MiB")
+    sealed(topics, name)
+    (rows,) = rows_of(topics, name).values()
+    assert [offset for offset, _ in rows[:3]] == [0, at.entry_id(), at.entry_id() + 1]
+    assert rows[1][1][1] == large
+
+
+def peak_bytes(pid):
+    """The most memory that a process has had."""
+    with open(f"/proc/{pid}/status") as status:
+        said = dict(line.split(":", 1) for line in status)
+    return int(said["VmHWM"].split()[0]) << 10
 
 
 @pytest.mark.parametrize("wrong", ["a b", "x" * 300])

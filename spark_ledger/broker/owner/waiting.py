@@ -1,9 +1,15 @@
 """What waits to be stored in a partition, and who hears that it is."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol
 
 from spark_ledger import errors
+
+
+class Chunk(Enum):
+    EARLIER = "not the last"
+    LAST = "the last, at whose offset the message has its row"
 
 
 class Waiting(Protocol):
@@ -19,6 +25,8 @@ class Waiting(Protocol):
     batched: bool
     """Whether each has metadata of each message."""
     producer_name: str
+    chunk: Chunk | None
+    """What it is of a message that comes in chunks: then it is one chunk."""
 
     @property
     def first_sequence_id(self) -> int:
@@ -30,6 +38,9 @@ class Waiting(Protocol):
 
     def each(self) -> Sequence["Waiting"]:
         """Its batches, each as a run by itself."""
+
+    def sent(self, offset: int) -> None:
+        """It goes into an entry, and the first message gets that offset if that is stored."""
 
     def duplicate(self) -> None:
         """They were stored before."""

@@ -22,7 +22,7 @@ class Sent:
     def __init__(self, *values, first=0):
         self.batches = [batch_of([message(value) for value in values], sequence_id=first)]
         self.size, self.batched = len(self.batches[0]), True
-        self.producer_name = "p"
+        self.producer_name, self.chunk = "p", None
         self.first_sequence_id = self.last_sequence_id = first + len(values) - 1
         self.doubled = False
         self.messages = len(values)
