@@ -2,15 +2,15 @@
 ledger was open."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from tests.kit.settings import with_settings
 from tests.simulation.budgets import STORAGE
 from tests.simulation.store import SimStore
 from tests.simulation.world import World
 
-CALM = replace(
+CALM = with_settings(
     STORAGE,
     flush_interval_s=600.0,
     page_cache_sync_s=600.0,
