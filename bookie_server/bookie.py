@@ -378,7 +378,7 @@ class Bookie:
         finally:
             self.long_polls -= 1
         lac, fenced = handle.last_add_confirmed, handle.state.fenced
-        return m.ReadLacResponse(Status.OK, lac, fenced)
+        return m.ReadLacResponse(Status.OK, lac, fenced, taken=handle.last_entry + 1)
 
     async def _write_lac(self, request: m.WriteLacRequest) -> m.WriteLacResponse:
         if request.ledger_id < 0 or request.last_add_confirmed < NO_ENTRY:

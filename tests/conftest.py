@@ -7,11 +7,12 @@ import pytest
 
 from spark_ledger import worker_python
 from spark_ledger.local import LocalCluster
-from tests.kit import jvm
+from tests.kit import jvm, local_servers
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
 os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", jvm.OPTIONS)
+local_servers.used()
 
 LONGEST = {
     "test_autorecovery",

@@ -120,6 +120,8 @@ class ReadLacResponse(NamedTuple):
     fenced: bool = False
     retry_after_ms: int = 0
     reason: str = ""
+    taken: int = 0
+    """One past the last entry that the bookie took, whether it is confirmed or not."""
 
 
 class WriteLacRequest(NamedTuple):

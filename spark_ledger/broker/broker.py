@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError

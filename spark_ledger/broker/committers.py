@@ -23,9 +23,9 @@ class Held:
 
     def __init__(self, broker: Broker, lives: list[Live], until_s: float) -> None:
         self._holds: list[Hold] = []
-        for topic_id, partition, ledger_id in lives:
+        for topic_id, partition, ledger_id, opened in lives:
             writer = broker.live_writer(topic_id, partition)
-            hold = None if writer is None else writer.hand_over(ledger_id, until_s)
+            hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)
             if hold is not None:
                 self._holds.append(hold)
 

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from spark_ledger import errors
 from spark_ledger.broker.consumers.subscription import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.names import ledger_number
-from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.tail import Tail, TailBudget
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.owner.waiting import Waiting

@@ -99,6 +99,11 @@ class AsyncLedgerWriter:
         return self._next_entry - 1
 
     @property
+    def confirmed_bytes(self) -> int:
+        """Of the payloads of entries up to the last add confirmed."""
+        return self._pipeline.confirmed_bytes
+
+    @property
     def inflight_bytes(self) -> int:
         """See AddPipeline.inflight_bytes."""
         return self._pipeline.inflight_bytes
@@ -189,18 +194,6 @@ class AsyncLedgerWriter:
                 f"an entry of {size} bytes is larger than the {limit} allowed", size=size
             )
         return None
-
-    def greet(self) -> None:
-        """Have the bookies meet the ledger now: each reads its record and notes it, and the first
-        add would wait for that. One that does not respond meets it later."""
-        self._beside(self._greet(), "greeting")
-
-    async def _greet(self) -> None:
-        bookies, token = self._cluster.bookies, self._tokens.read
-        ensemble = self.record.last_fragment.ensemble
-        await asyncio.gather(
-            *(bookies.read_lac(bookie, self.ledger_id, token=token) for bookie in ensemble)
-        )
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -137,9 +137,10 @@ def _committed(state: TopicState, left: Left) -> Left:
 def _still_live(held: PartitionState, live: LiveRows) -> LiveRows | None:
     """The rows of the live segment which no commit has yet."""
     start = max(live.start, held.end_offset)
-    if start >= live.end or held.live is None or held.live.ledger_id != live.live.ledger_id:
+    now, before = held.live, live.live
+    if start >= live.end or now is None or now.ledger_id != before.ledger_id:
         return None
-    return replace(live, start=start)
+    return replace(live, start=start) if now.origin == before.origin else None
 
 
 def _end_of_known(state: TopicState, wanted: LiveRows, live: LiveRows | None) -> int:

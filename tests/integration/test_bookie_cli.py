@@ -11,7 +11,11 @@ from spark_ledger.local.embedded_zookeeper import free_port
 from tests.integration.test_cli import fails, succeeds
 from tests.kit.processes import eventually
 
-NOBODY = {"LEDGER_SERVICE_URL": "zk://127.0.0.1:1/nobody"}
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands find no metadata store."""
+    monkeypatch.setenv("LEDGER_SERVICE_URL", "zk://127.0.0.1:1/nobody")
 
 
 def listed(cluster: LocalCluster) -> dict[str, dict]:
@@ -52,16 +56,17 @@ def test_a_lost_bookie_that_no_ledger_names_is_forgotten(fresh_cluster):
     assert listed(cluster) == {}
 
 
+@pytest.mark.usefixtures("alone")
 def test_info_tells_of_directories_and_needs_nobody_else(cluster: LocalCluster):
     bookie = cluster.bookies[0]
-    by_address = json.loads(succeeds("bookie", "info", bookie.frames, "--json", env=NOBODY))
+    by_address = json.loads(succeeds("bookie", "info", bookie.frames, "--json"))
     url = ("--service-url", cluster.service_url)
     by_id = json.loads(succeeds("bookie", "info", bookie.id, "--json", *url))
     for said in (by_address, by_id):
         assert (said["bookie_id"], said["state"]) == (bookie.id, "writable")
         assert sorted(each["role"] for each in said["directories"]) == ["journal", "ledger"]
         assert not any(each["full"] or each["failure"] for each in said["directories"])
-    plain = succeeds("bookie", "info", bookie.frames, env=NOBODY)
+    plain = succeeds("bookie", "info", bookie.frames)
     assert ["state", "writable"] in [line.split() for line in plain.splitlines()]
 
 
@@ -70,12 +75,14 @@ def test_info_of_a_bookie_nobody_knows_says_where_to_look(cluster: LocalCluster)
     assert "was ever registered there" in said
 
 
+@pytest.mark.usefixtures("alone")
 def test_ready_is_status_0_for_a_bookie_that_takes_entries(cluster: LocalCluster):
-    assert succeeds("bookie", "ready", cluster.bookies[0].frames, env=NOBODY) == "ready\n"
+    assert succeeds("bookie", "ready", cluster.bookies[0].frames) == "ready\n"
 
 
+@pytest.mark.usefixtures("alone")
 def test_ready_says_that_it_was_given_the_port_of_grpc(cluster: LocalCluster):
-    said = fails("bookie", "ready", cluster.bookies[0].address, env=NOBODY)
+    said = fails("bookie", "ready", cluster.bookies[0].address)
     assert "gRPC is served there; frames have a port of their own" in said
     assert "`spark-ledger bookie list` tells which" in " ".join(said.split())
 

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from bookie_server.__main__ import BAD_CONFIG, BAD_DISKS, CANNOT_LISTEN, STOPPED
 from bookie_server.disk.identity import FILE
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
+from tests.kit import commands
 
 TIMEOUT_S = 20
 
@@ -24,15 +24,13 @@ def home() -> Iterator[LocalCluster]:
         yield cluster
 
 
+def bookie_server(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+    return commands.server(commands.BOOKIE).run(arguments, TIMEOUT_S)
+
+
 def refused(*settings: str) -> tuple[int, str]:
     """The exit status of a bookie that does not start, and the one line that it says of it."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "bookie_server", *(f"--set={each}" for each in settings)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    ended = bookie_server([f"--set={each}" for each in settings])
     assert ended.stdout == ""
     said = [line for line in ended.stderr.splitlines() if line.startswith("bookie_server:")]
     assert len(said) == 1, ended.stderr
@@ -209,17 +207,9 @@ def test_a_directory_that_holds_something_else_ends_it_with_status_8(
 
 def test_indexes_that_are_whole_are_made_anew_by_force_only(home: LocalCluster, tmp_path: Path):
     bookie = stopped_bookie(home, tmp_path / "one")
-    command = [*bookie.command(), "--rebuild-index"]
-    refusal, forced = (
-        subprocess.run(
-            [part for part in [*command, *more] if part != "--parent-pipe"],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        for more in ([], ["--force"])
-    )
+    _python, _m, _module, *arguments = bookie.command()
+    command = [part for part in [*arguments, "--rebuild-index"] if part != "--parent-pipe"]
+    refusal, forced = (bookie_server([*command, *more]) for more in ([], ["--force"]))
     assert refusal.returncode == BAD_CONFIG
     assert "every index can be opened" in refusal.stderr
     assert forced.returncode == STOPPED

@@ -30,6 +30,7 @@ from tests.kit.processes import eventually
 
 CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
 TIMEOUT_MS = 20_000
+SPREAD = 16  # topics: that all fall on one of two brokers happens to nobody
 
 
 @pytest.fixture
@@ -572,23 +573,24 @@ def test_topics_spread_over_brokers_and_those_of_a_killed_one_are_taken_over(
         hosts = f"{first},{other.url.removeprefix('pulsar://')}"
         topics = blocking.topics(cluster.service_url)
         with connected(hosts) as client:
-            producers = [client.create_producer(f"{name}-{i}") for i in range(12)]
+            producers = [client.create_producer(f"{name}-{i}") for i in range(SPREAD)]
             for producer in producers:
                 producer.send(b"before")
-            infos = [topics.run(topics.client.topics.open(f"{name}-{i}")) for i in range(12)]
+            infos = [topics.run(topics.client.topics.open(f"{name}-{i}")) for i in range(SPREAD)]
 
             def owners():
                 ownership = Ownership(topics.client.store, "nobody", "")
                 return {topics.run(ownership.owner(info.id)).url for info in infos}
 
-            assert owners() == {first, other.url}
+            both = {first, other.url}  # one that was too slow gets its share back later
+            assert eventually(lambda: owners() == both, patience_s=60)
             other.kill()
             began_s = time.monotonic()
             for producer in producers:
                 producer.send(b"after")
             assert time.monotonic() - began_s < 15
             assert owners() == {first}
-            for i in range(12):
+            for i in range(SPREAD):
                 reader = client.create_reader(f"{name}-{i}", pulsar.MessageId.earliest)
                 found = [reader.read_next(TIMEOUT_MS).data() for _ in range(2)]
                 assert found == [b"before", b"after"]

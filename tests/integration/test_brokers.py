@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_broker import LocalBroker
 from spark_ledger.topic import blocking
 from tests.integration.test_broker import TIMEOUT_MS, connected
@@ -53,17 +54,23 @@ class Stage:
         producer.close()
 
 
+@pytest.fixture(scope="module")
+def bookies():
+    """A cluster in which no broker runs but a test's own."""
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def stage(fresh_cluster, tmp_path):
-    cluster = fresh_cluster(bookies=3)
-    brokers = [LocalBroker(tmp_path / f"{i}.log", cluster.service_url) for i in range(2)]
+def stage(bookies, tmp_path):
+    brokers = [LocalBroker(tmp_path / f"{i}.log", bookies.service_url) for i in range(2)]
     try:
         for one in brokers:
             one.start()
-        yield Stage(cluster, brokers, f"t-{uuid.uuid4()}")
+        yield Stage(bookies, brokers, f"t-{uuid.uuid4()}")
     finally:
         for one in brokers:
-            one.kill()
+            one.stop()  # in good order: the next test's find nothing of theirs
 
 
 @contextmanager

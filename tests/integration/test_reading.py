@@ -12,6 +12,8 @@ import pytest
 from spark_ledger import LedgerClient, errors
 from spark_ledger.config import ClientConfig
 
+SOON_S = ClientConfig().read_timeout_s / 2
+"""What takes longer has waited for a bookie that hangs."""
 WRITER = """
 import sys, time
 from spark_ledger import LedgerClient
@@ -189,12 +191,12 @@ def test_what_is_confirmed_is_waited_for_no_longer_than_was_asked(cluster, clien
             all_hung.enter_context(hung(bookie))
         began = time.monotonic()
         assert reader.read_when_confirmed(-1, 0.2) == []
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < SOON_S
     for healthy in cluster.bookies:
         with contextlib.ExitStack() as two_hung:
             for bookie in cluster.bookies:
                 if bookie is not healthy:
                     two_hung.enter_context(hung(bookie))
             began = time.monotonic()
-            assert len(reader.read_when_confirmed(9, 4.0)) == 40
-            assert time.monotonic() - began < 2.0
+            assert len(reader.read_when_confirmed(9, 20.0)) == 40
+            assert time.monotonic() - began < SOON_S

@@ -1,5 +1,5 @@
-"""Archives of the classes that Spark loads: each spares a JVM two fifths of what it costs to start
-and to run a query. Made once for an environment, in which they are kept.
+"""Archives of the classes that Spark and ZooKeeper load: each spares a JVM two fifths of what it
+costs to start and to run a query. Made once for an environment, in which they are kept.
 
     python -m tests.kit.class_archives        make those that this Java and these jars have not
 
@@ -17,20 +17,30 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_ledger.demo import jars, session
+from spark_ledger.local import embedded_zookeeper
 from spark_ledger.local.java import find_java
-from tests.kit.jvm import FOLDER, KINDS, OPTIONS, QUIET, archive
+from spark_ledger.metadata.zookeeper import connect
+from spark_ledger.process import background_loop
+from tests.kit.jvm import FOLDER, KINDS, OPTIONS, QUIET, ZOOKEEPER, archive
 
 ROWS = 1000
 
 
 def _fits(kind: str) -> bool:
-    """Whether Java takes it for the class path that Spark's launcher makes."""
+    """Whether Java takes it for the class path that it is for."""
+    given = [*OPTIONS.split(), f"-XX:SharedArchiveFile={archive(kind)}", "-Xshare:on"]
+    command = [str(find_java()), *given, "-cp", _class_path(kind), "-version"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _class_path(kind: str) -> str:
+    """That of our ZooKeeper, or what Spark's launcher makes."""
+    if kind == ZOOKEEPER:
+        return embedded_zookeeper._class_path()
     spark_jars = jars.spark_jars()
     first = jars.delta_jars() if kind == "delta" else []
     parts = [*first, spark_jars.parent / "conf", *spark_jars.glob("slf4j-api-*"), spark_jars / "*"]
-    given = [*OPTIONS.split(), f"-XX:SharedArchiveFile={archive(kind)}", "-Xshare:on"]
-    command = [str(find_java()), *given, "-cp", os.pathsep.join(map(str, parts)), "-version"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return os.pathsep.join(map(str, parts))
 
 
 def make() -> None:
@@ -56,6 +66,10 @@ def _make_one(kind: str) -> None:
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         made = Path(folder) / "classes.jsa"
         given = f"{OPTIONS} {QUIET} -XX:ArchiveClassesAtExit={made}"
+        if kind == ZOOKEEPER:
+            _run_zookeeper(Path(folder), given)
+            made.rename(archive(kind))
+            return
         os.environ.update(SPARK_SUBMIT_OPTS=given, SPARK_LAUNCHER_OPTS=OPTIONS)
         spark = session.start("classes", Path(folder), cores=2, delta=kind == "delta")
         java = spark.sparkContext._gateway.proc
@@ -64,6 +78,20 @@ def _make_one(kind: str) -> None:
         java.stdin.close()
         java.wait()
         made.rename(archive(kind))
+
+
+def _run_zookeeper(folder: Path, options: str) -> None:
+    """A client comes and goes."""
+    embedded_zookeeper.JVM_OPTIONS = (*embedded_zookeeper.JVM_OPTIONS, *options.split())
+    server = embedded_zookeeper.EmbeddedZooKeeper(folder / "zookeeper")
+    server.start()
+    loop = background_loop()
+    store = loop.run(connect(f"zk://{server.address}/classes"))
+    loop.run(store.create("/node", b"its value"))
+    loop.run(store.get("/node"))
+    loop.run(store.close())
+    server.STOP_TIMEOUT_S = 60
+    server.stop()
 
 
 def _load_classes(spark: SparkSession, folder: Path, format_: str) -> None:

@@ -1,4 +1,5 @@
-"""What the tests' Spark is started with; with the classes that it finds ready, if they are there.
+"""What the tests' Spark and ZooKeeper are started with; with the classes that they find ready, if
+these are there.
 
 Always true: a JVM that finds an archive made by another Java, or of other jars, goes on without it.
 """
@@ -12,8 +13,9 @@ UNCHECKED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 OPTIONS = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 {UNCHECKED}"
 QUIET = "-Xlog:disable"  # no word on stdout about an archive that does not fit
 FOLDER = Path(sys.prefix) / "share" / "spark-ledger" / "classes"
-KINDS = ("spark", "delta")
-"""Without and with Delta Lake's jars: the class path is part of what an archive is made for."""
+ZOOKEEPER = "zookeeper"
+KINDS = ("spark", "delta", ZOOKEEPER)
+"""Spark without and with Delta Lake's jars, and ZooKeeper: an archive is made for a class path."""
 
 
 def options(kind: str = "spark") -> str:

@@ -1,6 +1,6 @@
 """The open end of one partition in its owner's hands: batches go to the live ledger, in order.
 
-    nothing open -> opening -> open -> rolling, idle or failed -> (opening | nothing open)
+    nothing open -> opening -> open -> stopped, rolling, idle or failed -> (opening | nothing open)
 
 Always true:
 - no batch is sent before this owner's own `open` was read back in the folded log (hazard 28);
@@ -8,12 +8,13 @@ Always true:
   always have;
 - batches sent to a ledger that failed or was fenced are decided by its CLOSED record alone: those
   in it are stored, the others go to the next ledger, once and in order (hazard 31);
-- who commits past the live segment is handed it over: it is closed, and the next ledger, made
-  ahead, is opened by that commit; where that does not come, by this owner, after the hold. What was
-  fenced instead is reopened after the commit of who did it, or after HOLD_S (hazard 29);
-- each ledger takes what waits before it is handed over, so producers go on between two commits; one
-  that took nothing is not followed by another until a batch comes;
-- seal(old) + open(new) is one commit; a partition without batches for IDLE_S has no ledger open;
+- who commits past the live segment is handed it over: the owner stops, and that commit seals what
+  is there and opens the same ledger again after it; where that does not come, this owner does both,
+  after the hold, so that a late one is refused. What was fenced instead is reopened after the
+  commit of who did it, or after HOLD_S (hazard 29);
+- each segment takes what waits before it is handed over, so producers go on between two commits;
+- an entry of a segment that is not its ledger's first says its offset, for readers of an old log;
+- seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
 - several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way;
 - of a topic with deduplication a batch whose last sequence id its producer has sent before is not
   stored again, whoever owned the partition then: seals tell how far each producer had come.
@@ -24,25 +25,27 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
-from spark_ledger.broker.owner.topic_commits import Made, TopicCommits
+from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.owner.waiting import StoredListener, Waiting
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
-from spark_ledger.topic.commit.seal import seal_of, sealed
+from spark_ledger.topic.commit.seal import NOTHING, Extent, ended_at, seal_of, sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
-from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
+from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive, SealLive
+from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment
-from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.state import TopicState, is_of
 
 INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
@@ -51,27 +54,10 @@ ENTRY_ROWS_MAX = 1 << 26
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
-AHEAD_S = 0.1
-"""After so long the next ledger is made ahead of a hand-over: producers come first."""
-SPARE_S = 0.2
-"""So long a hand-over waits for it; else this owner opens it by itself afterwards."""
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RollLimits:
-    """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
-    reader's search grows with it, so it is left only so that retention lets go of parts of a
-    partition, and of a copy when a bookie fails there is not too much to make at once. Of a topic
-    with deduplication a successor reads all of it: `entries_read` bounds that."""
-
-    bytes: int = 1 << 30
-    entries: int = 1_000_000
-    age_s: float = 4 * 3600.0
-    entries_read: int = 20_000
 
 
 @dataclass(slots=True)
@@ -79,6 +65,17 @@ class _Entry:
     runs: list[Waiting]
     rows: int
     acked: "asyncio.Future[int]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """The ledger that is opened next, made under `intent`: a new one, or one that stopped, which
+    `has` so much, and whose last segment commit `after` had opened."""
+
+    writer: AsyncLedgerWriter
+    intent: Intent
+    has: Extent = NOTHING
+    after: int = ANY_OPENING
 
 
 class LiveWriter:
@@ -107,14 +104,14 @@ class LiveWriter:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
-        self._spare: Made | None = None
+        self._intent: Intent | None = None  # that the ledger at hand was made under
+        self._next: _Next | None = None
         self._live: LiveSegment | None = None
+        self._reopened = False  # the ledger at hand had segments before the live one
         self._ended: SealLive | None = None
-        self._asked: Hold | None = None  # the ledger at hand is to be handed over, or was
+        self._asked: Hold | None = None  # the segment at hand is to be handed over, or was
+        self._asked_next: Hold | None = None  # and the one that is read back next
         self._hold: Hold | None = None
-        self._handed = False  # lately others committed past this owner's ledgers
-        self._making = asyncio.Lock()
-        self._ahead: asyncio.Task[None] | None = None
         self._rolls = False  # the next ledger is opened although nothing waits
         self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
@@ -135,7 +132,7 @@ class LiveWriter:
         """Of the live segment one past the last offset, and its last entry, that are confirmed."""
         if self._live is None or self._writer is None:
             return 0, -1
-        return self._live.base + self._confirmed, self._writer.last_add_confirmed
+        return self._live.origin + self._confirmed, self._writer.last_add_confirmed
 
     def append(self, run: Waiting) -> None:
         """Store the run after all that were appended before it."""
@@ -161,18 +158,20 @@ class LiveWriter:
         if self._deduplicates:
             self._ids.begin((await self._commits.state()).partitions[self._number].producers)
 
-    def hand_over(self, ledger_id: int, until_s: float) -> Hold | None:
-        """Stop the live segment of that ledger for who commits past it, and hold until `until_s` of
-        the loop's clock, or until nobody does any more. None if it is not to be handed over. The
-        caller leaves the hold."""
-        asked, live = self._asked, self._live
-        if asked is None and live is not None and not self._closing:
-            if live.ledger_id != ledger_id:
+    def hand_over(self, ledger_id: int, opened: int, until_s: float) -> Hold | None:
+        """Stop the live segment that commit `opened`, or a later one, began in that ledger, for who
+        commits past it, and hold until `until_s` of the loop's clock, or until nobody does any
+        more. None if it is not to be handed over. The caller leaves the hold."""
+        asked, live, following = self._asked, self._live, self._next
+        if asked is None and live is not None:
+            if live.ledger_id != ledger_id or self._closing:
                 return None
-            asked = self._asked = Hold(ledger_id, until_s)
-            if self._entries or self._queue:
-                self._make_ahead(0.0)
+            asked = self._asked = Hold(ledger_id, live.opened, until_s)
             self._wake.set()
+        elif following is not None and (asked is None or asked.opened < opened):
+            if self._asked_next is None and not self._closing:
+                self._asked_next = Hold(following.writer.ledger_id, opened, until_s)
+            asked = self._asked_next
         if asked is None or asked.ledger_id != ledger_id:
             return None
         asked.join()
@@ -189,9 +188,8 @@ class LiveWriter:
         self._wake.set()
         if self._asked is not None:
             self._asked.over.set()
-        for task in (self._task, self._ahead):
-            if task is not None:
-                await asyncio.gather(task, return_exceptions=True)
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
         self._end(errors.LedgerClosed(GIVEN_UP))  # what came again after the work had ended
 
     # -- the work ----------------------------------------------------------------------------
@@ -224,16 +222,28 @@ class LiveWriter:
             if self._writer is None:
                 await self._patiently_open()
                 if self._writer is None and not self._queue:
+                    self._take_asked()
                     return
                 if self._writer is None:  # something came while the last ledger was sealed
                     continue
             self._send()
+            self._take_asked()
             await self._wait()
             self._settle()
             if self._broken():
                 await self._decide()
+            elif not self._inflight and self._asked is not None:
+                self._stop()
             elif not self._inflight and self._over():
                 await self._leave()
+
+    def _take_asked(self) -> None:
+        """Who asked for the segment before it was read back comes after what waited by then."""
+        live, asked, self._asked_next = self._live, self._asked_next, None
+        if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
+            asked.opened, self._asked = live.opened, asked
+        elif asked is not None:
+            asked.hand(None)
 
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
@@ -256,10 +266,11 @@ class LiveWriter:
 
     def _send_entry(self, runs: list[Waiting], size: int, rows: int) -> None:
         writer = self._writer
-        assert writer is not None
+        assert writer is not None and self._live is not None
         now_ms = self._commits.now_ms()
-        share = Share(self._number, rows, self._sent)
-        head = encode_header([share], now_ms, batches=True)
+        first_row = self._sent + (self._live.origin if self._reopened else 0)
+        share = Share(self._number, rows, first_row)
+        head = encode_header([share], now_ms, batches=True, at_offset=self._reopened)
         pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
         body = framed(chain.from_iterable(pairs))
         if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
@@ -298,7 +309,7 @@ class LiveWriter:
 
     def _is_stored(self, entry: _Entry) -> None:
         assert self._live is not None
-        offset = self._live.base + self._confirmed
+        offset = self._live.origin + self._confirmed
         self._confirmed += entry.rows
         for run in entry.runs:
             self._stored(self._number, offset, run)
@@ -329,7 +340,19 @@ class LiveWriter:
         idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
         return self._full() or (not self._queue and (idle or self._closing))
 
-    # -- the end of a ledger -------------------------------------------------------------------
+    # -- the end of a segment ------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Hand the segment over, of which all is stored; its seal is committed next, and with it
+        the opening of another one in the same ledger, by whoever is first."""
+        writer, live, intent = self._writer, self._live, self._intent
+        assert writer is not None and live is not None and intent is not None
+        assert self._confirmed == self._sent, "nothing is under way"
+        has = Extent(self._entries, self._sent, writer.confirmed_bytes)
+        self._next = _Next(writer, intent, has, live.opened)
+        self._rolls = not self._closing
+        self._forget(writer.version, has)
+        self._hand()
 
     async def _leave(self) -> None:
         """Close the ledger, of which all is stored; its seal is committed next, and where batches
@@ -337,23 +360,22 @@ class LiveWriter:
         writer = self._writer
         assert writer is not None
         idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
-        unused = self._asked is not None and not self._entries
-        self._rolls = not (idle or unused or self._closing)
-        self._handed &= not idle
+        self._rolls = not (idle or self._closing)
         try:
             record = await writer.close()
         except (errors.LedgerError, StoreError) as error:
             _log.warning("ledger %d is recovered: %s", writer.ledger_id, error)
             await self._decide()
             return
-        self._forget(VersionedRecord(record, writer.version))
-        await self._hand()
+        closed = ended_at(VersionedRecord(record, writer.version), self._entries, self._sent)
+        self._forget(writer.version, closed)
+        self._hand()
 
     async def _decide(self) -> None:
         """The ledger failed, or was fenced: what its CLOSED record has is stored, and the rest is
         to be sent again (hazard 31). Raises Deposed."""
-        writer = self._writer
-        assert writer is not None
+        writer, live = self._writer, self._live
+        assert writer is not None and live is not None
         fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
         known = await self._recovered(writer.ledger_id)
@@ -375,10 +397,11 @@ class LiveWriter:
             self._sent -= entry.rows
         self._entries = last + 1
         self._inflight.clear()
-        self._forget(known)
+        self._forget(known.version, ended_at(known, self._entries, self._sent))
         if fenced:
-            self._hold = Hold(writer.ledger_id, asyncio.get_running_loop().time() + HOLD_S)
-        await self._hand()
+            until_s = asyncio.get_running_loop().time() + HOLD_S
+            self._hold = Hold(live.ledger_id, live.opened, until_s)
+        self._hand()
 
     async def _recovered(self, ledger_id: int) -> VersionedRecord:
         pause_s = PAUSE_S
@@ -394,37 +417,30 @@ class LiveWriter:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
-    def _forget(self, known: VersionedRecord) -> None:
-        """The ledger at hand is CLOSED; its seal goes into the next commit."""
-        self._ended = seal_of(
-            *(self._number, known, self._entries, self._sent, self._written_ms),
-            self._ids.of_ledger,
-        )
+    def _forget(self, version: int, has: Extent) -> None:
+        """The segment at hand is over; its seal goes into the next commit."""
+        assert self._live is not None
+        self._ended = seal_of(self._live, version, has, self._written_ms, self._ids.of_segment)
         self._writer, self._live = None, None
         self._start_over()
 
     def _start_over(self) -> None:
-        """Nothing is counted of the ledger that comes next."""
-        self._ids.of_ledger = {}
+        """Nothing is counted of the segment that comes next."""
+        self._ids.of_segment = {}
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
 
-    async def _hand(self) -> None:
-        """Tell who asked what seals the ledger, and if batches come in which the next are."""
+    def _hand(self) -> None:
+        """Tell who asked what seals the segment, and where this owner goes on: if the ledger is
+        CLOSED, in none that it has already."""
         asked, ended = self._asked, self._ended
         if asked is None or ended is None:
             return
-        handed = Handed(self._commits.topic.id, ended)
-        if (self._queue or self._rolls) and self._number in self._commits.epochs:
-            if self._good_spare() is None:
-                await asyncio.wait([self._make_ahead(0.0)], timeout=SPARE_S)
-            spare = self._good_spare()
-            if spare is not None:
-                writer, intent = spare
-                named = (intent.id, intent.version)
-                handed = replace(handed, opened=self._opening(writer), intent=named)
-        self._hold, self._handed = asked, True
-        asked.hand(handed)
+        opened = None
+        if self._next is not None and self._rolls and self._number in self._commits.epochs:
+            opened = self._opening(self._next)
+        self._hold = asked
+        asked.hand(Handed(self._commits.topic.id, ended, opened))
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -433,14 +449,15 @@ class LiveWriter:
         pause_s = PAUSE_S
         while self._queue or self._ended is not None:
             try:
-                await self._open_or_seal(seal_only=not (self._queue or self._rolls))
+                rolls = self._rolls and not self._closing
+                await self._open_or_seal(seal_only=not (self._queue or rolls))
                 return
             except (Deposed, errors.TopicDeleted, errors.TopicTerminated, errors.TopicNotFound):
                 raise
             except errors.LedgerFenced as error:  # the intent was given up for dead
                 _log.warning("%s", error)
                 await self._commits.renew_intent()
-                await self._drop_spare()
+                await self._drop_next()
             except errors.TxnConflict as error:
                 _log.info("another was faster: %s", error)
             except (errors.LedgerError, StoreError) as error:
@@ -451,14 +468,14 @@ class LiveWriter:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _open_or_seal(self, *, seal_only: bool) -> None:
-        """One commit: the seal of what is live, and with it another ledger's opening. Then what is
-        live is read back."""
+        """One commit: the seal of what is live, and with it the opening of what comes next. Then
+        what is live is read back."""
         try:
             state = await self._held()
         finally:
             self._asked = self._hold = None
         live = state.partitions[self._number].live
-        if live is not None and self._is_spare(live):
+        if live is not None and self._is_next(live):
             self._goes_on(live, state)
             return
         await self._commits.check_owner(self._number)
@@ -470,13 +487,14 @@ class LiveWriter:
             if actions:
                 await self._commits.commit(actions)
             self._ended = None
+            await self._drop_next()
             return
-        writer = await self._new_ledger()
-        await self._commits.commit([*actions, self._opening(writer)])
+        opened = self._opening(await self._next_ledger())
+        await self._commits.commit([*actions, opened])
         state = await self._commits.state()
         live = state.partitions[self._number].live
-        if live is None or not self._is_spare(live):
-            raise errors.TxnConflict(f"ledger {writer.ledger_id} is not live any more")
+        if live is None or not self._is_next(live):
+            raise errors.TxnConflict(f"ledger {opened.ledger_id} is not live any more")
         self._goes_on(live, state)
 
     async def _held(self) -> TopicState:
@@ -486,81 +504,69 @@ class LiveWriter:
         while hold is not None:
             moved = await self._commits.moved(seen, hold.over, hold.until_s)
             state = moved or await self._commits.glance()
-            live = state.partitions[self._number].live
-            if live is None or live.ledger_id != hold.ledger_id:
+            if not hold.holds(state.partitions[self._number].live):
                 return state
             if moved is None:
                 break
             seen = moved.next
         return await self._commits.state()
 
-    def _opening(self, writer: AsyncLedgerWriter) -> OpenLive:
+    def _opening(self, following: _Next) -> OpenLive:
+        writer, has = following.writer, following.has
         return OpenLive(
-            self._number,
-            writer.ledger_id,
-            writer.version,
-            self._commits.owner_name,
-            self._commits.epochs[self._number],
-            self._deduplicates,
+            *(self._number, writer.ledger_id, writer.version),
+            *(self._commits.owner_name, self._commits.epochs[self._number], self._deduplicates),
+            *(has.entries, has.rows, has.bytes),
         )
 
     def _is_mine(self, live: LiveSegment) -> bool:
-        return self._ended is not None and self._ended.ledger_id == live.ledger_id
+        return self._ended is not None and is_of(self._ended, live)
 
-    def _is_spare(self, live: LiveSegment) -> bool:
-        """Whether the log names the ledger that was made for it, and that can be written still."""
-        spare = None if self._spare is None else self._spare[0]
-        return spare is not None and spare.ledger_id == live.ledger_id and spare.failure is None
+    def _is_next(self, live: LiveSegment) -> bool:
+        """Whether the log says that it is open, for the first time or again, and it can be written
+        still."""
+        following = self._next
+        return (
+            following is not None
+            and following.writer.ledger_id == live.ledger_id
+            and following.after != live.opened
+            and following.writer.failure is None
+        )
 
     def _goes_on(self, live: LiveSegment, state: TopicState) -> None:
-        """The opening of the spare ledger was read back. All before it is sealed: ledgers of others
+        """The opening of the next ledger was read back. All before it is sealed: ledgers of others
         too, that this owner did not know of, or whose end it left undecided."""
         if self._deduplicates:
             self._ids.begin(state.partitions[self._number].producers)
             waiting = [*self._queue, *self._ids.take_again()]
             self._queue = deque(new for run in waiting for new in self._ids.new_of(run))
-        assert self._spare is not None
-        self._writer, self._live, self._ended, self._spare = self._spare[0], live, None, None
-        self._opened_s = self._used_s = asyncio.get_running_loop().time()
+        following = self._next
+        assert following is not None and live.first_entry == following.has.entries
+        self._writer, self._intent = following.writer, following.intent
+        self._live, self._ended, self._next = live, None, None
+        self._reopened = following.after != ANY_OPENING
+        has = following.has
+        self._entries, self._sent, self._confirmed = has.entries, has.rows, has.rows
+        self._bytes = has.bytes
+        if not self._reopened:
+            self._opened_s = self._used_s = asyncio.get_running_loop().time()
         self._opened_next = state.next
         self._rolls = False
-        if self._handed and not self._closing:
-            self._make_ahead(AHEAD_S)
 
-    def _make_ahead(self, after_s: float) -> "asyncio.Task[None]":
-        """Make the next ledger before it is asked for: others commit to the partition, too."""
-        if self._ahead is None or self._ahead.done():
-            self._ahead = asyncio.get_running_loop().create_task(self._try_ahead(after_s))
-        return self._ahead
-
-    async def _try_ahead(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        with suppress(errors.LedgerError, StoreError):  # who needs it tries again, and is told
-            (await self._new_ledger()).greet()
-
-    async def _new_ledger(self) -> AsyncLedgerWriter:
-        """One of the topic's intent; that of a try before, if it was not opened."""
-        async with self._making:
-            return await self._spare_ledger()
-
-    async def _spare_ledger(self) -> AsyncLedgerWriter:
+    async def _next_ledger(self) -> _Next:
+        """One of the topic's intent: that which stopped, or of a try before, else a new one."""
         intent = await self._commits.intent()
-        if self._spare is not None and self._spare[1].id == intent.id:
-            if self._spare[0].failure is None:
-                return self._spare[0]
-            await self._drop_spare()
-        self._spare = await self._commits.new_ledger()
-        return self._spare[0]
+        following = self._next
+        mine = following is not None and following.intent.id == intent.id
+        if following is not None and mine and following.writer.failure is None:
+            return following
+        await self._drop_next()
+        self._next = _Next(*await self._commits.new_ledger())
+        return self._next
 
-    def _good_spare(self) -> Made | None:
-        """The spare ledger, if others may open it: of an intent that has ended they may not."""
-        spare = self._spare
-        good = spare and spare[0].failure is None and self._commits.is_current(spare[1])
-        return spare if good else None
-
-    async def _drop_spare(self) -> None:
-        if self._spare is not None:
-            writer, self._spare = self._spare[0], None
+    async def _drop_next(self) -> None:
+        if self._next is not None:
+            writer, self._next = self._next.writer, None
             with suppress(errors.LedgerError, StoreError):
                 await writer.close()
 
@@ -569,9 +575,13 @@ class LiveWriter:
         if self._writer is not None:
             self._writer.abandon()
         self._writer, self._live = None, None
-        if self._asked is not None:
-            self._asked.hand(None)
-        self._asked = self._hold = None
+        for asked in (self._asked, self._asked_next):
+            if asked is not None:
+                asked.hand(None)
+        self._asked = self._asked_next = self._hold = None
+        if self._next is not None and self._next.after != ANY_OPENING:
+            self._next.writer.abandon()
+            self._next = None
         waiting = [run for entry in self._inflight for run in entry.runs]
         waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:

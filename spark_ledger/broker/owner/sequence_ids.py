@@ -12,10 +12,10 @@ from spark_ledger.broker.owner.waiting import Waiting
 
 
 class SequenceIds:
-    """Of one partition; `of_ledger` are those that are stored in the ledger at hand."""
+    """Of one partition; `of_segment` are those that are stored in the segment at hand."""
 
     def __init__(self) -> None:
-        self.of_ledger: dict[str, int] = {}
+        self.of_segment: dict[str, int] = {}
         self._stored: dict[str, int] = {}  # the last one, by producer
         self._sent: dict[str, int] = {}  # or on its way
         self._again: deque[Waiting] = deque()  # what was sent again before it was stored
@@ -51,7 +51,7 @@ class SequenceIds:
         """It is stored."""
         name, last = run.producer_name, run.last_sequence_id
         self._stored[name] = max(last, self._stored.get(name, last))
-        self.of_ledger[name] = max(last, self.of_ledger.get(name, last))
+        self.of_segment[name] = max(last, self.of_segment.get(name, last))
         if self._again:
             waiting, self._again = self._again, deque()
             for one in waiting:

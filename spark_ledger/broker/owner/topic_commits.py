@@ -123,10 +123,6 @@ class TopicCommits:
                 self._intent = made
             return self._intent
 
-    def is_current(self, intent: Intent) -> bool:
-        """Whether this broker works under it still, as far as it knows."""
-        return self._intent is not None and self._intent.id == intent.id
-
     async def renew_intent(self) -> None:
         """The intent may have ended: whoever needs one gets another."""
         async with self._opening:

@@ -56,6 +56,8 @@ class LedgerView:
         self._cluster = cluster
         self._known = known
         self._lac = NO_ENTRY
+        self.last_taken = NO_ENTRY
+        """The last entry that a bookie said it took when it was asked, confirmed or not."""
 
     @property
     def record(self) -> LedgerRecord:
@@ -138,7 +140,8 @@ class LedgerView:
 
     async def ask_lac(self) -> None:
         """Hear the bookies of the last fragment until they cover it: then nothing that was
-        confirmed before this call by a later entry's header is missed.
+        confirmed before this call by a later entry's header is missed, and `last_taken` is not
+        below any entry that was acknowledged before it.
 
         Bookies that lately did not respond are not waited for, once others have. Raises
         DataUnavailable when no bookie responds, Unauthorized.
@@ -159,6 +162,7 @@ class LedgerView:
                 else:
                     silent &= ~(1 << slot)
                     self.heard(response.last_add_confirmed)
+                    self.last_taken = max(self.last_taken, response.taken - 1)
                 heard_some = silent.bit_count() < len(ensemble)
                 if self.quorum.covered(silent) or (heard_some and not silent & ~hopeless):
                     return

@@ -84,6 +84,13 @@ class AsyncLedgerReader:
         last entry. Every response to a read may move it."""
         return self._view.last_add_confirmed
 
+    @property
+    def last_taken(self) -> int:
+        """The last entry that a bookie had taken when it was asked, confirmed or not. After a
+        refresh, what was acknowledged before that is not beyond it; readers hear that it is
+        confirmed a moment later, while the writer lives (a dead one's is decided by recovery)."""
+        return self._view.last_taken
+
     # -- how far it goes ----------------------------------------------------------------------
 
     async def refresh_last_add_confirmed(self) -> int:

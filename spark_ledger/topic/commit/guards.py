@@ -20,7 +20,7 @@ from spark_ledger.topic.log.actions import (
     segments_of,
 )
 from spark_ledger.topic.log.records import WRITER_VERSION
-from spark_ledger.topic.log.state import PartitionState, TopicState
+from spark_ledger.topic.log.state import PartitionState, TopicState, is_of
 
 
 def check(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> None:
@@ -70,10 +70,11 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
                     f"partition {action.partition} has the live ledger {live.ledger_id}"
                 )
         case SealLive():
-            live = _partition(state, action.partition).live
-            if live is None or live.ledger_id != action.ledger_id:
+            if not is_of(action, _partition(state, action.partition).live):
                 raise errors.TxnConflict(
-                    f"ledger {action.ledger_id} is not live any more", live=True
+                    f"ledger {action.ledger_id} is not live any more, as commit {action.opened}"
+                    " opened it",
+                    live=True,
                 )
         case Terminate():
             for held in state.partitions:

@@ -1,8 +1,8 @@
 """Asking the owners of live segments to hand them over: who asks, what they answer, and the frames.
 
     committer                                     owner (a broker, on its own port)
-      MAGIC, size, which live ledgers   ------->    stops its adds, settles, closes
-                                        <-------    size, what seals them, what it goes on in
+      MAGIC, size, which live segments  ------->    stops its adds, settles
+                                        <-------    size, what seals them, where it goes on
       commits ...                                   holds
       closes the connection             ------->    reads the log and goes on
 
@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 MAGIC = b"SLHO"
 """Of the first frame. No frame of Pulsar's is so long that it begins like it."""
-VERSION = 1
+VERSION = 2
+"""Of version 1 the owner closed its ledger and went on in another."""
 HOLD_S, HOLD_S_MAX = 2.0, 8.0
 """After its answer an owner is asked to hold for so long: by a first try, and by later ones."""
 HOLDS_S_MAX = 20.0
@@ -37,8 +38,8 @@ ANSWER_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
 _BROKER = "broker "
 
-Live = tuple[str, int, int]
-"""A topic's id, a partition, and its live ledger."""
+Live = tuple[str, int, int, int]
+"""A topic's id, a partition, its live ledger, and the commit that opened it there."""
 LetGo = Callable[[], None]
 Ask = Callable[[str, bytes], Awaitable[tuple[bytes, LetGo]]]
 """Takes a broker's URL and a request; returns its answer, and what ends the hold. Raises OSError,
@@ -51,14 +52,12 @@ class NotUnderstood(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What seals a live segment that is over, and what opens the ledger in which its owner goes on
-    (None: in none now); that ledger belongs to the intent of this id, whose node had this
-    version."""
+    """What seals a live segment that is over, and what opens the one in which its owner goes on, in
+    the same ledger (None: in none now)."""
 
     topic_id: str
     seal: SealLive
     opened: OpenLive | None = None
-    intent: tuple[str, int] = ("", 0)
 
 
 def patience_s(hold_s: float, lives: int) -> float:
@@ -127,7 +126,8 @@ def _understood(body: bytes, build: Callable[[dict[str, Any]], T]) -> T:
 
 def _request(plain: dict[str, Any]) -> tuple[list[Live], float]:
     lives = [
-        (str(topic), int(partition), int(ledger)) for topic, partition, ledger in plain["live"]
+        (str(topic), int(partition), int(ledger), int(opened))
+        for topic, partition, ledger, opened in plain["live"]
     ]
     return lives, min(HOLDS_S_MAX, max(0.0, plain["hold_ms"] / 1000))
 
@@ -135,7 +135,7 @@ def _request(plain: dict[str, Any]) -> tuple[list[Live], float]:
 def _to_json(one: Handed) -> dict[str, Any]:
     plain: dict[str, Any] = {"topic": one.topic_id, "seal": actions.to_json(one.seal)}
     if one.opened is not None:
-        plain |= {"open": actions.to_json(one.opened), "intent": list(one.intent)}
+        plain["open"] = actions.to_json(one.opened)
     return plain
 
 
@@ -144,8 +144,12 @@ def _from_json(plain: dict[str, Any]) -> Handed:
     opened = actions.from_json(plain["open"]) if "open" in plain else None
     if not isinstance(seal, SealLive) or not isinstance(opened, OpenLive | None):
         raise ValueError("other actions than a seal and an open")
-    intent_id, version = plain.get("intent", ("", 0))
-    return Handed(str(plain["topic"]), seal, opened, (str(intent_id), int(version)))
+    if opened is not None and (opened.partition, opened.ledger_id) != (
+        seal.partition,
+        seal.ledger_id,
+    ):
+        raise ValueError(f"a seal of ledger {seal.ledger_id}, an open of {opened.ledger_id}")
+    return Handed(str(plain["topic"]), seal, opened)
 
 
 # -- asking ----------------------------------------------------------------------------------------

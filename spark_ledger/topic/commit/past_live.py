@@ -3,12 +3,12 @@ same multi (hazard 29).
 
     ask each owner -> fence what nobody hands over -> seals + rows + opens, one multi -> let go
 
-Always true: an owner that hands over has closed its ledger, so nothing is added to what its seal
-says, and holds until the multi is decided or its hold is over; then it goes on by itself, and the
-guards let one of the two win. Each try asks for a longer hold and waits longer for the answer, so
-that slow ones come through. What was handed over by an earlier try stays held, so that each try has
-fewer owners to wait for. What an owner made ahead comes into the log only while the intent that it
-was made under is open (hazard 4). One that does not answer is fenced.
+Always true: an owner that hands over has stopped, so nothing is added to what its seal says, and
+holds until the multi is decided or its hold is over; then it seals and opens by itself, which makes
+it another segment, and the guards let one of the two win. Each try asks for a longer hold and waits
+longer for the answer, so that slow ones come through. What was handed over by an earlier try stays
+held, so that each try has fewer owners to wait for. A ledger in which an owner goes on is in the
+log all the time, so it needs no intent that is open (hazard 4). One that does not answer is fenced.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import each, reachable, read
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.commit import Committer
@@ -55,11 +54,6 @@ class Ended:
         some = (one.opened for one in self.handed if one.topic_id == topic_id)
         return [opened for opened in some if opened is not None]
 
-    def checks(self) -> list[Check]:
-        """What `opens` depend on."""
-        some = dict.fromkeys(one.intent for one in self.handed if one.opened is not None)
-        return [Check(paths.intent(intent_id), version) for intent_id, version in some]
-
 
 class PastLive:
     """Of one process."""
@@ -80,14 +74,13 @@ class PastLive:
                 lives = await self._in_the_way(wanted, fresh=fresh)
                 new = [one for one in lives if _asked(one) not in known]
                 more = await holds.enter_async_context(self.ended(new, hold_s))
-                known |= {_handed(one): one for one in more.handed}
+                known |= dict(zip(map(_asked, new), more.handed, strict=True))
                 ended = Ended(tuple(known[_asked(one)] for one in lives))
                 try:
                     return await self._committer.commit(_past(wanted, ended), timeout_s)
                 except errors.TxnConflict as conflict:
-                    if not passing(conflict, ended):
+                    if not conflict.facts.get("live"):
                         raise
-                    known = _still_good(known, conflict)
                 fresh, hold_s = True, min(2 * hold_s, hand_over.HOLD_S_MAX)
         raise errors.CommitContended(
             f"the owners of live segments opened others {TRIES_MAX} times before the commit"
@@ -119,8 +112,8 @@ class PastLive:
     async def ended(
         self, lives: Sequence[Ending], hold_s: float = hand_over.HOLD_S
     ) -> AsyncIterator[Ended]:
-        """Ends these live segments. Their owners hold while the context lasts, so long at most.
-        Raises as seal.sealed."""
+        """Ends these live segments, in their order. Their owners hold while the context lasts, so
+        long at most. Raises as seal.sealed."""
         holds: list[LetGo] = []
         try:
             handed = await self._handed(lives, hold_s, holds) if lives else {}
@@ -129,7 +122,9 @@ class PastLive:
             async def fenced(one: Ending) -> Handed:
                 return Handed(one[0], await sealed(self._ledgers, one[1]))
 
-            yield Ended((*handed.values(), *await each(fenced, left)))
+            some = await each(fenced, left)
+            handed |= dict(zip(map(_asked, left), some, strict=True))
+            yield Ended(tuple(handed[_asked(one)] for one in lives))
         finally:
             for let_go in holds:
                 let_go()
@@ -155,12 +150,11 @@ class PastLive:
 
         found: dict[Live, Handed] = {}
         for broker, some in zip(by_broker, await each(asked, by_broker), strict=True):
-            wanted = set(by_broker[broker])
+            wanted = {one[:3]: one for one in by_broker[broker]}
             for given in some:
-                key = _handed(given)
-                opens = given.opened is None or given.opened.partition == given.seal.partition
-                if key in wanted and opens:
-                    found[key] = given
+                live = wanted.get((given.topic_id, given.seal.partition, given.seal.ledger_id))
+                if live is not None and given.seal.opened >= live[3]:  # it may know of a later one
+                    found[live] = given
         return found
 
     async def _asked(
@@ -187,30 +181,9 @@ class PastLive:
         return self._urls[broker]
 
 
-def passing(conflict: errors.TxnConflict, ended: Ended) -> bool:
-    """Whether another try may come through: an owner went on in another ledger meanwhile, or does
-    not go on in the one that it named."""
-    changed = {check.path for check in ended.checks()}
-    return bool(conflict.facts.get("live")) or conflict.facts.get("path") in changed
-
-
 def _asked(one: Ending) -> Live:
     topic_id, live = one
-    return topic_id, live.partition, live.ledger_id
-
-
-def _handed(one: Handed) -> Live:
-    return one.topic_id, one.seal.partition, one.seal.ledger_id
-
-
-def _still_good(known: dict[Live, Handed], conflict: errors.TxnConflict) -> dict[Live, Handed]:
-    """What was handed over, without ledgers of an intent that has ended: their owners are gone."""
-    changed = conflict.facts.get("path")
-
-    def without(one: Handed) -> Handed:
-        return replace(one, opened=None) if paths.intent(one.intent[0]) == changed else one
-
-    return {live: without(one) for live, one in known.items()}
+    return topic_id, live.partition, live.ledger_id, live.opened
 
 
 def _past(wanted: Wanted, ended: Ended) -> Wanted:
@@ -219,4 +192,4 @@ def _past(wanted: Wanted, ended: Ended) -> Wanted:
     drafts = {
         id_: (*ended.seals(id_), *some, *ended.opens(id_)) for id_, some in wanted.drafts.items()
     }
-    return replace(wanted, drafts=drafts, checks=(*wanted.checks, *ended.checks()))
+    return replace(wanted, drafts=drafts)

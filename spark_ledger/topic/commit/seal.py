@@ -1,14 +1,16 @@
-"""Sealing a live segment: its ledger is recovered, and what the CLOSED record says is a segment.
+"""Sealing a live segment: an owner that has stopped says what is there; or its ledger is recovered,
+and what the CLOSED record says is the segment.
 
-Always true: a ledger is sealed only after it was fenced and closed, so nothing is added to what the
-seal says; its rows are those of the CLOSED record, which are those that the header of its last
-entry has (hazard 32), else nothing is sealed. Who seals need not be the owner: safety comes from
-the fence (hazards 29, 30). A seal is small whatever the ledger has: the rows of each entry stay in
-the entries' headers.
+Always true: nothing is added to what a seal says. An owner that seals has nothing under way, and
+sends nothing before it has read back what the log has then. Who else seals has fenced and closed
+the ledger: safety comes from the fence (hazards 29, 30); the rows are those of the CLOSED record,
+which are those that the header of its last entry has (hazard 32), else nothing is sealed. A seal is
+small whatever the ledger has: the rows of each entry stay in the entries' headers.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from bookie_server.api.entry import Buffer
@@ -23,6 +25,18 @@ EVENT_MS_MAX = 2**62
 """What producers sent is not decoded to seal it: its event times may be any."""
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a ledger has, from its first entry on."""
+
+    entries: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+NOTHING = Extent()
+
+
 async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     """What seals the segment, whoever owns it; its owner can add nothing more. Of a deduplicated
     one every entry is read, of others the first and the last.
@@ -34,11 +48,12 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     reader = await ledgers.open(live.ledger_id, recover=True)
     known = VersionedRecord(reader.record, reader.version)
     last = reader.last_add_confirmed
-    if last < 0:
-        return seal_of(live.partition, known, 0, 0, ())
+    first = live.first_entry
+    if last < first:
+        return seal_of(live, known.version, ended_at(known, first, live.rows_before), ())
     ends = [
         await reader.read_entry(entry_id, known_confirmed=last)
-        for entry_id in dict.fromkeys((0, last))
+        for entry_id in dict.fromkeys((first, last))
     ]
     header = ends[-1].header
     if header.cumulative_bytes != known.record.length_bytes:
@@ -46,14 +61,13 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     times = [decode_header(entry.payload).written_ms for entry in ends]
     producers: dict[str, int] = {}
     if live.deduplicated:
-        await _read_producers(reader, producers)
-    rows = header.cumulative_rows
-    return seal_of(live.partition, known, last + 1, rows, times, producers)
+        await _read_producers(reader, range(first, last + 1), producers)
+    extent = ended_at(known, last + 1, header.cumulative_rows)
+    return seal_of(live, known.version, extent, times, producers)
 
 
-async def _read_producers(reader: AsyncLedgerReader, producers: dict[str, int]) -> None:
-    last = reader.last_add_confirmed
-    async with aclosing(reader.read_entries(range(last + 1), known_confirmed=last)) as runs:
+async def _read_producers(reader: AsyncLedgerReader, ids: range, producers: dict[str, int]) -> None:
+    async with aclosing(reader.read_entries(ids, known_confirmed=ids.stop - 1)) as runs:
         async for run in runs:
             for entry in run:
                 _note_producers(entry.payload, producers)
@@ -70,36 +84,43 @@ def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
             producers[name] = max(last, producers.get(name, last))
 
 
-def seal_of(
-    partition: int,
-    known: VersionedRecord,
-    entries: int,
-    rows: int,
-    written_ms: Sequence[int],
-    producers: Mapping[str, int] = MappingProxyType({}),
-) -> SealLive:
-    """What seals a ledger of that CLOSED record, which has so many entries and rows by the last
-    entry's header; `written_ms` are times between which those of its entries are, `producers` as
-    SealLive has them. Raises errors.UnsupportedFormat."""
+def ended_at(known: VersionedRecord, entries: int, rows: int) -> Extent:
+    """What a ledger of that CLOSED record has, which has so many entries, and rows by the last
+    one's header. Raises errors.UnsupportedFormat."""
     record = known.record
     if not record.closed or record.last_entry != entries - 1 or record.rows != rows:
         raise _another_end(known, entries, rows)
-    if not entries:
-        return SealLive(partition, record.ledger_id, None)
+    return Extent(entries, rows, record.length_bytes or 0)
+
+
+def seal_of(
+    live: LiveSegment,
+    version: int,
+    extent: Extent,
+    written_ms: Sequence[int],
+    producers: Mapping[str, int] = MappingProxyType({}),
+) -> SealLive:
+    """What seals a live segment whose ledger, whose record has that version, has so much up to the
+    segment's end; `written_ms` are times between which those of the segment's entries are,
+    `producers` as SealLive has them."""
+    if extent.entries == live.first_entry:
+        return SealLive(live.partition, live.ledger_id, None, (), live.opened)
     segment = Segment(
-        partition=partition,
-        ledger_id=record.ledger_id,
-        metadata_version=known.version,
-        entries=((0, entries - 1),),
+        partition=live.partition,
+        ledger_id=live.ledger_id,
+        metadata_version=version,
+        entries=((live.first_entry, extent.entries - 1),),
         entry_rows=(),
-        rows=rows,
-        bytes=record.length_bytes or 0,
+        rows=extent.rows - live.rows_before,
+        bytes=extent.bytes - live.bytes_before,
         min_ms=min(written_ms),
         max_ms=max(written_ms),
         event_min_ms=-EVENT_MS_MAX,
         event_max_ms=EVENT_MS_MAX,
+        rows_before=live.rows_before,
     )
-    return SealLive(partition, record.ledger_id, segment, tuple(sorted(producers.items())))
+    known = tuple(sorted(producers.items()))
+    return SealLive(live.partition, live.ledger_id, segment, known, live.opened)
 
 
 def _another_end(known: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:

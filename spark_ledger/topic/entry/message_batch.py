@@ -31,7 +31,9 @@ several times, as merging puts them together: runs of the stream's rows, in orde
 each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
 Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py; a chunked
 message is one with all its chunks); written ms is
-the broker's clock, a row's time its producer's. A reader refuses other flags.
+the broker's clock, a row's time its producer's. 16 OFFSET, with BATCHES: `first row` is the offset
+of the first row in its partition, so that a reader which does not know yet that the rows of others
+came before it notices. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
 string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
@@ -59,7 +61,7 @@ VERSION = 2
 HEADER_BYTES = 32
 SHARE_BYTES = 16
 TIMES_BYTES = 16
-SHARED, TYPED, TIMES, BATCHES = 1, 2, 4, 8
+SHARED, TYPED, TIMES, BATCHES, OFFSET = 1, 2, 4, 8, 16
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 JOINED_BYTES_MAX = 64 << 10
@@ -81,7 +83,7 @@ PRODUCERS_TYPES: dict[str, pa.DataType] = {PRODUCER_NAME: pa.string(), SEQUENCE_
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
-_FLAGS = (*range((SHARED | TYPED | TIMES) + 1), BATCHES)
+_FLAGS = (*range((SHARED | TYPED | TIMES) + 1), BATCHES, BATCHES | OFFSET)
 """Those that a reader takes, together."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
@@ -111,7 +113,8 @@ class Share(NamedTuple):
 class Header:
     """What is said before the body, which begins at `body_at`; `index` has the partition, rows and
     first_row of each share, `times` rows and ms of each run, None without TIMES. `batches`: the
-    body has batches of Pulsar's producers, else it is an Arrow stream."""
+    body has batches of Pulsar's producers, else it is an Arrow stream. `at_offset`: first_row is
+    the offset of the first row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -120,6 +123,7 @@ class Header:
     schema_version: int
     body_at: int
     batches: bool = False
+    at_offset: bool = False
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -152,15 +156,17 @@ def encode_header(
     schema_version: int = 0,
     times: TimeRuns = (),
     batches: bool = False,
+    at_offset: bool = False,
 ) -> bytes:
     """What comes before the body: with an index where the shares are several, with `times` where
-    these are. With `batches` there is one share, untyped, and no times."""
+    these are. With `batches` there is one share, untyped, and no times; `at_offset`: its first row
+    is the offset that it has."""
     assert shares, "an entry has rows"
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
     if batches:
         assert len(shares) == 1 and not (typed or times), "a batch is of one partition"
-        flags = BATCHES
+        flags = BATCHES | (OFFSET if at_offset else 0)
     if len(times) > 1:
         each = np.array([(count, 0, ms) for count, ms in times], dtype=_RUN)
         flags, runs = flags | TIMES, _COUNT.pack(len(each)) + each.tobytes()
@@ -252,8 +258,8 @@ def decode_header(payload: Buffer) -> Header:
     if flags & TIMES:
         times = _times(view[body_at:], rows)
         body_at += TIMES_BYTES * (1 + len(times))
-    typed, batches = bool(flags & TYPED), bool(flags & BATCHES)
-    return Header(index, times, written_ms, typed, schema, body_at, batches)
+    typed, batches, at_offset = (bool(flags & one) for one in (TYPED, BATCHES, OFFSET))
+    return Header(index, times, written_ms, typed, schema, body_at, batches, at_offset)
 
 
 def decode_body(

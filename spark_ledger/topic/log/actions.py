@@ -15,6 +15,7 @@ from spark_ledger.topic.log import segments
 from spark_ledger.topic.log.segments import CommitTimes, Segment
 
 Ledgers = tuple[int, ...]
+ANY_OPENING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class OpenLive:
-    """The partition ends in a live segment from now on: a ledger that `owner` appends to.
-    `deduplicated` as a live segment's."""
+    """The partition ends in a live segment from now on: a ledger that `owner` appends to, from
+    entry `first_entry` on. `deduplicated`, `rows_before` and `bytes_before` as a live segment's."""
 
     partition: int
     ledger_id: int
@@ -88,18 +89,23 @@ class OpenLive:
     owner: str
     epoch: int
     deduplicated: bool = False
+    first_entry: int = 0
+    rows_before: int = 0
+    bytes_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SealLive:
-    """The live segment of that ledger is over: its rows are `segment`, copied from the ledger's
-    CLOSED record, or none. Of a deduplicated one `producers` are those that sent its messages, by
-    name, with the last sequence id that it has of each."""
+    """The live segment of that ledger is over, which commit `opened` brought in (ANY_OPENING: the
+    only one that the ledger had): its rows are `segment`, or none, as its owner that had stopped or
+    the ledger's CLOSED record says. Of a deduplicated one `producers` are those that sent its
+    messages, by name, with the last sequence id that it has of each."""
 
     partition: int
     ledger_id: int
     segment: Segment | None
     producers: tuple[tuple[str, int], ...] = ()
+    opened: int = ANY_OPENING
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +200,14 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "owner": a.owner,
         "epoch": a.epoch,
         **({"deduplicated": True} if a.deduplicated else {}),
+        **({"after": [a.first_entry, a.rows_before, a.bytes_before]} if a.first_entry else {}),
     },
     SealLive: lambda a: {
         "partition": a.partition,
         "ledger": a.ledger_id,
         "segment": None if a.segment is None else segments.to_json(a.segment),
         **({"producers": [list(one) for one in a.producers]} if a.producers else {}),
+        **({"opened": a.opened} if a.opened != ANY_OPENING else {}),
     },
     Terminate: lambda a: {},
 }
@@ -229,18 +237,26 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         _segments_of_json(plain), plain["snapshot"], tuple(plain["dropped"])
     ),
     "grow": lambda plain: Grow(int(plain["partitions"])),
-    "open": lambda plain: OpenLive(
-        *(plain["partition"], plain["ledger"], plain["version"], plain["owner"], plain["epoch"]),
-        bool(plain.get("deduplicated", False)),
-    ),
+    "open": lambda plain: _open_of_json(plain),
     "seal": lambda plain: SealLive(
         plain["partition"],
         plain["ledger"],
         None if plain["segment"] is None else segments.from_json(plain["segment"]),
         tuple((str(name), int(last)) for name, last in plain.get("producers", ())),
+        int(plain.get("opened", ANY_OPENING)),
     ),
     "terminate": lambda plain: Terminate(),
 }
+
+
+def _open_of_json(plain: Mapping[str, Any]) -> OpenLive:
+    first_entry, rows_before, bytes_before = map(int, plain.get("after", (0, 0, 0)))
+    segments.check_before(first_entry, rows_before)
+    return OpenLive(
+        *(plain["partition"], plain["ledger"], plain["version"], plain["owner"], plain["epoch"]),
+        bool(plain.get("deduplicated", False)),
+        *(first_entry, rows_before, bytes_before),
+    )
 
 
 def _times_of_json(plain: Sequence[Sequence[Sequence[int]]]) -> tuple[CommitTimes, ...]:

@@ -314,9 +314,8 @@ def encode_root(root: Root) -> bytes:
 
 def _plain_live(live: LiveSegment) -> dict[str, Any]:
     plain = asdict(live)
-    if not live.deduplicated:
-        del plain["deduplicated"]
-    return plain
+    later = ("deduplicated", "first_entry", "rows_before", "bytes_before")
+    return {name: one for name, one in plain.items() if one or name not in later}
 
 
 def decode_root(value: bytes) -> Root:

@@ -10,14 +10,14 @@ docs/topics.md shows every record.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
 from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
-from spark_ledger.topic.log.actions import Action
+from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
 from spark_ledger.topic.log.intervals import BlobPointer
 from spark_ledger.topic.log.policies import NAMES, NamespacePolicies, TopicPolicies
 
@@ -27,13 +27,15 @@ TXN_BYTES_MAX = 64 * 1024
 _TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
 _COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
-READER_VERSION = 2
-WRITER_VERSION = 2
+READER_VERSION = 3
+WRITER_VERSION = 3
 """Of this software."""
 FIRST_VERSION = 1
 """What a record asks for where nothing is said."""
 COUNTED_VERSION = 2
 """What a commit with a `counted` segment asks for, and every later one of its topic."""
+CONTINUED_VERSION = 3
+"""Likewise where a ledger has more than one live segment, one after the other."""
 NO_VERSION = -1  # of a transaction: nothing committed yet
 NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
 
@@ -242,8 +244,18 @@ def encode_commit(commit: Commit) -> bytes:
 
 def needed_by(some: Iterable[Action]) -> int:
     """The version that the actions ask of readers and of later writers."""
-    brought = (segment for action in some for segment in actions.segments_of(action))
-    return COUNTED_VERSION if any(segment.counted for segment in brought) else FIRST_VERSION
+    some = tuple(some)
+    brought = [s for action in some for s in actions.segments_of(action) if s.counted]
+    if _continues(some) or any(segment.rows_before for segment in brought):
+        return CONTINUED_VERSION
+    return COUNTED_VERSION if brought else FIRST_VERSION
+
+
+def _continues(some: Sequence[Action]) -> bool:
+    """Whether a live segment begins in a ledger that had one before."""
+    sealed = {one.ledger_id for one in some if isinstance(one, SealLive)}
+    opens = (one for one in some if isinstance(one, OpenLive))
+    return any(one.first_entry or one.ledger_id in sealed for one in opens)
 
 
 def encode_spilled(spilled: Spilled) -> bytes:

@@ -39,12 +39,16 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("filter_entry", pa.int64()),
     ("inline", pa.list_(pa.binary())),
     ("times", pa.list_(pa.int64())),  # rows, ms, rows, ms, ... of a merged one
+    ("rows_before", pa.int64()),
 )
+_LATER = "rows_before"
+"""Stored where one of them is not 0."""
 JOINED_MAX = 4096  # segments of a stretch that is made by joining
 OBJECTS_AT_ONCE = 1024
 ROWS_ALONE_MAX = 2048  # up to here Arrow's threads take longer to wake than one does all the work
 BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
+_FIRST_SCHEMA = SCHEMA.remove(SCHEMA.get_field_index(_LATER))
 
 
 class SegmentTable:
@@ -188,10 +192,22 @@ class SegmentTable:
         return found
 
     @cached_property
+    def first_entries(self) -> Longs:
+        """The first entry of each segment."""
+        entries = self.batch.column("entries")
+        found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[:-1]]
+        return found
+
+    @cached_property
+    def rows_before(self) -> Longs:
+        """The rows of its ledger before each segment that is counted."""
+        return self._numbers("rows_before")
+
+    @cached_property
     def entry_counts(self) -> Longs:
         """How many entries each segment has."""
         listed = np.diff(self._entry_rows[0]).astype(np.int64)
-        return np.where(self.counted, self.last_entries + 1, listed)
+        return np.where(self.counted, self.last_entries + 1 - self.first_entries, listed)
 
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
         """The first offset of segment `i`, and the rows of each of its entries; of all together
@@ -240,8 +256,9 @@ class SegmentTable:
         sink = pa.BufferOutputStream()
         many = len(self) > ROWS_ALONE_MAX
         options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=many)
-        with pa.ipc.new_stream(sink, SCHEMA, options=options) as stream:
-            stream.write_batch(self.batch)
+        schema = SCHEMA if bool(self.rows_before.any()) else _FIRST_SCHEMA
+        with pa.ipc.new_stream(sink, schema, options=options) as stream:
+            stream.write_batch(self.batch.select(schema.names))
         return bytes(sink.getvalue())
 
     @classmethod
@@ -251,9 +268,11 @@ class SegmentTable:
             options = pa.ipc.IpcReadOptions(use_threads=len(value) > BYTES_ALONE_MAX)
             with pa.ipc.open_stream(pa.py_buffer(value), options=options) as stream:
                 batch = stream.read_next_batch()
-            return cls(
-                pa.RecordBatch.from_arrays([batch.column(n) for n in SCHEMA.names], schema=SCHEMA)
-            )
+            columns = [batch.column(name) for name in _FIRST_SCHEMA.names]
+            there = _LATER in batch.schema.names
+            zeros = np.zeros(0 if there else batch.num_rows, dtype=np.int64)
+            columns.append(batch.column(_LATER) if there else of_numpy(zeros))
+            return cls(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
         except (pa.ArrowException, KeyError, StopIteration, OSError, ValueError) as error:
             raise errors.UnsupportedFormat(f"a damaged table of segments: {error}") from error
 
@@ -288,6 +307,7 @@ def _placed(row: dict[str, Any]) -> PlacedSegment:
         event_min_ms=row["event_min_ms"],
         event_max_ms=row["event_max_ms"],
         inline=inline,
+        rows_before=row["rows_before"],
     )
     times = tuple(zip(row["times"][::2], row["times"][1::2], strict=True))
     return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"], times)
@@ -315,6 +335,7 @@ def _row(placed: PlacedSegment) -> tuple[Any, ...]:
         one.filter_entry,
         one.inline,
         [number for run in placed.times for number in run],
+        one.rows_before,
     )
 
 

@@ -1,8 +1,9 @@
 """A segment: entries of one ledger that hold consecutive rows of one partition.
 
 Always true: entry ids rise strictly; `entry_rows` has one positive count for each entry, in
-order; `rows` is their sum. A segment that was born live is a whole ledger and lists no
-`entry_rows`: it is `counted`, by the headers of its entries, which have the rows up to each. Every
+order; `rows` is their sum. A segment that was born live is one range of entries of a ledger of
+one partition and lists no `entry_rows`: it is `counted`, by the headers of its entries, which have
+the rows of the ledger up to each; its ledger may be open still, and go on in another segment. Every
 entry was acknowledged, in order, to the handle that wrote it
 (hazard 18), so a committed segment is confirmed whatever a bookie's last add confirmed says.
 Entries count their rows from the segment's first row, so a commit may place it at any offset.
@@ -33,7 +34,8 @@ class Segment:
     time: its rows' commit times lie between); `event_min_ms`, `event_max_ms` the rows' own
     times, NO_MS where no row has one. `filter_entry` is the entry of the same ledger with the
     fingerprints of these entries' keys (key_filter.py), NO_ENTRY if there is none. `inline` has
-    the payload of each entry of an inline segment, whose ids count from 0."""
+    the payload of each entry of an inline segment, whose ids count from 0. `rows_before` are the
+    rows of its ledger before a `counted` one."""
 
     partition: int
     ledger_id: int
@@ -49,6 +51,7 @@ class Segment:
     event_min_ms: int = NO_MS
     event_max_ms: int = NO_MS
     inline: tuple[Payload, ...] = ()
+    rows_before: int = 0
 
     def __post_init__(self) -> None:
         before, count = -1, 0
@@ -59,10 +62,13 @@ class Segment:
         if self.partition < 0 or not count:
             raise ValueError(f"entries {self.entries} of partition {self.partition}")
         if self.counted:
-            whole = len(self.entries) == 1 and self.entries[0][0] == 0 and not self.shared
-            if not whole or self.rows < count or self.filter_entry != NO_ENTRY or self.inline:
+            alone = len(self.entries) == 1 and not self.shared
+            if not alone or self.rows < count or self.filter_entry != NO_ENTRY or self.inline:
                 raise ValueError(f"{self.rows} rows that no list tells, in entries {self.entries}")
+            check_before(self.entries[0][0], self.rows_before)
             return
+        if self.rows_before:
+            raise ValueError(f"{self.rows_before} rows before entries {self.entries}, which count")
         if count != len(self.entry_rows):
             raise ValueError(f"{len(self.entry_rows)} row counts for entries {self.entries}")
         if min(self.entry_rows) < 1 or sum(self.entry_rows) != self.rows:
@@ -95,8 +101,10 @@ class PlacedSegment:
 @dataclass(frozen=True, slots=True)
 class LiveSegment:
     """The open end of a partition: a ledger of its own that its owner still appends to. All of its
-    entries, from 0 on, are rows of this partition from offset `base` on; what is confirmed of it
-    is not in the log but in the ledger. `opened` is the commit that brought it in. `deduplicated`:
+    entries, from `first_entry` on, are rows of this partition from offset `base` on, but for those
+    of a later opening: these say themselves at which offset they are. What is confirmed of it is
+    not in the log but in the ledger, which has `rows_before` and `bytes_before` of segments before
+    this one. `opened` is the commit that brought it in, and tells it from those. `deduplicated`:
     its seal tells how far each producer had come."""
 
     partition: int
@@ -107,6 +115,20 @@ class LiveSegment:
     owner: str
     epoch: int
     deduplicated: bool = False
+    first_entry: int = 0
+    rows_before: int = 0
+    bytes_before: int = 0
+
+    @property
+    def origin(self) -> int:
+        """The offset that the ledger's first row would have if this segment had begun with it."""
+        return self.base - self.rows_before
+
+
+def check_before(first_entry: int, rows_before: int) -> None:
+    """Raises ValueError where so many rows cannot be before that entry: each entry has some."""
+    if rows_before < first_entry or (rows_before and not first_entry):
+        raise ValueError(f"{rows_before} rows before entry {first_entry}")
 
 
 def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -128,6 +150,8 @@ def to_json(segment: Segment) -> dict[str, Any]:
     }
     if segment.counted:
         plain["rows"] = segment.rows
+        if segment.rows_before:
+            plain["rows_before"] = segment.rows_before
     else:
         plain["entry_rows"] = list(segment.entry_rows)
     if segment.inline:
@@ -167,4 +191,5 @@ def from_json(plain: Mapping[str, Any]) -> Segment:
         event_min_ms=event_min_ms,
         event_max_ms=event_max_ms,
         inline=inline,
+        rows_before=int(plain.get("rows_before", 0)),
     )

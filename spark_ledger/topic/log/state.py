@@ -15,6 +15,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.actions import (
+    ANY_OPENING,
     Action,
     Append,
     Grow,
@@ -259,6 +260,7 @@ class _Folding:
         live = LiveSegment(
             *(action.partition, ledger, version, held.end_offset),
             *(self._number, action.owner, action.epoch, action.deduplicated),
+            *(action.first_entry, action.rows_before, action.bytes_before),
         )
         self._partitions[action.partition] = replace(held, live=live)
 
@@ -266,9 +268,10 @@ class _Folding:
         """Seals, of which no two can be of one partition; their segments share a table."""
         for action in some:
             held = self._at(action.partition)
-            live = held.live
-            fits = live is not None and live.ledger_id == action.ledger_id
-            self._check(fits, f"seals ledger {action.ledger_id}, which is not the live one")
+            self._check(
+                is_of(action, held.live),
+                f"seals ledger {action.ledger_id}, which is not the live one",
+            )
             producers = _with_last(held.producers, action.producers)
             self._partitions[action.partition] = replace(held, live=None, producers=producers)
         segments = [action.segment for action in some if action.segment is not None]
@@ -370,6 +373,15 @@ class _Folding:
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
             raise errors.UnsupportedFormat(f"commit {self._number} {what}")
+
+
+def is_of(seal: SealLive, live: LiveSegment | None) -> bool:
+    """Whether it is this live segment that the seal ends."""
+    return (
+        live is not None
+        and seal.ledger_id == live.ledger_id
+        and seal.opened in (ANY_OPENING, live.opened)
+    )
 
 
 def _with_last(before: Mapping[str, int], more: Iterable[tuple[str, int]]) -> Mapping[str, int]:

@@ -3,8 +3,10 @@ ledger whose entries' headers alone count them, open or sealed.
 
 Always true: rows counted are those of entries up to a last add confirmed, whose header has the
 rows up to it; the count of a segment never goes back (hazard 33); a ledger that is CLOSED ends for
-ever where its record says, whether the log says sealed or not. What is followed is told by the
-bookies' long poll and told from memory.
+ever where its record says, whether the log says sealed or not. A segment whose ledger goes on in a
+later one, after rows of others, ends before the first entry that says it is at another offset than
+it would have here: so a log that is old never gives an entry a wrong offset. What is followed is
+told by the bookies' long poll and told from memory.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from bookie_server.api.entry import NO_ENTRY, EntryHeader
+from bookie_server.api.entry import NO_ENTRY, Entry, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
@@ -32,6 +34,9 @@ from spark_ledger.topic.read.plan import ReadTask
 _log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+TAKEN_S = 1.0
+"""How long a look waits for entries that bookies took: a writer that lives announces them within
+`explicit_lac_s`, a tenth of it."""
 POLL_S = 30.0
 ENDS_AT_ONCE = 64
 STARTS_KEPT = 1024
@@ -41,7 +46,8 @@ _PASSING = (errors.Unavailable, errors.DataUnavailable)
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
     """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes.
-    `first_ms` and `last_ms` are when the first and the last of them were stored."""
+    `first_ms` and `last_ms` are when the first and the last of them were stored. `closed`: there
+    will be no more."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
@@ -52,6 +58,8 @@ class LiveEnd:
 
 
 EMPTY = LiveEnd()
+_Opening = tuple[int, int]
+"""A ledger, and the commit that opened a live segment in it."""
 
 
 class LiveEnds:
@@ -60,8 +68,8 @@ class LiveEnds:
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._known: dict[int, LiveEnd] = {}
-        self._following: dict[int, asyncio.Task[None]] = {}
+        self._known: dict[_Opening, LiveEnd] = {}
+        self._following: dict[_Opening, asyncio.Task[None]] = {}
         self._changes = 0
 
     @property
@@ -71,32 +79,46 @@ class LiveEnds:
 
     def known(self, live: LiveSegment) -> LiveEnd:
         """As far as it was heard."""
-        return self._known.get(live.ledger_id, EMPTY)
+        return self._known.get(_opening(live), EMPTY)
 
     async def look(self, lives: Iterable[LiveSegment]) -> None:
-        """Ask the bookies once how far the segments go. Raises DataUnavailable, Unauthorized,
-        RowsLost, Unavailable; a ledger that is gone keeps what is known of it."""
-        turns = asyncio.Semaphore(ENDS_AT_ONCE)
+        """Ask the bookies how far the segments go: all that was acknowledged before this call, but
+        for that of a writer that died. Raises DataUnavailable, Unauthorized, RowsLost, Unavailable;
+        a ledger that is gone keeps what is known of it."""
+        loop, turns = asyncio.get_running_loop(), asyncio.Semaphore(ENDS_AT_ONCE)
+        lagging: list[tuple[LiveSegment, AsyncLedgerReader]] = []
 
-        async def one(live: LiveSegment) -> None:
+        async def ask(live: LiveSegment) -> None:
             async with turns:
                 reader = await self._open(live)
-                if reader is not None:
-                    await reader.refresh_last_add_confirmed()
-                    await self._heard(reader)
+                if reader is None:
+                    return
+                if await reader.refresh_last_add_confirmed() < reader.last_taken:
+                    lagging.append((live, reader))
+                else:
+                    await self._heard(live, reader)
 
-        await asyncio.gather(*map(one, lives))
+        async def wait(live: LiveSegment, reader: AsyncLedgerReader) -> None:
+            async with turns:
+                left_s = max(0.0, until_s - loop.time())
+                with suppress(errors.DataUnavailable):  # then what was heard before stands
+                    await reader.wait_beyond(reader.last_taken - 1, left_s)
+                await self._heard(live, reader)
+
+        await asyncio.gather(*map(ask, lives))
+        until_s = loop.time() + TAKEN_S
+        await asyncio.gather(*(wait(*one) for one in lagging))
 
     def follow(self, lives: Iterable[LiveSegment]) -> None:
         """Keep what is known of these segments current from now on, and of no others."""
-        wanted = {live.ledger_id: live for live in lives}
-        for ledger_id in [one for one in self._following if one not in wanted]:
-            self._following.pop(ledger_id).cancel()
-            self._known.pop(ledger_id, None)
-        for ledger_id, live in wanted.items():
-            if ledger_id not in self._following:
+        wanted = {_opening(live): live for live in lives}
+        for opening in [one for one in self._following if one not in wanted]:
+            self._following.pop(opening).cancel()
+            self._known.pop(opening, None)
+        for opening, live in wanted.items():
+            if opening not in self._following:
                 task = asyncio.get_running_loop().create_task(self._follow(live))
-                self._following[ledger_id] = task
+                self._following[opening] = task
 
     async def close(self) -> None:
         for task in self._following.values():
@@ -119,9 +141,10 @@ class LiveEnds:
     async def _hear(self, live: LiveSegment) -> None:
         reader = await self._open(live)
         while reader is not None and not self.known(live).closed:
-            await self._heard(reader)
+            await self._heard(live, reader)
             if not self.known(live).closed:
-                await reader.wait_beyond(self.known(live).last_entry, POLL_S)
+                heard = max(self.known(live).last_entry, live.first_entry - 1)
+                await reader.wait_beyond(heard, POLL_S)
         if reader is None:
             await asyncio.sleep(POLL_S)
 
@@ -133,26 +156,66 @@ class LiveEnds:
         except errors.NoSuchLedger:
             return None
 
-    async def _heard(self, reader: AsyncLedgerReader) -> None:
-        before = self._known.get(reader.ledger_id, EMPTY)
+    async def _heard(self, live: LiveSegment, reader: AsyncLedgerReader) -> None:
+        before = self.known(live)
         closed, last = reader.is_closed, reader.last_add_confirmed
-        if last > before.last_entry:
-            entry = await reader.read_entry(last, known_confirmed=last)
-            last_ms = decode_header(entry.payload).written_ms
-            first_ms = before.first_ms or last_ms
-            if before.last_entry == NO_ENTRY and last > 0:
-                with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
-                    first = await reader.read_entry(0, known_confirmed=last)
-                    first_ms = decode_header(first.payload).written_ms
-            header = entry.header
-            counted = (header.cumulative_rows, header.cumulative_bytes)
-            now = LiveEnd(last, *counted, closed, first_ms, last_ms)
-        else:
-            now = replace(before, closed=closed or before.closed)
-        current = self._known.get(reader.ledger_id, EMPTY)
+        now = before
+        if last > max(before.last_entry, live.first_entry - 1):
+            entry = await _last_of(reader, live, before, last)
+            closed |= entry is None or entry.header.entry_id < last
+            if entry is not None:
+                now = await _up_to(reader, live, before, entry)
+        now = replace(now, closed=closed or before.closed)
+        current = self.known(live)
         if now != current and now.last_entry >= current.last_entry:
-            self._known[reader.ledger_id] = now
+            self._known[_opening(live)] = now
             self._changes += 1
+
+
+def _opening(live: LiveSegment) -> _Opening:
+    return live.ledger_id, live.opened
+
+
+async def _last_of(
+    reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, last: int
+) -> Entry | None:
+    """The last entry of the segment after those that are known, `last` mostly, which is confirmed;
+    else the one before those of a later segment, found by halving. None: there is none."""
+    entry = await reader.read_entry(last, known_confirmed=last)
+    if is_of(live, entry):
+        return entry
+    found, first = None, max(before.last_entry + 1, live.first_entry)
+    while first < last:
+        middle = (first + last) // 2
+        entry = await reader.read_entry(middle, known_confirmed=last)
+        if is_of(live, entry):
+            found, first = entry, middle + 1
+        else:
+            last = middle
+    return found
+
+
+def is_of(live: LiveSegment, entry: Entry) -> bool:
+    """Whether the entry, of the segment's ledger and not before it, is where it says it is if it is
+    counted as the segment's."""
+    header = decode_header(entry.payload)
+    offset = live.origin + entry.header.cumulative_rows - header.rows
+    return not header.at_offset or int(header.index["first_row"][0]) == offset
+
+
+async def _up_to(
+    reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, entry: Entry
+) -> LiveEnd:
+    """What is confirmed with that entry."""
+    last, last_ms = entry.header.entry_id, decode_header(entry.payload).written_ms
+    first_ms = before.first_ms or last_ms
+    if before.last_entry == NO_ENTRY and last > live.first_entry:
+        with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
+            first = await reader.read_entry(live.first_entry, known_confirmed=last)
+            first_ms = decode_header(first.payload).written_ms
+    rows = entry.header.cumulative_rows - live.rows_before
+    size = entry.header.cumulative_bytes - live.bytes_before
+    return LiveEnd(last, rows, size, False, first_ms, last_ms)
 
 
 async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, LiveEnd]:
@@ -206,21 +269,22 @@ def starts_of(ledgers: LedgerStore) -> Starts:
 async def first_piece(
     reader: AsyncLedgerReader, wanted: LiveRows, starts: Starts
 ) -> tuple[int, int]:
-    """The entry that has the first row wanted, and the rows of the ledger before that entry, as
-    each header counts the rows up to it: looked for where it is if rows are spread evenly, and by
-    halving in turns."""
-    row = wanted.start - wanted.live.base
-    known = starts.at(reader.ledger_id, row)
+    """The entry that has the first row wanted, and the rows of the segment before that entry, as
+    each header counts the rows of the ledger up to it: looked for where it is if rows are spread
+    evenly, and by halving in turns."""
+    live = wanted.live
+    row = wanted.start - live.base
+    known = starts.at(reader.ledger_id, live.rows_before + row)
     if known is not None and known <= wanted.last_entry:
         return known, row
-    first, last, before = 0, wanted.last_entry, 0
-    end = wanted.rows or wanted.end - wanted.live.base  # the rows up to `last`
+    first, last, before = live.first_entry, wanted.last_entry, 0
+    end = wanted.rows or wanted.end - live.base  # the rows up to `last`
     halves = False
     while row > before and first < last:
         share = (row - before) * (last + 1 - first) // max(1, end - before)
         middle = (first + last) // 2 if halves else min(first + share, last)
         entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
-        after = entry.header.cumulative_rows
+        after = entry.header.cumulative_rows - live.rows_before
         begins = after - decode_header(entry.payload).rows
         if after <= row:
             first, before = middle + 1, after
@@ -242,7 +306,7 @@ async def since_in(ledgers: LedgerStore, wanted: LiveRows, ms: int) -> int:
 async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> int:
     """The offset of the first row wanted that was stored at `ms` or later by its owner's clock,
     which never falls within a ledger; where wanted rows end if none was. Found by halving."""
-    first, end, found = 0, wanted.last_entry + 1, wanted.end
+    first, end, found = wanted.live.first_entry, wanted.last_entry + 1, wanted.end
     while first < end:
         middle = (first + end) // 2
         entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
@@ -251,7 +315,7 @@ async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> i
             first = middle + 1
         else:
             end = middle
-            found = wanted.live.base + entry.header.cumulative_rows - header.rows
+            found = wanted.live.origin + entry.header.cumulative_rows - header.rows
     return min(max(found, wanted.start), wanted.end)
 
 
@@ -260,7 +324,7 @@ def lost_of_live(record: LedgerRecord, wanted: LiveRows) -> errors.RowsLost | No
     last = record.last_entry
     if last is None or last >= wanted.last_entry:
         return None
-    start = max(wanted.start, wanted.live.base + (record.rows or 0))
+    start = max(wanted.start, wanted.live.origin + (record.rows or 0))
     if start >= wanted.end:
         return None
     return errors.RowsLost(
@@ -278,7 +342,7 @@ def within(record: LedgerRecord, wanted: LiveRows) -> LiveRows:
     last = record.last_entry
     if last is None or last >= wanted.last_entry:
         return wanted
-    return replace(wanted, last_entry=last, rows=record.rows or 0)
+    return replace(wanted, last_entry=last, rows=(record.rows or 0) - wanted.live.rows_before)
 
 
 def reach_of(wanted: LiveRows, at: int, before: int) -> int:
@@ -291,9 +355,9 @@ def reach_of(wanted: LiveRows, at: int, before: int) -> int:
 
 
 def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
-    """What an entry has of the rows wanted; `before` rows of the ledger come before it."""
+    """What an entry has of the rows wanted; `before` rows of the segment come before it."""
     base = wanted.live.base
     lo = max(wanted.start - base, before)
-    hi = min(wanted.end - base, header.cumulative_rows)
+    hi = min(wanted.end - base, header.cumulative_rows - wanted.live.rows_before)
     piece = (wanted.live.partition, before, lo - before, hi - lo, base + lo)
     return np.array([piece] if hi > lo else [], dtype=WANTED)

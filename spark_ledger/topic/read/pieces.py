@@ -252,7 +252,7 @@ def _entries(table: SegmentTable) -> tuple[Longs, Longs, Longs]:
     counted = table.counted
     if not bool(counted.any()):
         return counts_at, listed, _entry_ids(table)
-    entries, rows = (table.last_entries + 1)[counted], table.rows[counted]
+    entries, rows = table.entry_counts[counted], table.rows[counted]
     many = np.diff(counts_at)
     many[counted] = np.minimum(entries, COUNTED_PARTS)
     counts_at = np.concatenate([[0], np.cumsum(many)])
@@ -263,8 +263,9 @@ def _entries(table: SegmentTable) -> tuple[Longs, Longs, Longs]:
     parts = many[counted]
     nth, parts_each = _ranges(np.zeros_like(parts), parts), np.repeat(parts, parts)
     rows, entries = np.repeat(rows, parts), np.repeat(entries, parts)
+    firsts = np.repeat(table.first_entries[counted], parts)
     counts[assumed] = (nth + 1) * rows // parts_each - nth * rows // parts_each
-    ids[assumed] = nth * entries // parts_each
+    ids[assumed] = firsts + nth * entries // parts_each
     return counts_at, counts, ids
 
 
@@ -278,8 +279,8 @@ def _entry_ids(table: SegmentTable) -> Longs:
 @dataclass(frozen=True, slots=True)
 class LiveRows:
     """Rows of a segment born live, still open or `counted`: offsets [start, end) of the partition,
-    all of them in entries up to `last_entry`, which is confirmed. These entries have `rows` in all,
-    0: it is not known how many."""
+    all of them in entries up to `last_entry`, which is confirmed. The segment's entries up to it
+    have `rows` in all, 0: it is not known how many."""
 
     live: LiveSegment
     start: int
@@ -380,14 +381,18 @@ def _counted(table: SegmentTable, span: Span) -> CountedSlice:
     wanted = live_rows(table, span.first, span)
     part = (wanted.end - wanted.start) / wanted.rows
     size = int(int(table.sizes[span.first]) * part)
-    return CountedSlice(wanted, size, math.ceil((wanted.last_entry + 1) * part))
+    return CountedSlice(wanted, size, math.ceil(int(table.entry_counts[span.first]) * part))
 
 
 def live_rows(table: SegmentTable, i: int, span: Span) -> LiveRows:
     """What segment `i`, which is counted, has of the span."""
     base, rows, last = (int(one[i]) for one in (table.bases, table.rows, table.last_entries))
     ledger, version = int(table.ledgers[i]), int(table.versions[i])
-    live = LiveSegment(span.partition, ledger, version, base, NO_COMMIT, "", NO_EPOCH)
+    live = LiveSegment(
+        *(span.partition, ledger, version, base, NO_COMMIT, "", NO_EPOCH),
+        first_entry=int(table.first_entries[i]),
+        rows_before=int(table.rows_before[i]),
+    )
     return LiveRows(live, max(span.lo, base), min(span.hi, base + rows), last, rows)
 
 

@@ -372,7 +372,8 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
         Lost(task.topic, span.partition, start, min(span.hi, end), int(table.ledgers[i]))
         for span in task.spans
         for i in span.first + np.flatnonzero((short & table.counted)[span.first : span.end])
-        for start, end in [(max(span.lo, int(table.bases[i] + rows[i])), int(table.ends[i]))]
+        for there in [max(0, int(rows[i] - table.rows_before[i]))]
+        for start, end in [(max(span.lo, int(table.bases[i]) + there), int(table.ends[i]))]
         if start < min(span.hi, end)
     ]
     return sorted([*listed, *counted], key=lambda one: (one.partition, one.start))

@@ -91,8 +91,11 @@ class FetchedEntry:
         at = np.searchsorted(index["partition"], pieces["partition"].astype(np.uint32))
         at = np.minimum(at, len(index) - 1)
         counts = index["rows"].astype(np.int64)
+        first_rows = pieces["first_row"]
+        if header.at_offset:
+            first_rows = pieces["offset"] - pieces["skip"]
         fits = (index["partition"][at] == pieces["partition"]) & (
-            index["first_row"][at] == pieces["first_row"]
+            index["first_row"][at] == first_rows
         )
         fits &= pieces["skip"] + pieces["take"] <= counts[at]
         if not bool(fits.all()):
@@ -372,7 +375,7 @@ def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSli
 
 async def _fetch_live(reader: AsyncLedgerReader, wanted: LiveRows, starts: Starts) -> Fetched:
     """The entries that have the rows wanted, in order, by what their headers count."""
-    end = wanted.end - wanted.live.base
+    end, rows_before = wanted.end - wanted.live.base, wanted.live.rows_before
     at, before = await first_piece(reader, wanted, starts)
     while before < end and at <= wanted.last_entry:
         ids = range(at, reach_of(wanted, at, before) + 1)
@@ -381,18 +384,19 @@ async def _fetch_live(reader: AsyncLedgerReader, wanted: LiveRows, starts: Start
                 fetched = []
                 for entry in run:
                     piece = piece_of(wanted, entry.header, before)
-                    before = entry.header.cumulative_rows
+                    before = entry.header.cumulative_rows - rows_before
                     if len(piece):
                         fetched.append(FetchedEntry(entry, piece))
-                starts.note(reader.ledger_id, before, run[-1].header.entry_id + 1)
+                row, entry_id = rows_before + before, run[-1].header.entry_id + 1
+                starts.note(reader.ledger_id, row, entry_id)
                 yield fetched
                 if before >= end:
                     return
         at = ids.stop
     if before < end:
         raise errors.UnsupportedFormat(
-            f"ledger {reader.ledger_id} has {before} rows up to entry {wanted.last_entry}, the"
-            f" topic's log says {end}"
+            f"ledger {reader.ledger_id} has {before} rows from entry {wanted.live.first_entry} to"
+            f" {wanted.last_entry}, the topic's log says {end}"
         )
 
 

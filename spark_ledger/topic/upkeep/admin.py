@@ -177,10 +177,9 @@ class TopicAdmin:
                 actions = [*ended.seals(info.id), *rest, *opens]
                 try:
                     if actions:
-                        checks = ended.checks() if opens else []
-                        await self._commit(info, purpose, actions, checks)
+                        await self._commit(info, purpose, actions)
                     return
-                except errors.TxnConflict:  # an owner went on in another ledger meanwhile
+                except errors.TxnConflict:  # an owner went on meanwhile
                     if tries == TRIES_MAX - 1:
                         raise
 

@@ -61,10 +61,11 @@ class Truth:
 
     def sealed(self, live: LiveSegment, seal: SealLive) -> tuple[Message, ...]:
         """The rows that the seal brings in, judged."""
-        entries = self._entries(live.ledger_id, self._closed_at(live.ledger_id))
+        last = self._ended_at(live.ledger_id)
+        entries = self._entries(live, last)
         rows = [len(messages) for messages, _ in entries]
-        segment, are = seal.segment, (sum(rows), len(rows) - 1, rows)
-        told = (0, -1, rows)
+        segment, are = seal.segment, (sum(rows), last, rows)
+        told = (0, live.first_entry - 1, rows)
         if segment is not None:  # its entries' headers count their rows, or it does
             told = (segment.rows, segment.entries[-1][1], [*segment.entry_rows] or rows)
         invariants.a_seal_says_what_its_entries_are(self.ghost, live.ledger_id, told, are)
@@ -76,6 +77,7 @@ class Truth:
             invariants.a_seal_says_what_its_entries_are(
                 self.ghost, live.ledger_id, dict(seal.producers), producers
             )
+        self._say_their_offsets(live, last)
         found = [message for messages, _ in entries for message in messages]
         for message in found:
             self._store(message, live.owner)
@@ -112,13 +114,34 @@ class Truth:
         last = self.ghost.ledgers[ledger_id].record.last_entry
         return -1 if last is None else last
 
+    def _ended_at(self, ledger_id: int) -> int:
+        """The last entry of a ledger that somebody closed, or whose owner has stopped: it has sent
+        no other, and every one of them is acked."""
+        ledger = self.ghost.ledgers[ledger_id]
+        if ledger.record.last_entry is not None:
+            return ledger.record.last_entry
+        last = len(ledger.submitted) - 1
+        invariants.a_seal_says_what_its_entries_are(self.ghost, ledger_id, last, ledger.acked)
+        return last
+
+    def _say_their_offsets(self, live: LiveSegment, last: int) -> None:
+        """What a reader of an old log goes by: entries of segments that are not their ledger's
+        first."""
+        offset = live.base
+        for payload in self.ghost.ledgers[live.ledger_id].submitted[live.first_entry : last + 1]:
+            header = decode_header(payload)
+            told = int(header.index["first_row"][0]) if header.at_offset else offset
+            assert header.at_offset or not live.first_entry, "an entry says its offset"
+            invariants.a_seal_says_what_its_entries_are(self.ghost, live.ledger_id, told, offset)
+            offset += header.rows
+
     def _entries(
-        self, ledger_id: int, last: int
+        self, live: LiveSegment, last: int
     ) -> list[tuple[list[Message], list[tuple[str, int]]]]:
-        """Of each entry its messages, and its batches' producers with their last sequence ids."""
-        return [
-            _decoded(payload) for payload in self.ghost.ledgers[ledger_id].submitted[: last + 1]
-        ]
+        """Of each entry of the segment up to that its messages, and its batches' producers with
+        their last sequence ids."""
+        every = self.ghost.ledgers[live.ledger_id].submitted
+        return [_decoded(payload) for payload in every[live.first_entry : last + 1]]
 
     def confirmed(self, partition: int) -> int:
         """One past the last offset that may be told of."""
@@ -129,7 +152,7 @@ class Truth:
             return held.end_offset
         ledger = self.ghost.ledgers[live.ledger_id]
         last = max(ledger.acked, self._closed_at(live.ledger_id))
-        return live.base + sum(ledger.submitted_rows[: last + 1])
+        return live.base + sum(ledger.submitted_rows[live.first_entry : last + 1])
 
     def is_there(self, partition: int, message: Message) -> bool:
         """Whether it is in a segment, or confirmed in the live ledger."""
@@ -138,7 +161,7 @@ class Truth:
         if message in self.stored or live is None:
             return message in self.stored
         last = max(self.ghost.ledgers[live.ledger_id].acked, self._closed_at(live.ledger_id))
-        return any(message in some for some, _ in self._entries(live.ledger_id, last))
+        return any(message in some for some, _ in self._entries(live, last))
 
     def at_the_end(self) -> None:
         """Each message with a receipt is there."""
@@ -146,8 +169,8 @@ class Truth:
         there = dict.fromkeys(self.stored)
         for held in self.log.state.partitions:
             if held.live is not None:
-                ledger_id = held.live.ledger_id
-                for messages, _ in self._entries(ledger_id, self._closed_at(ledger_id)):
+                last = self._closed_at(held.live.ledger_id)
+                for messages, _ in self._entries(held.live, last):
                     there.update(dict.fromkeys(messages))
         for message in self.received:
             invariants.what_has_a_receipt_is_there(self.ghost, message, message in there)

@@ -4,7 +4,6 @@ who owns a topic."""
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,10 @@ from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import AccessMode
+from spark_ledger.topic.commit import guards
+from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
 from spark_ledger.topic.log.actions import SealLive
-from spark_ledger.topic.log.segments import LiveSegment, Segment
+from spark_ledger.topic.log.segments import LiveSegment
 from tests.simulation.mutants.mutant import Mutant
 
 SERVES: Mapping[str, Any] = {
@@ -49,18 +50,23 @@ def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
         self._asked = self._hold = None
         held = state.partitions[self._number]
         live, actions, base = held.live, [], held.end_offset
+        if live is not None and self._is_next(live):
+            self._goes_on(live, state)
+            return
         if live is not None:
             seal = self._ended if self._is_mine(live) else None
             seal = seal or await live_writer.sealed(self._commits.client.ledgers, live)
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
-        writer = await self._new_ledger()
-        opened = self._opening(writer)
+        following = await self._next_ledger()
+        opened = self._opening(following)
         commit = self._commits.commit([*actions, opened])
         committing = asyncio.get_running_loop().create_task(commit)
         committing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        names = (self._number, writer.ledger_id, writer.version)
-        self._goes_on(LiveSegment(*names, base, 0, opened.owner, opened.epoch), state)
+        names = (self._number, opened.ledger_id, opened.metadata_version, base, state.next)
+        before = (opened.first_entry, opened.rows_before, opened.bytes_before)
+        live = LiveSegment(*names, opened.owner, opened.epoch, opened.deduplicated, *before)
+        self._goes_on(live, state)
 
     return at_once
 
@@ -75,7 +81,7 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.runs))
         self._inflight.clear()
-        self._ended, self._ids.of_ledger = None, {}
+        self._ended, self._ids.of_segment = None, {}
         self._writer, self._live = None, None
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
@@ -137,19 +143,14 @@ def seals_what_is_confirmed_now(sealed: Any) -> Any:
 
     async def unfenced(ledgers: Any, live: LiveSegment) -> SealLive:
         reader = await ledgers.open(live.ledger_id, recover=False)
-        last, rows, before = reader.last_add_confirmed, [], 0
-        if last < 0:
-            return SealLive(live.partition, live.ledger_id, None)
-        async with aclosing(reader.read(0, last)) as entries:
-            async for _, entry in entries:
-                rows.append(entry.header.cumulative_rows - before)
-                before = entry.header.cumulative_rows
+        last, has = reader.last_add_confirmed, NOTHING
         version = (await ledgers.record(live.ledger_id)).version
-        segment = Segment(
-            *(live.partition, live.ledger_id, version, ((0, last),), tuple(rows), before),
-            *(before, 1, 1),
-        )
-        return SealLive(live.partition, live.ledger_id, segment)
+        if last >= live.first_entry:
+            header = (await reader.read_entry(last, known_confirmed=last)).header
+            has = Extent(last + 1, header.cumulative_rows, header.cumulative_bytes)
+        else:
+            has = replace(has, entries=live.first_entry)
+        return seal_of(live, version, has, [1])
 
     return unfenced
 
@@ -183,7 +184,7 @@ def serves_what_is_sent(confirmed: Any) -> Any:
     def sent(self: Any) -> tuple[int, int]:
         if self._live is None or self._writer is None:
             return 0, -1
-        return self._live.base + self._sent, self._entries - 1
+        return self._live.origin + self._sent, self._entries - 1
 
     return property(sent)
 
@@ -239,25 +240,47 @@ def acknowledges_all_before(add: Any) -> Any:
     return lambda self, start, end: self.up_to(end)
 
 
-def uses_the_spare_whatever_its_intent(new_ledger: Any) -> Any:
+def uses_the_spare_whatever_its_intent(next_ledger: Any) -> Any:
     async def any_spare(self: Any) -> Any:
-        if self._spare is not None:
+        if self._next is not None:
             await self._commits.intent()
-            return self._spare[0]
-        return await new_ledger(self)
+            return self._next
+        return await next_ledger(self)
 
     return any_spare
 
 
-def counts_on(forget: Any) -> Any:
-    """Offsets of the next ledger are counted from what the one before had."""
+def counts_on(goes_on: Any) -> Any:
+    """Offsets of the next segment are counted from what the ledger had before it."""
 
-    def forgotten(self: Any, known: Any) -> None:
-        confirmed = self._confirmed
-        forget(self, known)
-        self._confirmed = confirmed
+    def went_on(self: Any, live: Any, state: Any) -> None:
+        goes_on(self, live, state)
+        self._live = replace(live, rows_before=0)
 
-    return forgotten
+    return went_on
+
+
+def is_any_of_the_ledger(is_of: Any) -> Any:
+    """A seal of an earlier segment of the ledger passes for one of the live segment."""
+    return lambda seal, live: live is not None and seal.ledger_id == live.ledger_id
+
+
+def goes_on_without_a_commit(open_or_seal: Any) -> Any:
+    """Where who asked for it has not committed by the end of the hold, the owner sends again."""
+
+    async def at_once(self: Any, *, seal_only: bool) -> None:
+        following, state = self._next, await self._held()
+        live = state.partitions[self._number].live
+        if following is None or live is None or live.opened != following.after:
+            await open_or_seal(self, seal_only=seal_only)
+            return
+        self._asked = self._hold = None
+        has = following.has
+        base = live.base + has.rows - live.rows_before
+        before = {"rows_before": has.rows, "bytes_before": has.bytes}
+        self._goes_on(replace(live, base=base, first_entry=has.entries, **before), state)
+
+    return at_once
 
 
 def receipt_when_it_is_sent(send: Any) -> Any:
@@ -397,12 +420,20 @@ EVERY = (
         *(acknowledges_all_before, SERVES),
     ),
     Mutant(
-        *("spare of an ended intent", "hazard 4", LiveWriter, "_spare_ledger"),
+        *("spare of an ended intent", "hazard 4", LiveWriter, "_next_ledger"),
         *(uses_the_spare_whatever_its_intent, CLEANED),
     ),
     Mutant(
-        *("offsets counted on in the next ledger", "hazard 32", LiveWriter, "_forget"),
+        *("offsets counted on in the next ledger", "hazard 32", LiveWriter, "_goes_on"),
         *(counts_on, SERVES),
+    ),
+    Mutant(
+        *("late seal of an earlier segment", "hazard 29", guards, "is_of"),
+        *(is_any_of_the_ledger, CUT),
+    ),
+    Mutant(
+        *("goes on after a hold without a commit", "hazard 29", LiveWriter, "_open_or_seal"),
+        *(goes_on_without_a_commit, CUT),
     ),
     Mutant(
         *("receipt when it is sent", "hazard 30", LiveWriter, "_send"),

@@ -70,7 +70,7 @@ RESPONSES = [
     m.AddResponse([]),
     *[read_response(lac) for lac in [*EDGES, *NEGATIVES]],
     m.ReadResponse(Status.NO_SUCH_LEDGER),
-    m.ReadLacResponse(Status.OK, -1, True),
+    m.ReadLacResponse(Status.OK, -1, True, taken=4),
     m.WriteLacResponse(Status.BUSY, 20, "later"),
     m.ClearLimboResponse(Status.LIMBO, "lost", 2**63, 0, "why"),
     m.ReadResponse(Status.LIMBO_TORN),

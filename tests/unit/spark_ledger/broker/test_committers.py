@@ -19,7 +19,7 @@ from spark_ledger.topic.commit.hand_over import (
 )
 from spark_ledger.topic.log.actions import SealLive
 
-HANDED = Handed("t", SealLive(0, 7, None))
+HANDED = Handed("t", SealLive(0, 7, None, (), 3))
 
 
 class Writer:
@@ -29,10 +29,10 @@ class Writer:
         self.holds = []
         self.asked = asyncio.Event()
 
-    def hand_over(self, ledger_id, until_s):
-        if ledger_id != 7:
+    def hand_over(self, ledger_id, opened, until_s):
+        if (ledger_id, opened) != (7, 3):
             return None
-        self.holds.append(Hold(ledger_id, until_s))
+        self.holds.append(Hold(ledger_id, opened, until_s))
         self.holds[-1].join()
         self.asked.set()
         return self.holds[-1]
@@ -65,7 +65,7 @@ def test_what_is_handed_over_is_held_until_the_connection_ends():
     async def act():
         writer = Writer()
         async with listening(writer) as (url, ended):
-            wanted = [("t", 0, 7), ("t", 0, 8), ("u", 0, 7)]
+            wanted = [("t", 0, 7, 3), ("t", 0, 8, 3), ("u", 0, 7, 3)]
             asking = asyncio.create_task(ask_over_tcp(url, encode_request(wanted, 2.0)))
             await soon(writer.asked)
             (hold,) = writer.holds
@@ -86,7 +86,7 @@ def test_who_gives_up_before_the_answer_holds_nothing():
         async with listening(writer) as (url, _):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await ask_over_tcp(url, encode_request([("t", 0, 7)], 2.0))
+                    await ask_over_tcp(url, encode_request([("t", 0, 7, 3)], 2.0))
             (hold,) = writer.holds
             await soon(hold.over)
 

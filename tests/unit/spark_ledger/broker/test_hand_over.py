@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.commit import TxnKey
@@ -77,12 +78,22 @@ async def values(stage):
     return [value for _, value in await stage.rows()]
 
 
+async def live_segment(owner):
+    return (await owner.commits.state()).partitions[0].live
+
+
 async def live(owner):
-    held = (await owner.commits.state()).partitions[0].live
+    held = await live_segment(owner)
     return None if held is None else held.ledger_id
 
 
-def test_an_owner_goes_on_in_the_ledger_that_the_batchs_own_commit_opened():
+async def request_for(owner):
+    held = await live_segment(owner)
+    asked = (owner.stage.topic.id, 0, held.ledger_id, held.opened)
+    return hand_over.encode_request([asked], 2.0)
+
+
+def test_an_owner_goes_on_in_the_same_ledger_that_the_batchs_own_commit_opened_again():
     async def act(stage):
         owner = reached(await owner_of(stage))
         await owner.all_stored(owner.send([b"a"]))
@@ -92,7 +103,7 @@ def test_an_owner_goes_on_in_the_ledger_that_the_batchs_own_commit_opened():
         assert now_s() - began_s < 1
         state = await owner.commits.state()
         assert state.next == 2  # the owner's opening, and the batch
-        assert await live(owner) not in (None, first)
+        assert await live(owner) == first
         assert await owner.all_stored(owner.send([b"b"])) == [[2]]
         assert (await owner.commits.state()).next == 2
         await owner.writer.close()
@@ -123,7 +134,7 @@ def test_an_owner_goes_on_by_itself_after_a_committer_that_died(closed):
     async def act(stage):
         owner = reached(await owner_of(stage))
         await owner.all_stored(owner.send([b"a"]))
-        request = hand_over.encode_request([(stage.topic.id, 0, await live(owner))], 2.0)
+        request = await request_for(owner)
         answer, let_go = await stage.owners.ask(owner.ownership.url, request)
         (handed,) = hand_over.decode_answer(answer)
         assert (handed.seal.segment.rows, handed.opened is None) == (1, False)
@@ -276,7 +287,7 @@ def test_an_owner_that_does_not_answer_is_fenced_after_half_a_second():
     play(act)
 
 
-def test_an_answer_of_an_earlier_ledger_changes_nothing():
+def test_an_answer_for_an_earlier_segment_of_the_ledger_changes_nothing():
     async def act(stage):
         owner = reached(await owner_of(stage))
         ask, answers = stage.owners.ask, []
@@ -294,41 +305,6 @@ def test_an_answer_of_an_earlier_ledger_changes_nothing():
         assert await values(stage) == [
             one for n in (b"1", b"2", b"3") for one in (n, b"of spark " + n)
         ]
-
-    play(act)
-
-
-def test_a_ledger_made_under_an_intent_that_has_ended_is_not_opened():
-    async def act(stage):
-        owner = reached(await owner_of(stage))
-        await owner.all_stored(owner.send([b"a"]))
-        ended = (await owner.commits.intent()).id
-
-        async def leave():
-            await dies(owner)
-            await stage.client.intents.condemn(ended, "for a test")
-
-        before_the_commit(stage, leave)
-        await by_spark(stage)
-        assert await live(owner) is None
-        assert await values(stage) == [b"a", b"of spark"]
-
-    play(act)
-
-
-def test_an_owner_hands_over_no_ledger_that_it_made_under_an_intent_which_it_has_given_up():
-    async def act(stage):
-        owner = reached(await owner_of(stage))
-        await owner.all_stored(owner.send([b"a"]))
-        await by_spark(stage, 1)
-        await owner.all_stored(owner.send([b"b"]))
-        await asyncio.sleep(1)
-        assert owner.writer._spare is not None
-        await owner.commits.renew_intent()
-        following = (await owner.commits.state()).next
-        await by_spark(stage, 2)
-        await owner.all_stored(owner.send([b"c"]))
-        assert (await owner.commits.state()).next == following + 1  # with the owner's opening
 
     play(act)
 
@@ -352,34 +328,39 @@ def test_a_ledger_that_is_made_for_one_who_waits_no_longer_is_left():
     play(act)
 
 
-def test_a_ledger_that_took_nothing_is_not_followed_by_another():
+def test_no_batch_past_it_costs_a_ledger_whether_it_took_anything_or_not():
     async def act(stage):
         owner = reached(await owner_of(stage))
-        await owner.all_stored(owner.send([b"a"]))
-        lives, made = [], made_by(owner)
-        for version in range(1, 6):
+        sent = owner.send([b"0"])
+        await owner.all_stored(sent)
+        ledger, made = await live(owner), made_by(owner)
+        for version in range(1, 9):
             await by_spark(stage, version)
-            lives.append(await live(owner))
-        assert [one is not None for one in lives] == [True, False, False, False, False]
-        await asyncio.sleep(1)
-        assert len(made) == 2  # the one that the first batch opened, and one ahead
-        assert await owner.all_stored(owner.send([b"b"])) == [[6]]
+            assert await live(owner) == ledger
+            if version % 2:
+                await owner.all_stored(owner.send([b"%d" % version]))
+        assert made == []
         await owner.writer.close()
+        spark = b"of spark"
+        assert await values(stage) == [
+            *(b"0", spark, b"1", spark, spark, b"3", spark, spark, b"5", spark, spark, b"7"),
+            spark,
+        ]
+        assert (await stage.client.ledgers.record(ledger)).record.last_entry == 4
 
     play(act)
 
 
 def made_by(owner):
     """The ledgers that it makes from now on."""
-    made, spare = [], owner.writer._spare_ledger
+    made, create = [], owner.commits.new_ledger
 
     async def noted():
-        writer = await spare()
-        if writer.ledger_id not in made:
-            made.append(writer.ledger_id)
-        return writer
+        writer, intent = await create()
+        made.append(writer.ledger_id)
+        return writer, intent
 
-    owner.writer._spare_ledger = noted
+    owner.commits.new_ledger = noted
     return made
 
 
@@ -425,7 +406,7 @@ def test_a_successor_knows_of_producers_what_an_owner_handed_over():
     play(act)
 
 
-def test_terminating_a_topic_takes_no_ledger_that_its_owner_made_ahead():
+def test_terminating_a_topic_opens_no_segment_again():
     async def act(stage):
         owner = reached(await owner_of(stage))
         await owner.all_stored(owner.send([b"a"]))
@@ -471,7 +452,7 @@ def test_an_owner_that_gives_its_topic_up_ends_the_hold():
     async def act(stage):
         owner = reached(await owner_of(stage))
         await owner.all_stored(owner.send([b"a"]))
-        request = hand_over.encode_request([(stage.topic.id, 0, await live(owner))], 2.0)
+        request = await request_for(owner)
         await stage.owners.ask(owner.ownership.url, request)
         began_s = now_s()
         await owner.writer.close()

@@ -6,8 +6,9 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.owner import live_writer
-from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.seek_target import End

@@ -1,6 +1,7 @@
 """Quorum predicates against their definitions as sets, for every (E, Qw, Qa) up to 7."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,15 @@ def test_each_slot_keeps_the_entries_whose_write_sets_it_is_in(quorum):
 PAIRS = [Quorum(7, w, a) for w in range(1, 8) for a in range(1, w + 1)]
 
 
-@pytest.mark.parametrize("quorum", PAIRS, ids=str)
+def widest_slow(quorums: list[Quorum]) -> list[Any]:
+    """Of seven copies there are more vectors of answers than of all others together."""
+    return [
+        pytest.param(one, marks=pytest.mark.slow if one.write_quorum == 7 else ())
+        for one in quorums
+    ]
+
+
+@pytest.mark.parametrize("quorum", widest_slow(PAIRS), ids=str)
 def test_the_tail_verdict_equals_its_definition_for_every_vector_of_answers(quorum):
     """By sets: absent is an entry if no ack quorum of its write set can have had it. A torn member
     may have had it as long as somebody else of the write set may who did not deny it: one whose
@@ -149,7 +158,7 @@ def test_an_acknowledged_entry_is_never_judged_absent(quorum):
             assert recovery_verdict(quorum, list(said)) is not Verdict.ABSENT
 
 
-@pytest.mark.parametrize("quorum", SIZES, ids=str)
+@pytest.mark.parametrize("quorum", widest_slow(SIZES), ids=str)
 def test_an_acknowledged_entry_is_never_judged_absent_while_one_holder_of_it_is_not_torn(quorum):
     """Torn members may have lost what they acknowledged, all but one; that one says that it has
     it, or nothing of use."""

@@ -11,8 +11,10 @@ import pytest
 from spark_ledger.errors import BadConfig
 from spark_ledger.notebook.export import export
 from spark_ledger.notebook.source import read_notebook
+from tests.kit import commands
 
 ROOT = Path(__file__).resolve().parents[4]
+TIMEOUT_S = 120
 HERE = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
 BREAK = "\n# COMMAND ----------\n\n"
 TITLE = "# MAGIC %md\n# MAGIC # A try\n# MAGIC\n# MAGIC Text, *and more*.\n"
@@ -47,16 +49,17 @@ def notebook(tmp_path):
 
 def run(folder: Path, *arguments: str | Path, **environment: str):
     """`python -m spark_ledger.notebook`, or plain Python where a file comes first."""
-    command = [sys.executable, *arguments]
-    if not str(arguments[0]).endswith(".py"):
-        command = [sys.executable, "-m", "spark_ledger.notebook", *arguments]
+    words = [*map(str, arguments)]
+    if not words[0].endswith(".py"):
+        how = {"folder": folder, "environment": {**HERE, **environment}}
+        return commands.server(commands.NOTEBOOK).run(words, TIMEOUT_S, **how)
     return subprocess.run(
-        [*map(str, command)],
+        [sys.executable, *words],
         cwd=folder,
         env={**os.environ, **HERE, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
 
 

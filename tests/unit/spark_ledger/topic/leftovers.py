@@ -5,21 +5,8 @@ from collections.abc import Iterator
 
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from tests.kit.settings import with_settings
-from tests.simulation.budgets import STORAGE
 from tests.simulation.store import SimStore
 from tests.simulation.world import World
-
-CALM = with_settings(
-    STORAGE,
-    flush_interval_s=600.0,
-    page_cache_sync_s=600.0,
-    disk_check_s=600.0,
-    limbo_check_s=600.0,
-    tombstone_sweep_s=600.0,
-    gc_interval_s=3600.0,
-)
-"""Bookies that do little by themselves, for tests in which days pass."""
 
 
 def nodes_below(store: SimStore, path: str) -> int:

@@ -19,12 +19,23 @@ from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.owner_calls import OwnerCalls
+from tests.kit.settings import with_settings
 from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
 
 NOW_MS = 1_700_000_000_000
 QUERY, RUN, TARGET = "q", "run-1", "t"
+CALM = with_settings(
+    STORAGE,
+    flush_interval_s=600.0,
+    page_cache_sync_s=600.0,
+    disk_check_s=600.0,
+    limbo_check_s=600.0,
+    tombstone_sweep_s=600.0,
+    gc_interval_s=600.0,
+)
+"""Bookies look at their disks seldom: hours and days pass in tests of topics."""
 TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
 
 
@@ -94,7 +105,7 @@ def play(
     *,
     partitions: int = 1,
     seed: int = 0,
-    storage: StorageConfig = STORAGE,
+    storage: StorageConfig = CALM,
 ) -> Any:
     """Run `act` on a stage with 4 bookies and topic `t`."""
 

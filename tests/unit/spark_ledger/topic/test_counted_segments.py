@@ -10,7 +10,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
-from spark_ledger.topic.commit.seal import seal_of, sealed
+from spark_ledger.topic.commit.seal import ended_at, seal_of, sealed
 from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, OpenLive, SealLive
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -90,7 +90,8 @@ def test_the_seal_of_a_million_entries_is_a_small_record():
     known = VersionedRecord(
         record_closed(last_entry=999_999, rows=1_000_000, length_bytes=200_000_000), 3
     )
-    seal = seal_of(0, known, 1_000_000, 1_000_000, [1, 2])
+    live = LiveSegment(0, 1, 0, 5, 8, "owner", 1)
+    seal = seal_of(live, 3, ended_at(known, 1_000_000, 1_000_000), [1, 2])
     value = records.encode_commit(commit_of(seal))
     assert len(value) < 700
     assert records.decode_commit(value).actions == (seal,)
@@ -126,7 +127,6 @@ def test_a_topic_asks_for_that_version_from_then_on_and_so_does_its_checkpoint()
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"entries": ((1, 2),)},
         {"entries": ((0, 1), (3, 3))},
         {"rows": 2},
         {"shared": True},

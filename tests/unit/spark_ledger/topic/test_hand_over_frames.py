@@ -9,13 +9,12 @@ from spark_ledger.topic.commit.hand_over import Handed, NotUnderstood
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from tests.unit.spark_ledger.topic.stage import segment
 
-LIVES = [("topic", 0, 7), ("topic", 1, 2**53 + 1)]
+LIVES = [("topic", 0, 7, 3), ("topic", 1, 2**53 + 1, 0)]
 HANDED = [
     Handed(
         "topic",
-        SealLive(0, 7, segment(7, 3, 2), (("p", 5),)),
-        OpenLive(0, 8, 1, "broker a", 4, True),
-        ("intent", 2),
+        SealLive(0, 7, segment(7, 3, 2), (("p", 5),), 3),
+        OpenLive(0, 7, 1, "broker a", 4, True, 2, 5, 600),
     ),
     Handed("topic", SealLive(1, 2**53 + 1, None)),
 ]
@@ -52,12 +51,12 @@ def test_nobody_is_held_for_longer_than_the_longest_hold():
         b"\0\0\0\5",
         framed(b"no JSON"),
         framed(b"[]"),
-        framed(b'{"version":2,"hold_ms":2000,"live":[]}'),
-        framed(b'{"version":1,"hold_ms":2000,"live":[["topic",0]]}'),
-        framed(b'{"version":1,"hold_ms":2000,"live":[["topic","x",1]]}'),
-        framed(b'{"version":1,"hold_ms":"x","live":[]}'),
+        framed(b'{"version":1,"hold_ms":2000,"live":[]}'),
+        framed(b'{"version":2,"hold_ms":2000,"live":[["topic",0,7]]}'),
+        framed(b'{"version":2,"hold_ms":2000,"live":[["topic","x",1,1]]}'),
+        framed(b'{"version":2,"hold_ms":"x","live":[]}'),
         hand_over.MAGIC + struct.pack(">I", hand_over.REQUEST_BYTES_MAX + 1),
-        framed(b'{"version":1,"hold_ms":2000,"live":[]}') + b"more",
+        framed(b'{"version":2,"hold_ms":2000,"live":[]}') + b"more",
     ],
 )
 def test_a_request_that_is_none_is_not_understood(frame):
@@ -69,10 +68,13 @@ def test_a_request_that_is_none_is_not_understood(frame):
     "body",
     [
         b"",
-        b'{"version":2,"handed":[]}',
-        b'{"version":1,"handed":[{}]}',
-        b'{"version":1,"handed":[{"topic":"t","seal":{"action":"terminate"}}]}',
-        b'{"version":1,"handed":[{"topic":"t","seal":{"action":"of a later version"}}]}',
+        b'{"version":1,"handed":[]}',
+        b'{"version":2,"handed":[{}]}',
+        b'{"version":2,"handed":[{"topic":"t","seal":{"action":"terminate"}}]}',
+        b'{"version":2,"handed":[{"topic":"t","seal":{"action":"of a later version"}}]}',
+        b'{"version":2,"handed":[{"topic":"t","seal":{"action":"seal","partition":0,"ledger":7,'
+        b'"segment":null},"open":{"action":"open","partition":0,"ledger":8,"version":0,'
+        b'"owner":"o","epoch":1}}]}',
     ],
 )
 def test_an_answer_that_is_none_is_not_understood(body):

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.commit.seal import seal_of, sealed
+from spark_ledger.topic.commit.seal import ended_at, sealed
 from spark_ledger.topic.log.actions import OpenLive
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.test_task_reading import Owner
@@ -45,8 +45,8 @@ def test_rows_that_are_not_those_of_the_closed_record_are_not_sealed():
         known = await stage.client.ledgers.record(owner.writer.ledger_id)
         for entries, rows in ((1, 4), (2, 6), (0, 0)):
             with pytest.raises(errors.UnsupportedFormat, match="ended at entry 0 with 5 rows"):
-                seal_of(0, known, entries, rows, [1])
-        assert seal_of(0, known, 1, 5, [1]).segment.rows == 5
+                ended_at(known, entries, rows)
+        assert ended_at(known, 1, 5).rows == 5
 
     play(act)
 

@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from spark_ledger.metadata import paths
-from tests.unit.spark_ledger.topic.leftovers import CALM, ledgers_made, longest_open_s, nodes_below
+from tests.unit.spark_ledger.topic.leftovers import ledgers_made, longest_open_s, nodes_below
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -32,4 +32,4 @@ def test_many_one_row_batches_make_few_ledgers_and_leave_few_nodes(batches, paus
         rows = [row for p in range(4) for row in await stage.rows(p)]
         assert sorted(int(value) for _, value in rows) == list(range(batches))
 
-    play(act, partitions=4, storage=CALM)
+    play(act, partitions=4)

@@ -57,8 +57,8 @@ def test_other_bytes_are_no_record(value):
 
 
 def test_a_record_of_a_later_version_is_not_guessed():
-    plain = {**json.loads(GOLDEN), "min_reader": 3}
-    with pytest.raises(errors.UnsupportedFormat, match="needs reader version 3"):
+    plain = {**json.loads(GOLDEN), "min_reader": 4}
+    with pytest.raises(errors.UnsupportedFormat, match="needs reader version 4"):
         records.decode_subscription(json.dumps(plain).encode())
 
 

@@ -12,7 +12,7 @@ from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import OpenLive, Replace, SealLive, Trim
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import Segment
-from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.read.live import TAKEN_S, LiveEnds
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.task_reader import fetch_kept
@@ -234,6 +234,34 @@ async def opened(stage):
     await owner.open(10)
     state = await stage.client.log(stage.topic.id).fold(fresh=True)
     return owner, state.partitions[0].live
+
+
+def test_a_look_has_every_row_that_was_acknowledged_before_it():
+    async def act(stage):
+        owner, live = await opened(stage)
+        ends = LiveEnds(stage.client.ledgers)
+        for rows in range(1, 5):  # much closer to each other than announcements
+            await owner.append(1)
+            await ends.look([live])
+            assert ends.known(live).rows == rows
+
+    play(act)
+
+
+def test_a_look_waits_a_moment_at_most_for_what_a_dead_writer_left():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(1)
+        await asyncio.sleep(10)
+        await owner.append(1)
+        owner.writer.abandon()
+        loop, ends = stage.world.loop, LiveEnds(stage.client.ledgers)
+        began = loop.now
+        await ends.look([live])
+        assert ends.known(live).rows == 1
+        assert TAKEN_S <= loop.now - began < 2 * TAKEN_S
+
+    play(act)
 
 
 def test_lag_counts_the_confirmed_rows_of_a_live_segment():

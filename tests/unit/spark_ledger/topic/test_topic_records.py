@@ -96,9 +96,9 @@ def test_a_transaction_record_stays_small_however_many_partitions_a_commit_has()
 
 @pytest.mark.parametrize(("record", "encode", "decode"), PAIRS)
 def test_a_record_that_needs_a_newer_reader_is_an_error(record, encode, decode):
-    plain = json.loads(encode(record)) | {"min_reader": 3}
+    plain = json.loads(encode(record)) | {"min_reader": 4}
 
-    with pytest.raises(errors.UnsupportedFormat, match="needs reader version 3"):
+    with pytest.raises(errors.UnsupportedFormat, match="needs reader version 4"):
         decode(json.dumps(plain).encode())
 
 
