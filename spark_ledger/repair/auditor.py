@@ -33,8 +33,8 @@ from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
-from spark_ledger.metadata.store import NoNode, SessionState, StoreError
-from spark_ledger.metadata.store_calls import each, store_now_ms
+from spark_ledger.metadata.store import SessionState, StoreError
+from spark_ledger.metadata.store_calls import each, names_in, store_now_ms
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
@@ -148,7 +148,11 @@ class Auditor:
     async def _look(self) -> AuditReport:
         settings = await read_settings(self._store)
         now = await bookies(self._store)
-        known = {*await self._known(), *self._index.held, *now.registered}
+        known = {
+            *await names_in(self._store, paths.BOOKIES_KNOWN),
+            *self._index.held,
+            *now.registered,
+        }
         loop_now = asyncio.get_running_loop().time()
         self._absence.look(loop_now, self._sessions, known, now.registered)
         absent = self._absent(known - now.registered)
@@ -318,9 +322,3 @@ class Auditor:
         self._limbo_told = {one for one in told if one[1] in on_list}
         new = [one for one in named if one not in self._limbo_told and one[0] in now.registered]
         return await limbo.listed_of(self._store, new)
-
-    async def _known(self) -> list[str]:
-        try:
-            return await self._store.children(paths.BOOKIES_KNOWN)
-        except NoNode:
-            return []
