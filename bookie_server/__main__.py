@@ -170,7 +170,7 @@ async def _run(config: BookieConfig) -> None:
         credential = await autorecovery.repair_credential(store, secrets.token_hex(32))
         await disks.make_space(config)
         bookie = await Bookie.start(
-            *(identity.bookie_id, await disks.open(), store, config.storage()),
+            *(identity.bookie_id, await disks.open(), store, config),
             cluster_id=identity.cluster_id,
             repair_credential=credential.encode(),
         )

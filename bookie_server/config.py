@@ -1,28 +1,25 @@
 """Every setting of a bookie, with its unit, default and meaning; conf/bookie.toml lists them.
 
-Always true: the limits of the storage engine have their defaults in storage_config.py, and its
-rules hold for what is set here; a directory is named where it is given, or not at all.
+Always true: the storage engine's are in storage_config.py, with its rules; a directory is named
+where it is given, or not at all.
 """
 
 import re
 import tomllib
-from dataclasses import fields
 from typing import ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from bookie_server.api.settings import Settings
 from bookie_server.storage_config import MIB, StorageConfig
 
 MESSAGE_OVERHEAD_BYTES = 64 * 1024  # what a message has beside the payload of an entry
-_STORAGE = StorageConfig()
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]")
 _RACK = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _NOT_AT_ENDS = "[]'\""
 
 
-class BookieConfig(Settings):
-    """Sizes are bytes, times seconds (or ms where the name says so)."""
+class BookieConfig(StorageConfig):
+    """Those of the storage engine, and of all around it."""
 
     SECTIONS: ClassVar = {
         "service_url": "which cluster",
@@ -100,193 +97,6 @@ class BookieConfig(Settings):
         [], description="Instead of ledger_directory: several, best one on each disk."
     )
 
-    journal_bytes_max: int = Field(
-        _STORAGE.journal_bytes_max,
-        gt=0,
-        description="Size of one journal segment, reserved when it is made.",
-    )
-    journal_batch_bytes_max: int = Field(
-        _STORAGE.journal_batch_bytes_max,
-        gt=0,
-        description="Most bytes of one group commit; a larger entry goes alone.",
-    )
-    journal_pending_bytes_max: int = Field(
-        _STORAGE.journal_pending_bytes_max,
-        gt=0,
-        description="Adds taken and without a response yet; beyond it the response is BUSY.",
-    )
-    recovery_reserve_bytes: int = Field(
-        _STORAGE.recovery_reserve_bytes,
-        ge=0,
-        description="What recovery may use beyond each of the budgets; it must hold the largest"
-        " entry.",
-    )
-    page_cache_sync_s: float = Field(
-        _STORAGE.page_cache_sync_s,
-        gt=0,
-        description="Longest time that entries of page-cache ledgers stay unsynced.",
-    )
-    receive_bytes_max: int = Field(
-        _STORAGE.receive_bytes_max,
-        gt=0,
-        description="Bytes of requests received and not decided; beyond it the response is BUSY.",
-    )
-
-    write_cache_bytes: int = Field(
-        _STORAGE.write_cache_bytes,
-        gt=0,
-        description="Entries not yet in an entry log, both halves of the cache together.",
-    )
-    flush_interval_s: float = Field(
-        _STORAGE.flush_interval_s,
-        gt=0,
-        description="Longest time that an entry waits in the write cache before a flush begins.",
-    )
-    flush_chunk_bytes: int = Field(
-        _STORAGE.flush_chunk_bytes,
-        gt=0,
-        description="Bytes that a flush gives to the disk at once.",
-    )
-    entry_log_bytes_max: int = Field(
-        _STORAGE.entry_log_bytes_max,
-        gt=0,
-        description="Size beyond which an entry log is closed and the next one begun.",
-    )
-    large_entry_bytes: int = Field(
-        _STORAGE.large_entry_bytes,
-        ge=0,
-        description="Entries of at least so many bytes are written once, straight to an entry log,"
-        " which a start reads as a journal; 0: every entry is written to the journal first.",
-    )
-    entry_bytes_max: int = Field(
-        _STORAGE.entry_bytes_max, gt=0, description="Largest payload of an entry."
-    )
-
-    read_bytes_max: int = Field(
-        _STORAGE.read_bytes_max,
-        gt=0,
-        description="Most bytes in one response, whatever is asked; one entry always fits.",
-    )
-    read_pending_bytes_max: int = Field(
-        _STORAGE.read_pending_bytes_max,
-        gt=0,
-        description="Responses being read from disk; beyond it the response is BUSY.",
-    )
-    retry_after_ms: int = Field(
-        _STORAGE.retry_after_ms,
-        gt=0,
-        description="How long a caller that got BUSY waits before asking again.",
-    )
-    read_cache_bytes: int = Field(
-        _STORAGE.read_cache_bytes,
-        ge=0,
-        description="Entries read from entry logs and kept, read-ahead included; 0: no read cache.",
-    )
-    read_ahead_bytes: int = Field(
-        _STORAGE.read_ahead_bytes,
-        ge=0,
-        description="Most bytes read beyond what a sequential reader asked for; 0: no read-ahead.",
-    )
-    place_bytes_min: int = Field(
-        _STORAGE.place_bytes_min,
-        ge=0,
-        description="Readers on this host are told where entries of so many bytes lie, and read"
-        " them there themselves; 0: never.",
-    )
-
-    tombstone_sweep_s: float = Field(
-        _STORAGE.tombstone_sweep_s,
-        gt=0,
-        description="Pause between two looks for ledgers that were deleted, which take no adds.",
-    )
-
-    gc_interval_s: float = Field(
-        _STORAGE.gc_interval_s,
-        gt=0,
-        description="Pause between two passes that reclaim the space of deleted ledgers.",
-    )
-    overreplicated_wait_s: float = Field(
-        _STORAGE.overreplicated_wait_s,
-        gt=0,
-        description="Pause between two looks for closed ledgers whose copies here are surplus.",
-    )
-    minor_compaction_share: float = Field(
-        _STORAGE.minor_compaction_share,
-        ge=0,
-        lt=1,
-        description="Minor compaction takes the entry logs with a smaller share of live bytes.",
-    )
-    minor_compaction_s: float = Field(
-        _STORAGE.minor_compaction_s,
-        gt=0,
-        description="Pause between two minor compactions.",
-    )
-    major_compaction_share: float = Field(
-        _STORAGE.major_compaction_share,
-        ge=0,
-        lt=1,
-        description="Major compaction takes the entry logs with a smaller share of live bytes.",
-    )
-    major_compaction_s: float = Field(
-        _STORAGE.major_compaction_s,
-        gt=0,
-        description="Pause between two major compactions.",
-    )
-    compaction_bytes_per_s: int = Field(
-        _STORAGE.compaction_bytes_per_s,
-        gt=0,
-        description="Most bytes that compaction copies in a second.",
-    )
-    scrub_interval_s: float = Field(
-        _STORAGE.scrub_interval_s,
-        gt=0,
-        description="Time in which the scrub reads every entry log once.",
-    )
-    scrub_bytes_per_s: int = Field(
-        _STORAGE.scrub_bytes_per_s,
-        gt=0,
-        description="Most bytes that the scrub reads in a second.",
-    )
-
-    disk_usage_high: float = Field(
-        _STORAGE.disk_usage_high,
-        gt=0,
-        le=1,
-        description="Used share of a disk beyond which it is full: the node becomes read-only.",
-    )
-    disk_usage_low: float = Field(
-        _STORAGE.disk_usage_low,
-        gt=0,
-        le=1,
-        description="Used share below which a full disk is writable again.",
-    )
-    disk_free_bytes_min: int = Field(
-        _STORAGE.disk_free_bytes_min,
-        ge=0,
-        description="Free bytes below which a disk is full, whatever its used share.",
-    )
-    disk_reserve_bytes: int = Field(
-        _STORAGE.disk_reserve_bytes,
-        ge=0,
-        description="Reserved in each directory for fences, recovery's adds and compaction.",
-    )
-    disk_check_s: float = Field(
-        _STORAGE.disk_check_s,
-        gt=0,
-        description="Pause between two looks at free space; each new file is a look too.",
-    )
-    disk_hang_s: float = Field(
-        _STORAGE.disk_hang_s,
-        gt=0,
-        description="Longest time that a call to a disk may take; then its directory has failed.",
-    )
-
-    limbo_check_s: float = Field(
-        _STORAGE.limbo_check_s,
-        gt=0,
-        description="Pause between two looks at the ledgers that the node has listed as in limbo.",
-    )
-
     autorecovery: bool = Field(
         True,
         description="Whether the bookie hosts a process beside it that makes lost copies of the"
@@ -297,10 +107,6 @@ class BookieConfig(Settings):
     log_level: str = Field(
         "INFO", description="What is logged to standard error: DEBUG, INFO, WARNING or ERROR."
     )
-
-    def storage(self) -> StorageConfig:
-        """The part that the storage engine takes."""
-        return StorageConfig(**{part.name: getattr(self, part.name) for part in fields(_STORAGE)})
 
     def directories(self, kind: str) -> list[str]:
         """Of that kind: "journal" or "ledger"."""
@@ -367,18 +173,12 @@ class BookieConfig(Settings):
         return level
 
     @model_validator(mode="after")
-    def _limits_agree(self) -> "BookieConfig":
-        self.storage()
+    def _a_message_holds_an_entry(self) -> "BookieConfig":
         largest = self.entry_bytes_max + MESSAGE_OVERHEAD_BYTES
         if self.message_bytes_max < largest:
             raise ValueError(
                 f"message_bytes_max must hold an entry of entry_bytes_max: at least {largest},"
                 f" got {self.message_bytes_max}"
-            )
-        if self.minor_compaction_share > self.major_compaction_share:
-            raise ValueError(
-                f"minor_compaction_share {self.minor_compaction_share} must not be above"
-                f" major_compaction_share {self.major_compaction_share}"
             )
         return self
 

@@ -9,6 +9,7 @@ alive. A connection that could not be made is tried again at the next call.
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ from spark_ledger.ledger.client import LedgerStore
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
+ORPHANED = 5  # exit status, as a bookie's
 _forks = 0  # since this module was loaded, on the way to this process; each append compares it
 _kept: "list[OncePerProcess[Any, Any]]" = []
 
@@ -132,6 +134,18 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     url = resolve_service_url(service_url, config)
     key = (url, 0.0 if config is None else config.outage_timeout_s)
     return _stores.get(key, lambda: background_loop().run(connect(url, config)))
+
+
+def end_with_parent() -> None:
+    """End this process when its standard input is closed: the one that began it has gone. What is
+    under way is taken up by others."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def _after_fork() -> None:

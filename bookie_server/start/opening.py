@@ -80,7 +80,7 @@ class OnDisk:
         """Give the reserve of a full directory back before an index is opened: that takes space."""
         roles = {"journal": Role.JOURNAL, "ledger": Role.LEDGER}
         watched = [Watched(each.name, each.name, roles[each.kind], each.disk) for each in self._all]
-        await DiskMonitor(watched, config.storage()).look()
+        await DiskMonitor(watched, config).look()
 
     async def open(self) -> Directories:
         """Raises DiskFailed when no index can be opened, DiskFull when there is no space to open
@@ -137,7 +137,7 @@ class OnDisk:
             directory_id = await identities.directory_id(each.disk, "ledger")
             log.info("%s: making its index anew from its entry logs", each.name)
             make = partial(_index_in, each.path)
-            found = await rebuild(each.disk, directory_id, make, config.storage(), states)
+            found = await rebuild(each.disk, directory_id, make, config, states)
             log.warning("%s: %s", each.name, found.sentence())
 
 

@@ -15,6 +15,7 @@ from bookie_server.api.status import Status
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
+from spark_ledger.metadata.store_calls import names_in
 
 DOWN, READ_ONLY, WRITABLE = "down", "read-only", "writable"
 _FOLDERS = {
@@ -33,7 +34,7 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
         for bookie_id, record in (await _those_in(store, folder)).items():
             bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
     for bookie_id, record in bookies.items():
-        record["limbo_ledgers"] = len(await _names(store, paths.limbo(bookie_id)))
+        record["limbo_ledgers"] = len(await names_in(store, paths.limbo(bookie_id)))
     return [bookies[bookie_id] for bookie_id in sorted(bookies)]
 
 
@@ -59,25 +60,18 @@ def told(bookie: dict[str, Any]) -> dict[str, Any]:
 
 async def alive(store: MetadataStore) -> frozenset[str]:
     """Ids of the bookies that are registered now, writable or not. Raises StoreUnavailable."""
-    names = [*await _names(store, paths.BOOKIES_AVAILABLE)]
-    return frozenset(names + await _names(store, paths.BOOKIES_READONLY))
+    names = [*await names_in(store, paths.BOOKIES_AVAILABLE)]
+    return frozenset(names + await names_in(store, paths.BOOKIES_READONLY))
 
 
 async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
     found = {}
-    for bookie_id in await _names(store, folder):
+    for bookie_id in await names_in(store, folder):
         try:
             found[bookie_id] = json.loads((await store.get(f"{folder}/{bookie_id}")).value)
         except NoNode:
             continue  # this one just left
     return found
-
-
-async def _names(store: MetadataStore, folder: str) -> list[str]:
-    try:
-        return await store.children(folder)
-    except NoNode:
-        return []  # no bookie ever registered
 
 
 async def ask(network: Network, address: str, timeout_s: float) -> InfoResponse:

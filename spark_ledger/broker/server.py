@@ -8,8 +8,6 @@ import logging
 import os
 import random
 import signal
-import sys
-import threading
 from collections.abc import Awaitable, Iterator
 
 from spark_ledger.broker.broker import Broker, BrokerSettings
@@ -19,10 +17,10 @@ from spark_ledger.broker.requests import refusal_of
 from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
 from spark_ledger.ledger.connect import connect
+from spark_ledger.process import end_with_parent
 
 PORT, ADMIN_PORT = 6650, 8080
 SESSION_TIMEOUT_S = 10.0
-ORPHANED = 5  # exit status, as a bookie's
 GC_THRESHOLDS = 50_000, 20, 100
 """Each message that is kept is objects, none of which are in a cycle: by Python's own thresholds a
 quarter of the time of a lone message went into looking for some."""
@@ -126,7 +124,7 @@ def serve(
     it ends when its standard input is closed. Raises as BrokerServer.start."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
-        threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
+        end_with_parent()
 
     async def work() -> None:
         server = await BrokerServer.start(
@@ -150,9 +148,3 @@ def serve(
                 await server.close()
 
     asyncio.run(work())
-
-
-def _watch_parent() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os._exit(ORPHANED)

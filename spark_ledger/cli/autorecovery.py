@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from spark_ledger.cli.common import (
     App,
     JsonOption,
     UrlOption,
+    in_utc,
     print_facts,
     print_json,
     with_ledgers,
@@ -161,9 +161,5 @@ def _settings(now: "Settings | Status") -> dict[str, str]:
 
 def _since(bookies: Mapping[str, int]) -> str:
     """Each with the time since when."""
-    told = [f"{one} since {_time(since_ms)}" for one, since_ms in bookies.items()]
+    told = [f"{one} since {in_utc(since_ms)}" for one, since_ms in bookies.items()]
     return ", ".join(told) or "none"
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

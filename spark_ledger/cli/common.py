@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -52,6 +53,11 @@ class App(typer.Typer):
 def fail(why: str) -> None:
     print(f"spark-ledger: {' '.join(why.split())}", file=sys.stderr)
     sys.exit(FAILED)
+
+
+def in_utc(ms: int) -> str:
+    """A time in milliseconds since 1970, for people."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaitable[T]]) -> T:

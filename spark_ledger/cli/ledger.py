@@ -1,7 +1,6 @@
 """`spark-ledger ledger list|show|read|recover|limbo|underreplicated|audit`."""
 
 import base64
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from spark_ledger.cli.common import (
     App,
     JsonOption,
     UrlOption,
+    in_utc,
     print_facts,
     print_json,
     print_table,
@@ -140,7 +140,7 @@ def limbo(
     if json:
         print_json([one._asdict() for one in found])
         return
-    rows = [(one.ledger_id, one.bookie_id, one.reason, _time(one.since_ms)) for one in found]
+    rows = [(one.ledger_id, one.bookie_id, one.reason, in_utc(one.since_ms)) for one in found]
     print_table(("LEDGER", "IN LIMBO AT", "REASON", "SINCE"), rows, "nothing is in limbo")
 
 
@@ -188,7 +188,7 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
         print_json([_work(one) for one in found])
         return
     rows = [
-        (one.ledger_id, reason.bookie_id, reason.why, _time(reason.since_ms), one.blocked)
+        (one.ledger_id, reason.bookie_id, reason.why, in_utc(reason.since_ms), one.blocked)
         for one in found
         for reason in one.reasons
     ]
@@ -361,7 +361,3 @@ def _entries(record: "LedgerRecord") -> object:
 
 def _unknown(value: int | None) -> object:
     return "not closed" if value is None else value
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -126,3 +126,8 @@ def judge(
     if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
         return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} another entry came"
     return Meaning.POSITIVE, entry
+
+
+def has_entry(judged: tuple[Meaning, Entry | str] | None) -> bool:
+    """Whether that response (`judge`) delivers the entry."""
+    return judged is not None and isinstance(judged[1], Entry)

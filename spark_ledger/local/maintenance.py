@@ -13,8 +13,6 @@ import logging
 import os
 import random
 import signal
-import sys
-import threading
 import time
 
 from spark_ledger.config import client_config
@@ -23,6 +21,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import elected
+from spark_ledger.process import end_with_parent
 from spark_ledger.repair.service import Autorecovery
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.merging import PASS_BYTES
@@ -31,7 +30,6 @@ from spark_ledger.topic.upkeep.upkeep import Upkeep
 PASS_S = 60.0
 SESSION_TIMEOUT_S = 10.0  # as a bookie's: so soon another process has the roles of a killed one
 TRY_AGAIN_S, TRY_AGAIN_MAX_S, LASTED_S = 0.5, 30.0, 60.0
-ORPHANED = 5  # exit status, as a bookie's
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +112,7 @@ def serve(
     not there yet. Raises what `maintain` raises."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
-        threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
+        end_with_parent()
 
     async def work() -> None:
         doing = maintain_on if parent_pipe else maintain
@@ -125,10 +123,3 @@ def serve(
             await maintenance
 
     asyncio.run(work())
-
-
-def _watch_parent() -> None:
-    """What is under way is taken up by another process: there is nothing to say goodbye to."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os._exit(ORPHANED)

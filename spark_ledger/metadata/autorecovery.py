@@ -21,6 +21,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     StoreUnavailable,
 )
+from spark_ledger.metadata.store_calls import names_in
 
 TRIES_MAX = 30
 LOST_BOOKIE_DELAY_S = 600.0
@@ -123,7 +124,4 @@ def repair_tokens(credential: str) -> Tokens:
 
 async def draining(store: MetadataStore) -> list[str]:
     """The bookies that are being drained of their copies. Raises StoreError."""
-    try:
-        return await store.children(paths.BOOKIES_DRAINING)
-    except NoNode:
-        return []
+    return await names_in(store, paths.BOOKIES_DRAINING)

@@ -92,6 +92,14 @@ async def each(
     return [results[turn] for turn in range(len(some))]
 
 
+async def names_in(store: MetadataStore, folder: str) -> list[str]:
+    """Its children; none where there is no such folder. Raises StoreError."""
+    try:
+        return await store.children(folder)
+    except NoNode:
+        return []
+
+
 @contextmanager
 def reachable(doing: str) -> Iterator[None]:
     """The store's failures as errors.Unavailable, saying what was being done."""

@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bookie_server.api.entry import Entry
 from bookie_server.api.status import Status
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.cluster import judge
+from spark_ledger.ledger.cluster import has_entry, judge
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
 from spark_ledger.metadata.store_calls import each, reachable
@@ -247,7 +246,7 @@ async def _read(
             yield range(at, entries.stop), () if has_none else None
             return
         window = range(at, min(at + len(response.results), entries.stop))
-        yield window, [e for e in window if _is_whole(judge(response, ledger_id, e - at, e))]
+        yield window, [e for e in window if has_entry(judge(response, ledger_id, e - at, e))]
         at = window.stop
 
 
@@ -255,7 +254,3 @@ def _ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:
     if len(spans) == 1:
         return range(spans[0][0], spans[0][1] + 1)
     return {entry_id for first, last in spans for entry_id in range(first, last + 1)}
-
-
-def _is_whole(said: tuple[object, object] | None) -> bool:
-    return said is not None and isinstance(said[1], Entry)

@@ -20,7 +20,7 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,8 +33,8 @@ from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
-from spark_ledger.metadata.store import NoNode, SessionState, StoreError
-from spark_ledger.metadata.store_calls import each, store_now_ms
+from spark_ledger.metadata.store import SessionState, StoreError
+from spark_ledger.metadata.store_calls import each, names_in, store_now_ms
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
@@ -107,11 +107,18 @@ def alarm(too_many: Collection[str]) -> str:
     )
 
 
-class Auditor:
-    """One observer; it must live on from look to look."""
+def _now_ms() -> int:
+    return time.time_ns() // 10**6
 
-    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+
+class Auditor:
+    """One observer; it must live on from look to look. `now_ms` is this host's clock."""
+
+    def __init__(
+        self, ledgers: LedgerStore, tokens: Tokens, now_ms: Callable[[], int] | None = None
+    ) -> None:
         self._ledgers = ledgers
+        self._now_ms = now_ms or _now_ms
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
@@ -141,7 +148,11 @@ class Auditor:
     async def _look(self) -> AuditReport:
         settings = await read_settings(self._store)
         now = await bookies(self._store)
-        known = {*await self._known(), *self._index.held, *now.registered}
+        known = {
+            *await names_in(self._store, paths.BOOKIES_KNOWN),
+            *self._index.held,
+            *now.registered,
+        }
         loop_now = asyncio.get_running_loop().time()
         self._absence.look(loop_now, self._sessions, known, now.registered)
         absent = self._absent(known - now.registered)
@@ -173,7 +184,7 @@ class Auditor:
             since = self._absence.since(bookie_id)
             before = self._seen_absent.get(bookie_id)
             if before is None or before[0] != since:
-                before = since, time.time_ns() // 10**6
+                before = since, self._now_ms()
             seen[bookie_id] = before
         self._seen_absent = seen
         return {bookie_id: since_ms for bookie_id, (_, since_ms) in seen.items()}
@@ -311,9 +322,3 @@ class Auditor:
         self._limbo_told = {one for one in told if one[1] in on_list}
         new = [one for one in named if one not in self._limbo_told and one[0] in now.registered]
         return await limbo.listed_of(self._store, new)
-
-    async def _known(self) -> list[str]:
-        try:
-            return await self._store.children(paths.BOOKIES_KNOWN)
-        except NoNode:
-            return []

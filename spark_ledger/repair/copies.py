@@ -18,7 +18,7 @@ from bookie_server.api.entry import Entry, pack_header
 from bookie_server.api.messages import Add, AddResult, ReadResponse
 from bookie_server.api.status import Status
 from spark_ledger.errors import DataUnavailable
-from spark_ledger.ledger.cluster import Cluster, judge, say
+from spark_ledger.ledger.cluster import Cluster, has_entry, judge, say
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
@@ -107,7 +107,7 @@ class Copies:
                 entry_id
                 for entry_id in kept
                 if not self._durable
-                or not _is_whole(judge(response, self._ledger_id, entry_id - at, entry_id))
+                or not has_entry(judge(response, self._ledger_id, entry_id - at, entry_id))
             ]
             at = window.stop
 
@@ -159,10 +159,6 @@ class Copies:
         entry_id, why = next(iter(self.unsupplied.items()))
         count = self._unsupplied_count
         return f"no peer supplies {count} of its entries, the first is {entry_id}: {why}"
-
-
-def _is_whole(said: tuple[object, Entry | str] | None) -> bool:
-    return said is not None and isinstance(said[1], Entry)
 
 
 def _bytes(batch: Sequence[Entry]) -> int:

@@ -33,7 +33,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import each, names_in, reachable, store_now_ms
 from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import bookies
@@ -145,7 +145,7 @@ async def _list(store: MetadataStore, bookie_id: str, records: Collection[Ledger
 async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
     if bookie_id in (await bookies(store)).registered:
         return
-    if bookie_id in await _children(store, paths.BOOKIES_KNOWN):
+    if bookie_id in await names_in(store, paths.BOOKIES_KNOWN):
         raise BadConfig(
             f"bookie {bookie_id} is not registered: it is down",
             "Start it and drain it then; or leave it: what a lost bookie held is copied from the"
@@ -176,7 +176,7 @@ async def _standing(store: MetadataStore, bookie_id: str) -> _Standing:
     with reachable("asking which bookies are registered"):
         now = await bookies(store)
         stays = now.registered - (now.draining - {bookie_id})
-        return _Standing(stays, stays & {*await _children(store, paths.BOOKIES_AVAILABLE)})
+        return _Standing(stays, stays & {*await names_in(store, paths.BOOKIES_AVAILABLE)})
 
 
 def _copies_then(
@@ -328,10 +328,3 @@ def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
         if bookie_id in fragment.ensemble
     )
     return record.length_bytes * kept / (record.last_entry + 1)
-
-
-async def _children(store: MetadataStore, folder: str) -> list[str]:
-    try:
-        return await store.children(folder)
-    except NoNode:
-        return []

@@ -12,7 +12,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings
 from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import names_in, reachable
 
 
 async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
@@ -25,13 +25,13 @@ async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
 async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     store = ledgers.metadata
     await store.sync()
-    if bookie_id not in await _children(store, paths.BOOKIES_KNOWN):
+    if bookie_id not in await names_in(store, paths.BOOKIES_KNOWN):
         raise BadConfig(
             f"no bookie {bookie_id!r} was ever registered there",
             "`spark-ledger bookie list` tells which were.",
         )
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
-        if bookie_id in await _children(store, folder):
+        if bookie_id in await names_in(store, folder):
             raise BadConfig(f"bookie {bookie_id} is registered: it runs", "Stop it first.")
     named = await _named_by(ledgers, bookie_id)
     if named:
@@ -40,7 +40,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
             "It may hold the copy that is needed: bring it back, or wait until its copies were made"
             " elsewhere (`spark-ledger autorecovery status`).",
         )
-    for name in await _children(store, paths.limbo(bookie_id)):
+    for name in await names_in(store, paths.limbo(bookie_id)):
         await _delete(store, f"{paths.limbo(bookie_id)}/{name}")
     await _delete(store, paths.limbo(bookie_id))
     await _delete(store, paths.draining(bookie_id))
@@ -60,13 +60,6 @@ async def _named_by(ledgers: LedgerStore, bookie_id: str) -> list[int]:
             if record.names(bookie_id):
                 found.append(ledger_id)
     return found
-
-
-async def _children(store: MetadataStore, folder: str) -> list[str]:
-    try:
-        return await store.children(folder)
-    except NoNode:
-        return []
 
 
 async def _delete(store: MetadataStore, path: str) -> None:

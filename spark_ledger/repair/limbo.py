@@ -29,7 +29,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
-from spark_ledger.metadata.store_calls import each, reachable
+from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 COMPARISONS_MAX = 4
@@ -70,10 +70,10 @@ async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
         await metadata.sync(paths.LIMBO)
         return [
             (bookie_id, ledger_id)
-            for bookie_id in await _children(metadata, paths.LIMBO)
+            for bookie_id in await names_in(metadata, paths.LIMBO)
             for ledger_id in sorted(
                 int(name)
-                for name in await _children(metadata, paths.limbo(bookie_id))
+                for name in await names_in(metadata, paths.limbo(bookie_id))
                 if name.isdecimal()
             )
         ]
@@ -84,13 +84,6 @@ async def listed_of(metadata: MetadataStore, some: Collection[tuple[str, int]]) 
     with reachable("reading what is in limbo"):
         found = await each(lambda one: _one_listed(metadata, *one), some)
     return [one for one in found if one is not None]
-
-
-async def _children(metadata: MetadataStore, path: str) -> list[str]:
-    try:
-        return await metadata.children(path)
-    except NoNode:
-        return []
 
 
 async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -> Listed | None:
@@ -165,7 +158,7 @@ async def _listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
     """The bookies that list the ledger."""
     try:
         await metadata.sync(paths.LIMBO)
-        bookie_ids = await _children(metadata, paths.LIMBO)
+        bookie_ids = await names_in(metadata, paths.LIMBO)
         return [
             one for one in bookie_ids if await _one_listed(metadata, one, ledger_id) is not None
         ]

@@ -15,7 +15,7 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import each, reachable
+from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import alarm
 from spark_ledger.repair.work_list import Work
@@ -132,10 +132,7 @@ async def enable(store: MetadataStore, *, force: bool = False) -> Settings:
         return await change(store, enabled=True)
     with reachable("asking which bookies are gone"):
         registered = (await bookies(store)).registered
-        try:
-            known = await store.children(paths.BOOKIES_KNOWN)
-        except NoNode:
-            known = []
+        known = await names_in(store, paths.BOOKIES_KNOWN)
     accepted = tuple(sorted(one for one in known if one not in registered))
     return await change(store, enabled=True, accepted=accepted)
 

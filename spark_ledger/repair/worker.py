@@ -27,8 +27,8 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerState, Tokens
-from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import each, reachable
+from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.idle import IdleLedgers
@@ -62,10 +62,7 @@ async def bookies(store: MetadataStore) -> Bookies:
     await store.sync("/bookies")
     registered: list[str] = []
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
-        try:
-            registered += await store.children(folder)
-        except NoNode:
-            continue
+        registered += await names_in(store, folder)
     return Bookies(frozenset(registered), frozenset(await autorecovery.draining(store)))
 
 

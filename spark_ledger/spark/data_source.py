@@ -25,10 +25,33 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
+        """For a reader that declares no columns: by the options alone (those of a listing too) or,
+        where a payload is columns of its own, by the schemas registered on the topics. Raises
+        LEDGER_OPTION.*; SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
         python_gc.set_aside(Moment.LOADING)
-        from spark_ledger.spark import shape
+        from spark_ledger.spark.options import options
+        from spark_ledger.spark.rows.schema import has_payload, read_schema
 
-        return shape.offered(self.options)
+        shape = options.shape_options(self.options)
+        if shape.metadata is not None:
+            from spark_ledger.spark.read import listings
+
+            return listings.schema_of(shape.metadata)
+        if not has_payload(shape.value_format):
+            return read_schema(shape)
+        from spark_ledger.spark.read.topics_read import TopicsRead
+        from spark_ledger.spark.rows.typed_values import registered_schema, spark_payload
+
+        topics = TopicsRead(options.either_read_options(self.options))
+        registered = topics.cluster.run(
+            registered_schema(
+                *(topics.cluster.client.schemas, list(topics.infos.values())),
+                shape.value_format,
+                declared=False,
+            )
+        )
+        assert registered is not None, "nothing was declared, so it is there or an error"
+        return read_schema(shape, spark_payload(registered))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         python_gc.set_aside(Moment.LOADING)

@@ -20,6 +20,7 @@ from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFun
 
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import OptionConflict, OptionInvalid
+from spark_ledger.spark.options.values import as_given
 from spark_ledger.spark.read import listings
 from spark_ledger.spark.read.tasks import session_zone
 from spark_ledger.spark.session import check_session
@@ -92,7 +93,7 @@ def _reading(url: str) -> type:
 
         def eval(self, placed: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
             arguments = _with_topic(placed, arguments)
-            options = {name: _option(one) for name, one in arguments.items()}
+            options = {name: as_given(one) for name, one in arguments.items()}
             zone, given = session_zone(), " ".join(options).lower()
             if zone is not None and "timestamp" in given and "timezone" not in given:
                 options["timeZone"] = zone
@@ -124,11 +125,7 @@ def _source(url: str, options: dict[str, str]) -> Any:
 def _constant(name: str, argument: AnalyzeArgument) -> str:
     if not argument.isConstantExpression or argument.value is None:
         raise OptionInvalid(f"{name} is no constant", "Give read_ledger its options as literals.")
-    return _option(argument.value)
-
-
-def _option(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return as_given(argument.value)
 
 
 def _text(schema: StructType) -> str:

@@ -4,7 +4,6 @@ loop and the network are not."""
 
 import asyncio
 import socket
-from dataclasses import replace
 
 import pytest
 
@@ -18,6 +17,7 @@ from bookie_server.serve.gateway import CannotListen
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
+from tests.kit.settings import with_settings
 from tests.kit.waiting import until
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
@@ -170,7 +170,7 @@ def test_a_request_counts_from_its_head_on_and_no_more_when_its_caller_goes_away
 
 
 def test_what_there_is_no_room_for_is_busy_and_not_kept_but_recovery_has_a_reserve():
-    config = replace(CONFIG, receive_bytes_max=160 * KIB)
+    config = with_settings(CONFIG, receive_bytes_max=160 * KIB)
 
     async def test(rig):
         _, writer = await rig.raw()
@@ -217,7 +217,7 @@ def test_calls_beyond_their_number_on_a_connection_are_busy(monkeypatch):
 
 def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(monkeypatch):
     monkeypatch.setattr(frame_service, "UNSENT_BYTES_MAX", 100 * KIB)
-    config = replace(CONFIG, read_pending_bytes_max=64 << 20)
+    config = with_settings(CONFIG, read_pending_bytes_max=64 << 20)
 
     async def test(rig):
         loop = asyncio.get_running_loop()

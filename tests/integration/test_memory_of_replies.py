@@ -4,7 +4,6 @@ cycles off: a bookie looks for them by the number of objects, so what is in one 
 import asyncio
 import gc
 import tracemalloc
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -15,12 +14,13 @@ from bookie_server.api.frames import METHOD_NUMBERS, FrameKind, pack_head
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import SERVICE, BookieService
 from spark_ledger.bookies.frame_network import FrameNetwork
+from tests.kit.settings import with_settings
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
 READS = 100
 SIZE = 60 * KIB
 ENTRIES = 12
-COLD = replace(CONFIG, flush_interval_s=0.02, read_cache_bytes=0)
+COLD = with_settings(CONFIG, flush_interval_s=0.02, read_cache_bytes=0)
 """Each read makes a buffer of its own."""
 HALF_SENT_BYTES = 8 << 20
 LEFT_BYTES_MAX = READS * SIZE // 6

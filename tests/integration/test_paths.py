@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
 from spark_ledger.spark.write.topic_writers import Task
 from tests.integration.test_write_tasks import VALUE
 from tests.kit.processes import eventually
+from tests.kit.settings import with_settings
 from tests.simulation.loop import run
 from tests.tidy.sources import ROOT
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
@@ -78,7 +78,7 @@ def of_a_bookie() -> tuple[set[str], set[str]]:
     large = bytes(40 * KIB)
 
     async def all_of_it() -> tuple[set[str], set[str]]:
-        node = await Node(replace(CONFIG, large_entry_bytes=16 * KIB)).start()
+        node = await Node(with_settings(CONFIG, large_entry_bytes=16 * KIB)).start()
         await node.create_ledger(1)
         await node.add(entry(1, 0))
         with files_that_run() as adding:

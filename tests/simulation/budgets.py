@@ -1,9 +1,8 @@
 """What simulated bookies and clients may take: little, so that each budget is used up at times."""
 
-from dataclasses import replace
-
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.config import ClientConfig
+from tests.kit.settings import with_settings
 
 KIB = 1024
 STORAGE = StorageConfig(
@@ -25,7 +24,7 @@ STORAGE = StorageConfig(
     disk_check_s=2.0,
     place_bytes_min=0,
 )
-TIGHT = replace(
+TIGHT = with_settings(
     STORAGE,
     write_cache_bytes=160 * KIB,
     entry_log_bytes_max=16 * KIB,

@@ -7,10 +7,11 @@ invariant at every moment it was judged, and everything acked or committed was t
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tests.kit.settings import with_settings
 from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
 from tests.simulation.brokers.work import BrokerWork
@@ -146,7 +147,9 @@ class Scenario:
         if self.plan.places:
             self._until_the_end.enter_context(small_blocks())
         world = self.world = World(
-            replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
+            with_settings(
+                limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places
+            ),
             CLIENT.model_copy(update=choices),
             (self.plan.journals, self.plan.directories),
             racks.policy(self.plan),

@@ -8,13 +8,13 @@ import asyncio
 import random
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.storage.model import (
@@ -399,7 +399,7 @@ def _shape(head: bytes) -> Shape:
         *directories,
         page_cache=PAGE_CACHE and head[1] % 4 == 3,
         eager_index=head[1] % 8 >= 4,
-        config=replace(
+        config=with_settings(
             (CONFIG, CONFIG, SMALL)[head[2] % 3], large_entry_bytes=LARGE_BYTES[head[3] % 4]
         ),
     )

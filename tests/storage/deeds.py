@@ -12,6 +12,7 @@ from bookie_server.logs import rebuild
 from bookie_server.logs.index import LedgerState
 from spark_ledger.metadata.ledger_record import Fragment
 from spark_ledger.metadata.ledger_record import LedgerState as RecordState
+from tests.kit.settings import with_settings
 from tests.simulation.index import SimIndex
 from tests.storage.points import Deed
 from tests.storage.rig import BOOKIE_ID, SMALL, Shape
@@ -19,10 +20,10 @@ from tests.storage.stage import Stage
 
 ONE = Shape(stepped=True)
 TWO = Shape(journals=2, ledgers=2, stepped=True)
-LOGS = Shape(stepped=True, config=replace(SMALL, gc_interval_s=1000, tombstone_sweep_s=1000))
+LOGS = Shape(stepped=True, config=with_settings(SMALL, gc_interval_s=1000, tombstone_sweep_s=1000))
 """Small logs, and no pass of reclaim but those that are asked for."""
 LOGS_OF_TWO = replace(LOGS, journals=2, ledgers=2)
-PLACED = replace(LOGS, config=replace(LOGS.config, large_entry_bytes=800))
+PLACED = replace(LOGS, config=with_settings(LOGS.config, large_entry_bytes=800))
 """The same, and entries of the size that Stage.add has are placed."""
 PLACED_IN_TWO = replace(PLACED, journals=2, ledgers=2)
 

@@ -7,7 +7,6 @@ Always true: a scenario raises Broken, or an AssertionError of its own, when the
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from bookie_server.api import messages as m
@@ -16,20 +15,23 @@ from bookie_server.lanes import Pace
 from bookie_server.logs import rebuild
 from bookie_server.logs.entry_log import BLOCK_BYTES
 from bookie_server.logs.scan import LogMap, scan_for_map
+from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.storage.model import entry_of
 from tests.storage.rig import BOOKIE_ID, CONFIG, Shape
 from tests.storage.stage import Stage
 
-NO_RECLAIM = replace(CONFIG, gc_interval_s=1000, tombstone_sweep_s=1000, read_cache_bytes=0)
-PLACING = replace(NO_RECLAIM, large_entry_bytes=800, flush_interval_s=1000.0)
+NO_RECLAIM = with_settings(CONFIG, gc_interval_s=1000, tombstone_sweep_s=1000, read_cache_bytes=0)
+PLACING = with_settings(NO_RECLAIM, large_entry_bytes=800, flush_interval_s=1000.0)
 """No flush and no pass of reclaim but those that are asked for."""
 ONE = Shape(config=PLACING)
 TWO = Shape(ledgers=2, config=PLACING)
 TWO_JOURNALS = Shape(journals=2, config=PLACING)
-SMALL_LOGS_TWO_JOURNALS = Shape(journals=2, config=replace(PLACING, entry_log_bytes_max=9 << 10))
-SMALL_LOGS = Shape(config=replace(PLACING, entry_log_bytes_max=9 << 10))
+SMALL_LOGS_TWO_JOURNALS = Shape(
+    journals=2, config=with_settings(PLACING, entry_log_bytes_max=9 << 10)
+)
+SMALL_LOGS = Shape(config=with_settings(PLACING, entry_log_bytes_max=9 << 10))
 
 
 def slow(disk: SimDisk, seconds: float) -> None:

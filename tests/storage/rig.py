@@ -7,7 +7,7 @@ a node runs as a process of the simulated loop, so that a crash leaves nothing o
 import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api import messages as m
@@ -19,6 +19,7 @@ from bookie_server.storage.directories import Directories, JournalDirectory, Led
 from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from tests.kit.handling import reclaim_once
+from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Process, current
@@ -48,7 +49,7 @@ CONFIG = StorageConfig(
     read_cache_bytes=48 * KIB,
     read_ahead_bytes=8 * KIB,
 )
-SMALL = replace(CONFIG, entry_log_bytes_max=9 * KIB, read_cache_bytes=0, read_ahead_bytes=0)
+SMALL = with_settings(CONFIG, entry_log_bytes_max=9 * KIB, read_cache_bytes=0, read_ahead_bytes=0)
 PAGE_CACHE = True
 
 

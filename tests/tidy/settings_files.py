@@ -36,17 +36,22 @@ def text_of(path: str) -> str:
 
 
 def _lines(settings: type[Settings]) -> Iterator[str]:
+    """Section by section, in the order of SECTIONS."""
     sections: Mapping[str, str] = settings.SECTIONS  # type: ignore[attr-defined]
+    lines: dict[str, list[str]] = {}
+    first = ""
     for name, field in settings.model_fields.items():
-        if name in sections:
-            title, _, remark = sections[name].partition("\n")
-            yield ""
-            yield f"# -- {title} ".ljust(COLUMNS - 4, "-")
-            yield from _remark(remark)
-            yield ""
+        first = name if name in sections else first
         assert field.description is not None
-        yield from _remark(field.description)
-        yield f"{name} = {_value(field.default)}"
+        described = [*_remark(field.description), f"{name} = {_value(field.default)}"]
+        lines.setdefault(first, []).extend(described)
+    for first, heading in sections.items():
+        title, _, remark = heading.partition("\n")
+        yield ""
+        yield f"# -- {title} ".ljust(COLUMNS - 4, "-")
+        yield from _remark(remark)
+        yield ""
+        yield from lines[first]
 
 
 def _remark(text: str) -> list[str]:

@@ -76,7 +76,6 @@ FLOORS = {
         daemon audit_job merge_job sql_functions
         session
         data_source
-        shape
         read write
         rows
         options

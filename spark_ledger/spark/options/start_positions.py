@@ -20,7 +20,7 @@ from typing import Any
 
 from spark_ledger.errors import OffsetsMalformed, OptionInvalid
 from spark_ledger.spark.options import timestamps
-from spark_ledger.spark.options.values import json_of, once
+from spark_ledger.spark.options.values import json_of, once, quoted
 from spark_ledger.topic.log.names import parse_topic
 
 IDS = "_ids"
@@ -78,9 +78,9 @@ def parse_offsets(text: str, option: str) -> Named | Explicit:
     try:
         offset = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError):
-        raise OffsetsMalformed(f"{option} is {_quoted(text)}, which is not JSON") from None
+        raise OffsetsMalformed(f"{option} is {quoted(text)}, which is not JSON") from None
     if not isinstance(offset, dict):
-        raise OffsetsMalformed(f"{option} is {_quoted(text)}, not an object of topics")
+        raise OffsetsMalformed(f"{option} is {quoted(text)}, not an object of topics")
     offsets, ids = split(offset, option)
     for topic, by_partition in offsets.items():
         for partition, at in by_partition.items():
@@ -105,13 +105,13 @@ def split(offset: Mapping[str, Any], what: str) -> tuple[ByPartition, Mapping[st
         numbers = _numbers(by_partition)
         if numbers is None or topic in offsets:
             raise OffsetsMalformed(
-                f"{what} has {_quoted(json.dumps(by_partition))} for {key!r}, "
+                f"{what} has {quoted(json.dumps(by_partition))} for {key!r}, "
                 "not whole numbers by partition number, each once"
             )
         offsets[topic] = numbers
     ids = offset.get(IDS, {})
     if not isinstance(ids, dict) or not all(isinstance(id_, str) for id_ in ids.values()):
-        raise OffsetsMalformed(f"{what} has {_quoted(json.dumps(ids))} for {IDS!r}, not ids")
+        raise OffsetsMalformed(f"{what} has {quoted(json.dumps(ids))} for {IDS!r}, not ids")
     return offsets, {parse_topic(key).short: id_ for key, id_ in ids.items()}
 
 
@@ -139,7 +139,7 @@ def parse_times(text: str, option: str, missing: str, zone: tzinfo | None = None
         topic = parse_topic(key).short if good else ""
         if not good or topic in times:
             raise OptionInvalid(
-                f"{option} is {_quoted(text)}, not times by topic and partition number, each once",
+                f"{option} is {quoted(text)}, not times by topic and partition number, each once",
                 f"Give {option} as {example}.",
             )
         times[topic] = {int(p): _millis(at, option, zone) for p, at in named.items()}
@@ -157,14 +157,14 @@ def parse_assigned(text: str, option: str) -> dict[str, tuple[int, ...]]:
         good = all(type(number) is int and number >= 0 for number in numbers)
         if not numbers or not good or len(set(numbers)) != len(numbers) or topic in assigned:
             raise OptionInvalid(
-                f"{option} has {_quoted(json.dumps(partitions))} for {key!r}, "
+                f"{option} has {quoted(json.dumps(partitions))} for {key!r}, "
                 "not a list of partition numbers, each once",
                 f'Give {option} as {{"t":[0,1]}}.',
             )
         assigned[topic] = tuple(sorted(numbers))
     if not assigned:
         raise OptionInvalid(
-            f"{option} is {_quoted(text)}, which names no partition",
+            f"{option} is {quoted(text)}, which names no partition",
             f'Give {option} as {{"t":[0,1]}}.',
         )
     return assigned
@@ -196,7 +196,3 @@ def _millis(value: object, option: str, zone: tzinfo | None) -> int:
             f"Give {option} milliseconds since 1970, or ISO text as 2024-05-01T10:00:00Z.",
         )
     return millis
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 200 else text[:200] + "...")

@@ -159,7 +159,7 @@ class Keys:
         keys = [_utf8(one) for one in given] if isinstance(given, list) else []
         if not 0 < len(keys) <= self.count_max or None in keys:
             raise OptionInvalid(
-                f"{name} is {_short(text)}, not a list of 1 to {self.count_max} texts",
+                f"{name} is {quoted(text)}, not a list of 1 to {self.count_max} texts",
                 f'Give {name} one key, or several as ["AA","DL"].',
             )
         return tuple(dict.fromkeys(key for key in keys if key is not None))
@@ -171,7 +171,7 @@ def json_of(name: str, text: str, example: str) -> Any:
         return json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError):
         raise OptionInvalid(
-            f"{name} is {_short(text)}, which is not JSON", f"Give {name} as {example}."
+            f"{name} is {quoted(text)}, which is not JSON", f"Give {name} as {example}."
         ) from None
 
 
@@ -199,7 +199,8 @@ def _utf8(value: object) -> bytes | None:
         return None
 
 
-def _short(text: str) -> str:
+def quoted(text: str) -> str:
+    """As errors show it: not more than is read."""
     return repr(text if len(text) <= 200 else text[:200] + "...")
 
 
@@ -213,3 +214,8 @@ def _with_unit(text: str, units: dict[str, int]) -> int | None:
     if found is None or found[2] not in units or len(found[1]) > 19:
         return None
     return int(found[1]) * units[found[2]]
+
+
+def as_given(value: object) -> str:
+    """A value of Python's as the text of an option, as Spark makes it of one."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

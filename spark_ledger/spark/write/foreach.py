@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 
 from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaTypeMismatch
 from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.options.values import as_given
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import (
     TaskProperties,
@@ -171,7 +172,7 @@ def foreach_writer(
     be STRING or BINARY. `app_id` names the writer where Spark does not name the query. Raises
     LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
     """
-    given = {name: _text(value) for name, value in options.items() if value is not None}
+    given = {name: as_given(value) for name, value in options.items() if value is not None}
     if topic is not None:
         given["topic"] = topic
     shape: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -232,7 +233,3 @@ def _size(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_size, value.keys())) + sum(map(_size, value.values()))
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

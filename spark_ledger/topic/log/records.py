@@ -187,7 +187,7 @@ def decode_topic(value: bytes) -> TopicRecord:
             own = policies.own_names(name for name in plain["own"] if name in NAMES)
         return TopicRecord(plain["name"], plain["partitions"], kept, own)
 
-    return _load(value, "topic", build)
+    return load(value, "topic", build)
 
 
 def encode_namespace(namespace: NamespacePolicies) -> bytes:
@@ -207,7 +207,7 @@ def decode_namespace(value: bytes) -> NamespacePolicies:
         topics = {k: v for k, v in plain["topics"].items() if k in NAMES}
         return NamespacePolicies(plain["auto_create"], plain["auto_create_partitions"], topics)
 
-    return _load(value, "namespace", build) if value else NamespacePolicies()
+    return load(value, "namespace", build) if value else NamespacePolicies()
 
 
 def encode_topic_pointer(topic_id: str) -> bytes:
@@ -215,7 +215,7 @@ def encode_topic_pointer(topic_id: str) -> bytes:
 
 
 def decode_topic_pointer(value: bytes) -> str:
-    return _load(value, "topic pointer", lambda plain: str(plain["id"]))
+    return load(value, "topic pointer", lambda plain: str(plain["id"]))
 
 
 def encode_head(head: Head) -> bytes:
@@ -227,7 +227,7 @@ def decode_head(value: bytes) -> Head:
     def build(plain: dict[str, Any]) -> Head:
         return Head(int(plain["next"]), TopicLife(plain["state"]), plain.get("turn", ""))
 
-    return _load(value, "head", build)
+    return load(value, "head", build)
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -275,7 +275,7 @@ def decode_commit(value: bytes) -> Commit | Spilled:
             **{name: plain[name] for name in _COMMIT_TEXTS},
         )
 
-    return _load(value, "commit", build)
+    return load(value, "commit", build)
 
 
 def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
@@ -304,7 +304,7 @@ def decode_txn(value: bytes) -> TxnRecord:
             },
         )
 
-    return _load(value, "transaction record", build)
+    return load(value, "transaction record", build)
 
 
 def encode_intent(record: IntentRecord) -> bytes:
@@ -322,7 +322,7 @@ def decode_intent(value: bytes) -> IntentRecord:
         known = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
         return IntentRecord(**{**known, "state": state})
 
-    return _load(value, "intent", build)
+    return load(value, "intent", build)
 
 
 def encode_query_pointer(pointer: QueryPointer) -> bytes:
@@ -330,7 +330,7 @@ def encode_query_pointer(pointer: QueryPointer) -> bytes:
 
 
 def decode_query_pointer(value: bytes) -> QueryPointer:
-    return _load(value, "query pointer", lambda plain: QueryPointer(**_fields(QueryPointer, plain)))
+    return load(value, "query pointer", lambda plain: QueryPointer(**_fields(QueryPointer, plain)))
 
 
 def encode_block(block: IdBlock) -> bytes:
@@ -338,7 +338,7 @@ def encode_block(block: IdBlock) -> bytes:
 
 
 def decode_block(value: bytes) -> IdBlock:
-    return _load(value, "ledger id block", lambda plain: IdBlock(**_fields(IdBlock, plain)))
+    return load(value, "ledger id block", lambda plain: IdBlock(**_fields(IdBlock, plain)))
 
 
 def _txn_bytes(record: TxnRecord) -> bytes:
@@ -371,7 +371,8 @@ def _dump(plain: Mapping[str, Any]) -> bytes:
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
+def load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
+    """What `build` makes of a record's JSON. Raises UnsupportedFormat, which names `what`."""
     try:
         plain = json.loads(value)
         needed = int(plain["min_reader"])

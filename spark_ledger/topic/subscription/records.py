@@ -12,13 +12,12 @@ docs/topics.md ("Subscriptions") shows them.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from spark_ledger import errors
-from spark_ledger.topic.log.records import FIRST_VERSION, READER_VERSION
+from spark_ledger.topic.log.records import FIRST_VERSION, load
 
 T = TypeVar("T")
 
@@ -130,7 +129,7 @@ def decode_subscription(value: bytes) -> SubscriptionRecord:
             **{name: str(plain[name]) for name in _TEXTS},
         )
 
-    return _load(value, "subscription", build)
+    return load(value, "subscription", build)
 
 
 def encode_mark(positions: Positions) -> bytes:
@@ -138,7 +137,7 @@ def encode_mark(positions: Positions) -> bytes:
 
 
 def decode_mark(value: bytes) -> dict[int, int]:
-    return _load(value, "subscription's mark", lambda plain: _positions(plain["positions"]))
+    return load(value, "subscription's mark", lambda plain: _positions(plain["positions"]))
 
 
 def encode_share(share: Share) -> bytes:
@@ -151,7 +150,7 @@ def decode_share(value: bytes) -> Share:
         at = {int(p): (int(epoch), int(offset)) for p, (epoch, offset) in plain["at"].items()}
         return Share(int(plain["epoch"]), bool(plain["used"]), at)
 
-    return _load(value, "subscription's share", build)
+    return load(value, "subscription's share", build)
 
 
 def _plain(positions: Positions) -> dict[str, int]:
@@ -165,16 +164,3 @@ def _positions(plain: Mapping[str, Any]) -> dict[int, int]:
 def _dump(plain: Mapping[str, Any]) -> bytes:
     versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, separators=(",", ":")).encode()
-
-
-def _load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
-    try:
-        plain = json.loads(value)
-        needed = int(plain["min_reader"])
-        if needed > READER_VERSION:
-            raise errors.UnsupportedFormat(
-                f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
-            )
-        return build(plain)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error

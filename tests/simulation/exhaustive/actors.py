@@ -8,7 +8,6 @@ deterministic automaton, whatever the others do meanwhile.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 from bookie_server.api import codec
@@ -20,6 +19,7 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import MultiFailed, StoreError
 from tests.kit.handling import handle_bytes
+from tests.kit.settings import with_settings
 from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.exhaustive.actor_loop import ActorLoop
 from tests.simulation.exhaustive.doors import Calls, GatedDisk, NetworkDoor, StoreDoor
@@ -43,7 +43,7 @@ from tests.simulation.store_tree import Tree, Write
 
 _QUESTIONS = ("Read", "ReadLac")
 GRACE_S = 1.0  # timers set no longer ahead are events; longer ones are time-outs
-STORAGE_QUIET = replace(STORAGE, flush_interval_s=1e9)
+STORAGE_QUIET = with_settings(STORAGE, flush_interval_s=1e9)
 
 
 class Actor:

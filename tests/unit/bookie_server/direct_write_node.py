@@ -1,7 +1,6 @@
 """A node of several directories that places large entries, for tests of direct writes."""
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 
 from bookie_server.api.status import Status
@@ -11,6 +10,7 @@ from bookie_server.logs.entry_log import log_path
 from bookie_server.logs.index import decode_ledger_state
 from bookie_server.logs.scan import scan
 from spark_ledger.metadata import cluster
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import KIB, entry
@@ -19,7 +19,7 @@ from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, SETTINGS,
 OK, ABSENT, LIMBO, BUSY = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.BUSY
 JOURNALED, PLACED = "journaled", "placed"
 LARGE = 16 * KIB
-PLACING = dataclasses.replace(
+PLACING = with_settings(
     SETTINGS,
     large_entry_bytes=LARGE,
     journal_pending_bytes_max=1024 * KIB,
@@ -128,7 +128,7 @@ def on_a_node(test: Callable[[Wide], Awaitable[None]], journals: int = 1, ledger
     """Ledgers 1 and 2 at home in d0, each with a small entry 0."""
 
     async def main() -> None:
-        node = Wide(journals, ledgers, dataclasses.replace(PLACING, **more))
+        node = Wide(journals, ledgers, with_settings(PLACING, **more))
         await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
         await node.start()
         await node.home("d0", 1, 2)

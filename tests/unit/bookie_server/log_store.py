@@ -1,16 +1,16 @@
 """A ledger directory with entry logs and an index and nothing else, for tests of reclaim."""
 
 import asyncio
-import dataclasses
 import random
 
 from bookie_server.logs.entry_log import EntryLogs
 from bookie_server.logs.scan import LogMap, read_map
+from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
-SMALL_LOGS = dataclasses.replace(CONFIG, entry_log_bytes_max=64 * KIB)
+SMALL_LOGS = with_settings(CONFIG, entry_log_bytes_max=64 * KIB)
 PAYLOAD_BYTES = 1000
 RECORD_BYTES = 48 + 64 + PAYLOAD_BYTES
 ONE_LOG = 59  # so many entries fill a log

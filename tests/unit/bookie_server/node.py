@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
@@ -19,7 +19,7 @@ from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, 
 from tests.kit.handling import handle_bytes
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
-from tests.simulation.store import SimStore
+from tests.simulation.store import SimSession, SimStore
 
 KIB = 1 << 10
 CONFIG = StorageConfig(
@@ -65,6 +65,7 @@ class Node:
         self.journal_disk = SimDisk(rng)
         self.ledger_disk = SimDisk(rng)
         self.store = SimStore(rng)
+        self.session: SimSession
         self.bookie: Bookie
 
     async def start(self) -> "Node":
@@ -73,9 +74,13 @@ class Node:
             [JournalDirectory("journal-1", self.journal_disk)],
             [LedgerDirectory("ledger-1", self.ledger_disk, index)],
         )
-        session = self.store.session("bookie")
+        return await self.start_on(directories)
+
+    async def start_on(self, directories: Directories) -> Self:
+        self.session = self.store.session("bookie")
         self.bookie = await Bookie.start(
-            *(ID, directories, session, self.config, self.cluster_id, self.repair_credential)
+            *(ID, directories, self.session),
+            *(self.config, self.cluster_id, self.repair_credential),
         )
         return self
 

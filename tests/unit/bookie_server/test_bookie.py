@@ -1,5 +1,4 @@
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from bookie_server.disk.interface import DiskFailed
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import derive
 from tests.kit.handling import handle_bytes
+from tests.kit.settings import with_settings
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
@@ -551,7 +551,7 @@ def test_bytes_that_are_no_request_are_answered_and_an_unknown_method_is_not():
 
 def test_settings_that_could_not_hold_the_largest_entry_are_refused():
     with pytest.raises(ValueError, match="journal_pending_bytes_max"):
-        replace(CONFIG, journal_pending_bytes_max=64 * KIB)
+        with_settings(CONFIG, journal_pending_bytes_max=64 * KIB)
 
 
 def test_an_entry_read_back_is_whole():

@@ -1,5 +1,3 @@
-from dataclasses import fields
-
 import pytest
 
 from bookie_server.api.settings import BadSettings, load
@@ -9,17 +7,6 @@ from bookie_server.config import (
     advertised_frames,
     frames_listen,
 )
-from bookie_server.storage_config import StorageConfig
-
-
-def test_the_storage_engines_limits_are_settings_with_its_defaults():
-    assert BookieConfig().storage() == StorageConfig()
-    assert {part.name for part in fields(StorageConfig)} <= BookieConfig.model_fields.keys()
-
-
-def test_a_limit_that_is_set_reaches_the_storage_engine():
-    assert load(BookieConfig, None, {"retry_after_ms": "5"}).storage().retry_after_ms == 5
-
 
 ENTRY_BYTES = 16 << 20
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import random
+from typing import Self
 
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.bookie import Bookie
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import degraded_reason
 from bookie_server.journal import checkpoint
@@ -17,7 +17,7 @@ from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
-from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
+from tests.unit.bookie_server.node import CONFIG, Node, entry
 
 OK, ABSENT, LIMBO, IO_ERROR = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR
 LEDGERS = range(1, 9)
@@ -33,15 +33,13 @@ class Wide(Node):
         self.ledgers = {f"d{n}": SimDisk(rng) for n in range(ledgers)}
         self.out: list[str] = []
 
-    async def start(self) -> "Wide":
+    async def start(self) -> Self:
         ledgers = []
         for name, disk in self.ledgers.items():
             if name not in self.out:
                 ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
         journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
-        session = self.store.session("bookie")
-        self.bookie = await Bookie.start(ID, Directories(journals, ledgers), session, self.config)
-        return self
+        return await self.start_on(Directories(journals, ledgers))
 
     def die(self, keep="none"):
         self.bookie.abandon()

@@ -1,7 +1,6 @@
 """A bookie whose disks fill up: read-only in time, of use to recovery, back by itself."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +9,12 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import RESERVE
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
-SPACE = replace(
+SPACE = with_settings(
     CONFIG,
     disk_free_bytes_min=1024 * KIB,
     disk_reserve_bytes=512 * KIB,
@@ -24,7 +24,7 @@ LOOKED_S = 2 * SPACE.disk_check_s
 
 
 async def a_node(**changes: Any) -> Node:
-    node = await Node(replace(SPACE, **changes)).start()
+    node = await Node(with_settings(SPACE, **changes)).start()
     await node.create_ledger(1, 2)
     return node
 

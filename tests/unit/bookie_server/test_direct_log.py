@@ -1,5 +1,4 @@
 import asyncio
-import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 
@@ -11,13 +10,14 @@ from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, log_path, recor
 from bookie_server.logs.index import Changes, LedgerState, Location, encode_log_mark, log_key
 from bookie_server.logs.scan import read_map
 from bookie_server.storage.directories import DirectoryStore, LedgerDirectory
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
 LARGE = 10 * KIB
-SETTINGS = dataclasses.replace(
+SETTINGS = with_settings(
     CONFIG,
     journal_batch_bytes_max=64 * KIB,
     entry_log_bytes_max=100 * KIB,

@@ -1,6 +1,5 @@
 import asyncio
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,12 +23,13 @@ from bookie_server.disk.monitor import (
 )
 from bookie_server.journal import checkpoint
 from bookie_server.storage_config import StorageConfig
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 
 MIB = 1 << 20
 LIMITS = Limits(usage_high=0.95, usage_low=0.90, free_bytes_min=10)
-CONFIG = replace(
+CONFIG = with_settings(
     StorageConfig(),
     disk_free_bytes_min=4 * MIB,
     disk_reserve_bytes=2 * MIB,
@@ -110,7 +110,7 @@ def test_the_node_is_read_only_when_a_journal_or_all_ledger_directories_that_liv
 
 
 def test_recoverys_adds_are_taken_while_what_was_taken_still_fits_a_ledger_directory():
-    config = replace(CONFIG, disk_reserve_bytes=10)
+    config = with_settings(CONFIG, disk_reserve_bytes=10)
     full, other = state("/a", full=True), state("/b")  # 10 bytes free each
     assert not exhausted([JOURNAL, full], 0, config)
     assert exhausted([JOURNAL, full], 1, config)
@@ -384,7 +384,7 @@ def test_a_directory_that_is_not_there_at_all_is_named_too():
 
 def test_without_a_reserve_nothing_is_made():
     async def scenario() -> None:
-        node = Node(replace(CONFIG, disk_reserve_bytes=0))
+        node = Node(with_settings(CONFIG, disk_reserve_bytes=0))
         await node.monitor.look()
         assert node.disks["a"].paths() == []
         assert node.monitor.has_space("a")

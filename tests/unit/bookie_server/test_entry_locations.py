@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -18,6 +17,7 @@ from bookie_server.logs.entry_log import log_path
 from bookie_server.start.opening import OnDisk
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.entry_reader import Undeliverable
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
@@ -25,7 +25,7 @@ from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 from tests.unit.bookie_server.test_entry_reader import SMALL, Reading, reading
 
 LEAST = 2 * KIB
-TELLING = replace(SMALL, place_bytes_min=LEAST)
+TELLING = with_settings(SMALL, place_bytes_min=LEAST)
 HERE, THERE = "/disks/here", "/disks/there"
 FLUSHED_S = 20
 IDS = range(8)
@@ -101,7 +101,7 @@ def test_nothing_is_told_of_where_the_least_is_nothing_or_more_than_the_entry_ha
         await stored(r, 0)
         assert await told(r) == {0: of(0)}
 
-    reading(test, replace(TELLING, place_bytes_min=least))
+    reading(test, with_settings(TELLING, place_bytes_min=least))
 
 
 def test_only_entries_of_directories_that_have_a_path_are_told_of():
@@ -152,7 +152,7 @@ def test_what_is_told_counts_towards_the_bytes_of_an_answer_as_if_it_were_sent()
         answer = await r.reader.read(1, range(8, 11), 2 * LEAST, locate=True)
         assert (list(answer.entries), answer.known_through) == ([8, 9], 9)
 
-    reading(test, replace(TELLING, read_cache_bytes=0))
+    reading(test, with_settings(TELLING, read_cache_bytes=0))
 
 
 def test_nothing_is_read_ahead_of_a_reader_who_reads_himself():
@@ -256,7 +256,7 @@ def on_a_node(
     """`test(node)`, whose logs have the entries."""
 
     async def main() -> None:
-        node = await Telling(replace(CONFIG, place_bytes_min=least)).start()
+        node = await Telling(with_settings(CONFIG, place_bytes_min=least)).start()
         await node.create_ledger(1)
         for at in range(0, len(entries), 16):  # what fits into its queue
             await node.add_all(*entries[at : at + 16])

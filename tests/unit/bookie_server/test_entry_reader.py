@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +13,13 @@ from bookie_server.logs.entry_log import EntryLogs, log_path
 from bookie_server.storage import entry_reader
 from bookie_server.storage.entry_reader import BadEntries, EntryReader, Undeliverable
 from bookie_server.storage.write_cache import WriteCache
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
-SMALL = replace(CONFIG, read_cache_bytes=256 * KIB, read_ahead_bytes=64 * KIB)
+SMALL = with_settings(CONFIG, read_cache_bytes=256 * KIB, read_ahead_bytes=64 * KIB)
 READ_S = 0.01
 
 
@@ -103,7 +103,7 @@ def test_without_a_read_cache_every_read_goes_to_the_disk():
         await r.read(0, 0)
         assert r.reads == [(1, 0), (1, 0)]
 
-    reading(test, replace(SMALL, read_cache_bytes=0))
+    reading(test, with_settings(SMALL, read_cache_bytes=0))
 
 
 def test_an_overwritten_entry_is_never_served_from_the_read_cache():
@@ -142,8 +142,7 @@ def test_entries_of_a_deleted_ledger_are_not_served_from_the_read_cache():
         await r.store_entries((1, 0), (2, 0))
         await r.read(0, 0)
         await r.read(0, 0, ledger_id=2)
-        r.stores[0].index._entries.pop(1)
-        r.stores[0].index._order.pop(1)
+        await r.stores[0].index.delete_ledger(1)
         r.reader.deleted(1)
         assert await r.read(0, 0) == {}
         assert 0 in await r.read(0, 0, ledger_id=2)
@@ -469,7 +468,7 @@ def test_a_look_up_that_stopped_at_its_bytes_denies_nothing_behind_it(replaced):
         found = await r.reader.read(1, range(2, 3), 2 * KIB)
         assert (list(found.entries), found.known_through) == ([2], 2)
 
-    reading(test, replace(SMALL, read_cache_bytes=0))
+    reading(test, with_settings(SMALL, read_cache_bytes=0))
 
 
 def test_a_ledger_of_many_bad_entries_is_told_of_in_few_lines_that_count(caplog):

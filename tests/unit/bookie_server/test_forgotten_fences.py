@@ -11,6 +11,7 @@ from bookie_server.journal.format import BATCH_HEADER_BYTES, BATCH_MAGIC
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.metadata.store import NoNode
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
 from tests.unit.bookie_server.test_bookie_directories import on_a_wide_node
@@ -101,25 +102,34 @@ def mixed(ledger_id, first):
 
 
 def hold(node):
-    """The walk does not begin: the node's store is not known to be its cluster's."""
+    """The walk does not begin: the node's store is not known to be its cluster's. Returns what
+    lets it begin."""
+    plain, held = node.session.get, True
 
-    async def never():
-        return False
+    async def get(path, watch=None):
+        if held and path == paths.CLUSTER:
+            raise NoNode(path)
+        return await plain(path, watch)
 
-    node.bookie._limbo._records.store_is_ours = never
+    def let_go():
+        nonlocal held
+        held = False
+
+    node.session.get = get
+    return let_go
 
 
 def test_a_ledgers_record_is_read_once_and_not_at_all_after_the_walk():
     async def test(node):
         await rot_the_last_batch(node)
         await node.start()
-        hold(node)
+        let_go = hold(node)
         read = reads_of(node, OPEN)
         frames = [node.add(entry(OPEN, e)) for e in range(2, 8)]
         assert await asyncio.gather(*frames) == [[OK]] * 6
         assert await node.add(entry(OPEN, 8)) == [OK]
         assert len(read) == 1
-        del node.bookie._limbo._records.store_is_ours
+        let_go()
         assert await node.statuses(CLOSED, 0, 0) == [OK], "it is met, and not sure"
         await asyncio.sleep(10)
         closed = reads_of(node, CLOSED)
@@ -132,7 +142,7 @@ def test_a_ledgers_record_is_read_once_and_not_at_all_after_the_walk():
 def reads_of(node, ledger_id):
     """Counts what is asked of the ledger's record from now on."""
     found = []
-    metadata = node.handles._metadata
+    metadata = node.session
     plain = metadata.get
 
     async def get(path, watch=None):

@@ -77,9 +77,11 @@ class Node:
 class Setting:
     """A node with ledgers 1..n, one log each, whose records name it; and its collector."""
 
-    def __init__(self, node, metadata, collector, logs):
+    def __init__(self, node, metadata, session, records, collector, logs):
         self.node = node
         self.metadata = metadata
+        self.session = session
+        self.records = records
         self.collector = collector
         self.logs = logs
         self.store = node.stores[0]
@@ -101,10 +103,11 @@ class Setting:
         for ledger_id in node.known:
             path, value = paths.ledger(ledger_id), record_of.encode(record(ledger_id, US))
             await session.create(path, value, parents=True)
-        records = ClusterLedgers(metadata.session("bookie"), CLUSTER_ID)
+        bookies_session = metadata.session("bookie")
+        records = ClusterLedgers(bookies_session, CLUSTER_ID)
         collector = GarbageCollector(node, node, records, US)
         logs = [StoreLogs(store, collector.lives, Pace(1 << 40)) for store in stores]
-        return cls(node, session, collector, logs)
+        return cls(node, session, bookies_session, records, collector, logs)
 
     async def delete(self, *ledger_ids, buried=True):
         for ledger_id in ledger_ids:
@@ -198,7 +201,7 @@ def test_bk870_the_store_of_another_cluster_or_of_none_drops_nothing(found):
         at = await Setting.of()
         assert await at.collect() == []
         await at.delete(2)
-        assert await at.collector._records.store_is_ours()
+        assert await at.records.store_is_ours()
         await at.metadata.delete(paths.CLUSTER)
         if found is not None:
             value = found if isinstance(found, bytes) else cluster.encode(found)
@@ -219,7 +222,7 @@ def test_yahoo15_a_store_that_changes_while_it_is_read_drops_nothing():
     async def main():
         at = await Setting.of()
         await at.delete(2)
-        session = at.collector._records._metadata
+        session = at.session
         plain = session.get
 
         async def get(path, watch=None):
@@ -244,7 +247,7 @@ def test_yahoo17_a_missing_parent_node_is_an_error_and_not_an_empty_listing():
     async def main():
         at = await Setting.of()
         at.node.bury(*range(1, 6))
-        session = at.collector._records._metadata
+        session = at.session
         plain = session.get
 
         async def get(path, watch=None):
@@ -263,7 +266,7 @@ def test_an_error_of_the_store_drops_nothing():
     async def main():
         at = await Setting.of()
         await at.delete(2, 3)
-        session = at.collector._records._metadata
+        session = at.session
         plain = session.get
 
         async def get(path, watch=None):

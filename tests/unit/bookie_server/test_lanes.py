@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +11,7 @@ from bookie_server.api.status import Status
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond
+from tests.kit.settings import with_settings
 from tests.simulation.loop import current
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
 from tests.unit.bookie_server.test_bookie import OK, on_a_node
@@ -238,7 +238,7 @@ def test_without_space_for_a_next_segment_recovery_adds_end_before_fences_do():
         assert await node.add(entry(1, e, bytes(60 * KIB)), recovery=True) == [OK]
 
     space = {"disk_reserve_bytes": 0, "disk_free_bytes_min": 1, "write_cache_bytes": 8192 * KIB}
-    on_a_node(test, replace(CONFIG, **space))
+    on_a_node(test, with_settings(CONFIG, **space))
 
 
 def test_a_reply_counts_while_locations_are_looked_up_for_it():

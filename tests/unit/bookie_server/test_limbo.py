@@ -19,6 +19,7 @@ from spark_ledger.metadata.ledger_record import (
     verifiers,
 )
 from spark_ledger.metadata.store import NoNode, StoreUnavailable
+from tests.kit.settings import with_settings
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
 
@@ -46,7 +47,7 @@ def on_a_node(test, check_s=5.0):
     CLOSED, and another bookie's; ledger 5 is OPEN and names it, but it never met it."""
 
     async def main():
-        node = Node(dataclasses.replace(CONFIG, limbo_check_s=check_s), cluster_id=CLUSTER_ID)
+        node = Node(with_settings(CONFIG, limbo_check_s=check_s), cluster_id=CLUSTER_ID)
         await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
         await node.create_ledger(OPEN, RECOVERING, CLOSED, OURS_NOT, UNMET)
         await node.start()
@@ -452,9 +453,8 @@ def test_a_store_that_fails_ends_one_look_and_no_more():
             failures.append(1)
             raise StoreUnavailable("for now")
 
-        limbo = node.bookie._limbo
         await asyncio.sleep(10)
-        limbo._records.store_is_ours = fails
+        node.session.sync = fails
         await asyncio.sleep(20)
         assert len(failures) >= 3
         assert await lacks(node, OPEN) is TORN
@@ -473,15 +473,15 @@ def test_a_ledger_in_limbo_that_is_forgotten_while_the_store_is_asked_ends_nothi
         assert OPEN in await listed(node)
         await node.store.session("admin").delete(paths.ledger(OPEN))
         ledgers, storage = node.handles, node.storage
-        plain = node.bookie._limbo._records.confirmed_absent
+        plain = node.session.get
 
-        async def slow(ledger_ids):
-            absent = await plain(ledger_ids)
-            if storage.state(OPEN) is not None and ledgers.forget(OPEN):
+        async def get(path, watch=None):
+            gone = path == paths.ledger(OPEN) and storage.state(OPEN) is not None
+            if gone and ledgers.forget(OPEN):
                 storage.forget(OPEN)
-            return absent
+            return await plain(path, watch)
 
-        node.bookie._limbo._records.confirmed_absent = slow
+        node.session.get = get
         await asyncio.sleep(20)
         assert not node.bookie.failed.done()
         assert OPEN not in await listed(node)
@@ -510,7 +510,7 @@ def test_a_comparison_of_before_another_loss_clears_nothing_though_revisions_beg
 def test_a_node_without_a_session_yet_tells_nothing_that_could_be_another_runs():
     async def test(node):
         node.storage.quarantine(OPEN, 0, "a bad block")
-        session = node.bookie._limbo._metadata
+        session = node.session
         known, session._id = session.session_id, 0
         told = await ask(node, OPEN)
         assert (told.status, told.revision) == (LIMBO, 0)

@@ -1,17 +1,17 @@
 """Entry logs read through: every whole record, whatever is damaged around it."""
 
-import dataclasses
 import random
 
 import pytest
 
 from bookie_server.logs.entry_log import BLOCK_BYTES, EntryLogs, log_path, record_end
 from bookie_server.logs.scan import CHUNK_BYTES, scan
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, entry
 
-ONE_LOG = dataclasses.replace(CONFIG, entry_log_bytes_max=1 << 30)
+ONE_LOG = with_settings(CONFIG, entry_log_bytes_max=1 << 30)
 
 
 async def log_with(disk, *entries):

@@ -9,27 +9,23 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.bookie import Bookie
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from bookie_server.logs.index import EVERY_LEDGER
-from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.metadata.store import NoNode
+from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
-from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, entry
 from tests.unit.bookie_server.test_bookie_directories import LEDGERS, Wide, flushed
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 CLUSTER_ID = "cluster-1"
-SETTINGS = dataclasses.replace(
-    CONFIG, limbo_check_s=5.0, gc_interval_s=20.0, tombstone_sweep_s=20.0
-)
+SETTINGS = with_settings(CONFIG, limbo_check_s=5.0, gc_interval_s=20.0, tombstone_sweep_s=20.0)
 
 
 class Clustered(Wide):
@@ -39,17 +35,7 @@ class Clustered(Wide):
         self, journals: int = 1, ledgers: int = 2, config: StorageConfig = SETTINGS
     ) -> None:
         super().__init__(journals, ledgers, config)
-
-    async def start(self) -> "Clustered":
-        ledgers = []
-        for name, disk in self.ledgers.items():
-            if name not in self.out:
-                ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
-        journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
-        session = self.store.session("bookie")
-        directories = Directories(journals, ledgers)
-        self.bookie = await Bookie.start(ID, directories, session, self.config, CLUSTER_ID)
-        return self
+        self.cluster_id = CLUSTER_ID
 
     async def listed(self) -> dict[int, str]:
         admin = self.store.session("admin")
@@ -272,7 +258,7 @@ def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_a
     async def test(node):
         await flushed(node)
         node.ledgers["d2"] = SimDisk()
-        node.config = dataclasses.replace(SETTINGS, overreplicated_wait_s=20.0)
+        node.config = with_settings(SETTINGS, overreplicated_wait_s=20.0)
         await node.stop_and_start()
         node.out = ["d2"]
         await node.crash()

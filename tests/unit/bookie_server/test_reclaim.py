@@ -1,7 +1,6 @@
 """Reclaim on a whole bookie: what is deleted goes, what is wanted stays readable all the while."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -11,13 +10,14 @@ from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
 from tests.kit.handling import reclaim_once
+from tests.kit.settings import with_settings
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, delete, entry
 
 OK = Status.OK
 CLUSTER_ID = "cluster-1"
 PAYLOAD = 4000
-SETTINGS = dataclasses.replace(
+SETTINGS = with_settings(
     CONFIG,
     entry_log_bytes_max=64 * KIB,
     tombstone_sweep_s=60.0,
@@ -38,7 +38,7 @@ def on_a_node(test, ledgers=4, entries=16, **settings):
     """Run `test(node)` on a bookie with so many entries of ledgers 1..n, all flushed."""
 
     async def scenario():
-        node = Node(dataclasses.replace(SETTINGS, **settings), cluster_id=CLUSTER_ID)
+        node = Node(with_settings(SETTINGS, **settings), cluster_id=CLUSTER_ID)
         await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
         await node.create_ledger(*range(1, ledgers + 1), 99)
         await node.start()

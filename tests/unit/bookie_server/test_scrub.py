@@ -1,7 +1,6 @@
 """The scrub: rot is found entry by entry, slowly, and nothing else is disturbed."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -10,6 +9,7 @@ from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import log_path
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
+from tests.kit.settings import with_settings
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.log_store import ONE_LOG, SMALL_LOGS, LogStore
 
@@ -26,7 +26,7 @@ async def three_logs():
 
 
 def scrub_of(store, **settings):
-    config = dataclasses.replace(SMALL_LOGS, **settings)
+    config = with_settings(SMALL_LOGS, **settings)
     return Scrub(lambda: [store], store.quarantine, config)
 
 

@@ -1,7 +1,6 @@
 """Ledgers that were deleted: found out by a sweep, refused for ever, and never by mistake."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -12,6 +11,7 @@ from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.cluster import Cluster
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import NoNode, StoreUnavailable, Versioned
+from tests.kit.settings import with_settings
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, delete, entry
 
@@ -24,7 +24,7 @@ def on_a_node(test, sweep_s=SWEEP_S, ledgers=20):
     """Run `test(node)` on a bookie that has entry 0 of ledgers 1..n and sweeps."""
 
     async def scenario():
-        config = dataclasses.replace(CONFIG, tombstone_sweep_s=sweep_s)
+        config = with_settings(CONFIG, tombstone_sweep_s=sweep_s)
         node = Node(config, cluster_id=CLUSTER_ID)
         admin = node.store.session("admin")
         await cluster.ensure(admin, CLUSTER_ID)
@@ -168,7 +168,7 @@ def test_a_store_that_does_not_answer_buries_nothing():
 
 def test_a_record_that_one_replica_lacks_and_a_sync_brings_is_there():
     async def test(node):
-        session = node.handles._metadata
+        session = node.session
         plain_get, plain_sync = session.get, session.sync
         behind = True
 
@@ -220,14 +220,14 @@ def test_the_store_of_another_cluster_or_of_none_buries_nothing(record):
 
 def test_a_store_without_the_folder_of_ledgers_buries_nothing():
     async def test(node):
-        plain_get = node.handles._metadata.get
+        plain_get = node.session.get
 
         async def get(path, watch=None):
             if path.startswith(paths.LEDGERS):
                 raise NoNode(path)
             return await plain_get(path, watch)
 
-        node.handles._metadata.get = get
+        node.session.get = get
         await nothing_is_buried(node, 5)
 
     on_a_node(test, ledgers=5)
@@ -235,7 +235,7 @@ def test_a_store_without_the_folder_of_ledgers_buries_nothing():
 
 def test_an_error_in_the_middle_of_a_sweep_buries_nothing_of_it():
     async def test(node):
-        session = node.handles._metadata
+        session = node.session
         plain_get = session.get
 
         async def get(path, watch=None):
@@ -287,7 +287,7 @@ def test_ten_at_once_are_no_mass():
 
 def test_a_node_that_does_not_know_its_cluster_buries_nothing():
     async def scenario():
-        node = Node(dataclasses.replace(CONFIG, tombstone_sweep_s=SWEEP_S))
+        node = Node(with_settings(CONFIG, tombstone_sweep_s=SWEEP_S))
         await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
         await node.create_ledger(1)
         await node.start()

@@ -3,31 +3,29 @@ waiting who travels for recovery, and leaves nothing behind."""
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import pytest
 
 from bookie_server.api.entry import HEADER_BYTES
 from bookie_server.api.status import Status
-from bookie_server.bookie import Bookie
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.logs.entry_log import BLOCK_BYTES, RECORD_HEADER_BYTES
 from bookie_server.logs.index import IndexDamaged
-from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from spark_ledger.metadata import cluster
+from tests.kit.settings import with_settings
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run
-from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
+from tests.unit.bookie_server.node import CONFIG, KIB, entry
 from tests.unit.bookie_server.test_bookie import ABSENT, OK
 from tests.unit.bookie_server.test_bookie import on_a_node as on_one_node
 from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, LIMBO, Clustered
 
 IO_ERROR = Status.IO_ERROR
-LARGE = replace(CONFIG, large_entry_bytes=4 * KIB)
+LARGE = with_settings(CONFIG, large_entry_bytes=4 * KIB)
 PAYLOAD = bytes(8 * KIB)
 SYNC_S = 5.0
-SCARCE = replace(
+SCARCE = with_settings(
     LARGE,
     disk_reserve_bytes=0,
     disk_free_bytes_min=0,
@@ -41,21 +39,13 @@ SCARCE = replace(
 class Placed(Clustered):
     """Of two ledger directories and some journals; what is large goes to d1."""
 
-    async def start(self):
-        ledgers = []
-        for name, disk in self.ledgers.items():
-            if name not in self.out:
-                ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
-        journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
-        session = self.store.session("bookie")
-        directories = Directories(journals, ledgers)
-        self.bookie = await Bookie.start(ID, directories, session, LARGE, CLUSTER_ID)
-        return self
+    def __init__(self, journals):
+        super().__init__(journals, 2, LARGE)
 
 
 def on_a_node(test, journals=1):
     async def main():
-        node = Placed(journals, 2)
+        node = Placed(journals)
         await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
         await node.start()
         await node.create_ledger(1, 2)
@@ -135,7 +125,7 @@ def test_a_fence_after_a_large_add_waits_behind_no_bulk_of_other_ledgers():
         assert not bulk[-1].done(), "the bulk still waits"
         await asyncio.gather(*bulk)
 
-    config = replace(LARGE, journal_batch_bytes_max=32 * KIB)
+    config = with_settings(LARGE, journal_batch_bytes_max=32 * KIB)
     on_one_node(test, config)
 
 

@@ -153,7 +153,7 @@ async def test_close_adopts_an_end_beyond_its_own_for_a_failed_add_may_have_been
         bookie.handle = plain[name]
     recovered = (await other.recover(writer.ledger_id)).record
     assert recovered.last_entry == 1
-    writer._pipeline.fail(errors.TimedOut("too late"))
+    writer.abandon(errors.TimedOut("too late"))
     assert isinstance(await failure_of(pending), errors.TimedOut)
     assert await writer.close() == recovered
 

@@ -1,7 +1,7 @@
 """Where the topic layer is tested: the simulated cluster with real bookies and the real client."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +19,14 @@ from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.owner_calls import OwnerCalls
+from tests.kit.settings import with_settings
 from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
 
 NOW_MS = 1_700_000_000_000
 QUERY, RUN, TARGET = "q", "run-1", "t"
-CALM = replace(
+CALM = with_settings(
     STORAGE,
     flush_interval_s=600.0,
     page_cache_sync_s=600.0,
