@@ -24,6 +24,7 @@ from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.upkeep.compactor import compact
 from tests.kit.pulsar_batches import chunked, lone, message
 from tests.unit.spark_ledger.broker.test_chunks import Link
+from tests.unit.spark_ledger.broker.test_hand_over import reached
 from tests.unit.spark_ledger.broker.test_live_writer import (
     Owner,
     another_of,
@@ -154,9 +155,12 @@ def test_a_reader_that_keeps_little_reads_the_first_chunks_again(monkeypatch):
     play(act)
 
 
-def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole():
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole(hands_over):
     async def act(stage):
         owner = await owner_of(stage)
+        if hands_over:  # the chunks are in segments of one ledger
+            reached(owner)
         one = Sending(owner)
         first, second, third = chunked(WHOLE, 3)
         one.send(first)
