@@ -3,6 +3,7 @@
     python benchmarks/broker.py                        everything; beside Pulsar if it is installed
     python benchmarks/broker.py --with pulsar          fetches Pulsar (Maven, Java 17) if needed
     python benchmarks/broker.py --only produce,latency parts: idle, produce, latency, catchup, spark
+    python benchmarks/broker.py --by socket --bytes 200        some cases of produce
     python benchmarks/broker.py --page-cache           nobody syncs before a receipt
 
 Pulsar is looked for in $PEERS_HOME (default .peers). One server after the other, each empty, on
@@ -103,7 +104,8 @@ class Measure:
     # -- produce and consume -------------------------------------------------------------------
 
     def produce(self) -> None:
-        cases = [case for case in CASES if case.by in self._wanted.by]
+        some = self._wanted
+        cases = [one for one in CASES if one.by in some.by and str(one.size) in some.bytes]
         rounds: dict[Case, list[tuple[float, ...]]] = {case: [] for case in cases}
         with broker_client.connected(self.server.url) as client:
             for _ in range(1 + self._wanted.runs):
@@ -275,6 +277,7 @@ def main() -> int:
     parser.add_argument("--with", dest="peer", default=default, choices=["pulsar", "none"])
     parser.add_argument("--only", type=_some_of(PARTS), default=list(PARTS))
     parser.add_argument("--by", type=_some_of((CLIENT, SOCKET)), default=[CLIENT, SOCKET])
+    parser.add_argument("--bytes", type=_some_of([*map(str, SIZES)]), default=[*map(str, SIZES)])
     parser.add_argument("--copies", type=_some_of(("1", "3")), default=["1", "3"])
     parser.add_argument("--page-cache", action="store_true")
     parser.add_argument("--runs", type=int, default=3)

@@ -43,9 +43,17 @@ CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
 ROLL_BYTES_MIN = 1 << 20
-ENTRY_OVERHEAD_BYTES = 16 << 10
+ENTRY_OVERHEAD_BYTES = 48 << 10
+"""Beside a message of the largest size: its metadata, and the offsets of other chunks of it."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Incomplete:
+    """How many messages of a broker's producers were given up before their last chunk came."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +90,6 @@ class StoreClock:
             self._measured_s = now_s
 
 
-@dataclass(slots=True)
-class HeldChunks:
-    """What waits for the last chunks of messages (chunks.py). `message_bytes_max`: of a message
-    with the metadata of its chunks, an entry has to take it. `given_up`: messages whose last chunk
-    did not come."""
-
-    message_bytes_max: int
-    bytes: int = 0
-    given_up: int = 0
-
-
 class Broker:
     """On one event loop. `url` is what clients are told."""
 
@@ -113,7 +110,7 @@ class Broker:
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
-        self.held_chunks = HeldChunks(ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES)
+        self.incomplete = Incomplete()
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}

@@ -372,8 +372,8 @@ class Connection(asyncio.Protocol):
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer.id not in self._chunks:
-            held = self.broker.held_chunks
-            self._chunks[producer.id] = ChunksOfProducer(producer, held, self._drop)
+            incomplete = self.broker.incomplete
+            self._chunks[producer.id] = ChunksOfProducer(producer, incomplete, self._drop)
         return self._chunks[producer.id]
 
     def send_error(self, producer_id: int, sequence_id: int, code: ServerError, why: str) -> None:

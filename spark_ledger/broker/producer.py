@@ -13,6 +13,7 @@ from spark_ledger import errors
 from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.wire.commands import (
     AccessMode,
     Refusal,
@@ -121,7 +122,7 @@ class Producer:
 
 class Run:
     """Batches of a producer that came together, until their receipts: they are stored together.
-    `chunks`: of a message that came in so many, each of which has a receipt."""
+    `chunks`: each is to have so many receipts, as the last chunk of a message (chunks.py)."""
 
     __slots__ = (
         "_chunks",
@@ -129,6 +130,7 @@ class Run:
         "_sends",
         "batched",
         "batches",
+        "chunk",
         "counts",
         "messages",
         "producer",
@@ -140,6 +142,7 @@ class Run:
         self, producer: Producer, producer_name: str, batched: bool, chunks: int = 1
     ) -> None:
         self.producer = producer
+        self.chunk: Chunk | None = None
         self.producer_name = producer_name
         self.batched = batched
         self.batches: list[bytes] = []
@@ -223,6 +226,9 @@ class Run:
             found.append(one)
         return found
 
+    def sent(self, offset: int) -> None:
+        """What is stored does not depend on it."""
+
     def stored(self, offset: int) -> None:
         topic = self.producer.topic
         self._received(topic.ledger, accumulate(self.counts, initial=offset))
@@ -235,7 +241,8 @@ class Run:
         said: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
         if self._chunks > 1:
             said = chain.from_iterable(repeat(one, self._chunks) for one in said)
-        producer.connection.send(receipts(said, ledger, producer.shown_partition))
+        if self._chunks:
+            producer.connection.send(receipts(said, ledger, producer.shown_partition))
         producer.received(self.receipts)
         producer.connection.stored(self.waiting_bytes)
 

@@ -402,9 +402,9 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
     """The last `rows` of each partition and, following, what comes after them: what is committed,
     and what is confirmed of live segments."""
+    from spark_ledger.topic.message_chunks import read_rows
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
-    from spark_ledger.topic.read.slice_reader import read_task
 
     info = await client.topics.open(name)
     log = client.log(info.id)
@@ -427,7 +427,7 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
         tasks = plan_read(state, ranges, topic=info.name.full, read=read)
         more = (live_task(info.name.full, state, p, at[p], end) for p, end in known.items())
         for task in (*tasks, *(one for one in more if one is not None)):
-            async for part in read_task(client.ledgers, task):
+            async for part in read_rows(client, task):
                 yield part
         if not follow:
             return

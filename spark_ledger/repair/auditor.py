@@ -20,7 +20,7 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -107,11 +107,18 @@ def alarm(too_many: Collection[str]) -> str:
     )
 
 
-class Auditor:
-    """One observer; it must live on from look to look."""
+def _now_ms() -> int:
+    return time.time_ns() // 10**6
 
-    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+
+class Auditor:
+    """One observer; it must live on from look to look. `now_ms` is this host's clock."""
+
+    def __init__(
+        self, ledgers: LedgerStore, tokens: Tokens, now_ms: Callable[[], int] | None = None
+    ) -> None:
         self._ledgers = ledgers
+        self._now_ms = now_ms or _now_ms
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
@@ -177,7 +184,7 @@ class Auditor:
             since = self._absence.since(bookie_id)
             before = self._seen_absent.get(bookie_id)
             if before is None or before[0] != since:
-                before = since, time.time_ns() // 10**6
+                before = since, self._now_ms()
             seen[bookie_id] = before
         self._seen_absent = seen
         return {bookie_id: since_ms for bookie_id, (_, since_ms) in seen.items()}

@@ -43,24 +43,44 @@ async def tokens_of(ledgers: LedgerStore) -> Tokens:
 
 
 class Autorecovery:
-    """Of one process. Made by `start`."""
+    """Of one process, which others know as `pid` of `host`. Made by `start`."""
 
-    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        tokens: Tokens,
+        host: str,
+        pid: int,
+        now_ms: Callable[[], int] | None,
+    ) -> None:
         self._ledgers = ledgers
-        self._auditor = Auditor(ledgers, tokens)
+        self._host, self._pid = host, pid
+        self._auditor = Auditor(ledgers, tokens, now_ms)
         self._worker = Worker(ledgers, tokens)
         self._alarm = ""
 
     @classmethod
-    async def start(cls, ledgers: LedgerStore) -> "Autorecovery":
-        """Raises Unavailable."""
-        return cls(ledgers, await tokens_of(ledgers))
+    async def start(
+        cls,
+        ledgers: LedgerStore,
+        host: str = "",
+        pid: int = 0,
+        now_ms: Callable[[], int] | None = None,
+    ) -> "Autorecovery":
+        """Where nothing is said it is this process, with this host's clock. Raises Unavailable."""
+        tokens = await tokens_of(ledgers)
+        return cls(ledgers, tokens, host or socket.gethostname(), pid or os.getpid(), now_ms)
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._again(self.look))
-            tasks.create_task(self._again(self.work))
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._again(once)) for once in (self.look, self.work)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> None:
         """One look, if this process is the auditor. Raises LedgerError."""
@@ -70,8 +90,8 @@ class Autorecovery:
                 self._alarm = report.alarm
                 log.error("%s", report.alarm or "the bookies that were gone are back")
             found = status.Found(
-                host=socket.gethostname(),
-                pid=os.getpid(),
+                host=self._host,
+                pid=self._pid,
                 absent=report.absent,
                 lost=tuple(sorted(report.lost)),
                 too_many=tuple(sorted(report.too_many)),

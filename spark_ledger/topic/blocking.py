@@ -20,6 +20,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.key_filter import hashes_of
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.message_chunks import with_chunks
 from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.row_blocks import Block, Joining
 from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry
@@ -127,7 +128,8 @@ class BlockingTopics:
         these are left out. Raises as task_reader.fetch_kept."""
         loop = background_loop()
         hashes = None if keys is None else hashes_of(keys)
-        ahead = _Ahead(fetch_kept(self.client, task, keys=hashes, lossy=lossy))
+        kept = fetch_kept(self.client, task, keys=hashes, lossy=lossy)
+        ahead = _Ahead(with_chunks(self.client, task, kept, columns, lossy=lossy))
         try:
             while handful := self.run(ahead.next()):
                 joining = Joining()
@@ -164,7 +166,7 @@ class _Ahead:
         size = 0
         async for run in self._runs:
             taken += run
-            size += sum(len(fetched.entry.payload) for fetched in run)
+            size += sum(fetched.bytes for fetched in run)
             if size >= AHEAD_BYTES:
                 break
         return taken

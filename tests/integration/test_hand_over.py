@@ -61,6 +61,18 @@ class Batches:
 
         return sum(app.startswith("broker-") for app in self.topics.run(counted()))
 
+    def live_ledgers(self, info):
+        """In how many ledgers the segments born live of each partition are."""
+        state = self.topics.run(self.topics.client.log(info.id).fold(fresh=True))
+        tables = [
+            [part.table for part in held.stretches(held.start_offset, held.end_offset)]
+            for held in state.partitions
+        ]
+        return [
+            len({ledger for one in some for ledger in one.ledgers[one.counted].tolist()})
+            for some in tables
+        ]
+
 
 class Producers:
     """Messages p0, p1, ... to each topic, until told."""
@@ -135,6 +147,7 @@ def test_one_commit_goes_past_live_segments_of_two_brokers(two_brokers):
     batches.commit()
     opened = [batches.opened_by_brokers(info) for info in batches.infos]
     assert min(opened) < 10  # by fencing there would be one for each batch
+    assert 1 in [some for info in batches.infos for some in batches.live_ledgers(info)]
     for name in names:
         check(topics, name, producers.receipts[name], 11)
 

@@ -108,3 +108,9 @@ def chunked(
             metadata.partition_key = key
         found.append(built(metadata, payload[i * size : (i + 1) * size]))
     return found
+
+
+def whole_of(chunks: Sequence[bytes]) -> bytes:
+    """A chunked message as brokers stored it before each chunk had an offset: as one."""
+    sized = (struct.pack(">I", len(one)) + one for one in chunks)
+    return b"\x0e\x43" + b"".join(sized)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.simulation.chaos import FAULTS, Plan
 from tests.simulation.plan import ALSO, LATE_ALSO, RACKS, REWINDS
-from tests.simulation.replay import drawn_plan
+from tests.simulation.replay import changed_plan, drawn_plan
 
 _TOGETHER = ("quorum", "bookies")
 
@@ -51,6 +51,8 @@ def plan_changes(text: str, seeds: Sequence[int], others: Mapping[str, Any]) -> 
             raise ValueError(f"a plan has no {name!r}; it has {', '.join(known)}")
         _CHECKS[name](name, value)
     _enough_bookies({**others, **changes}, seeds)
+    for seed in seeds[:1]:
+        changed_plan(seed, {**others, **changes})
     return changes
 
 

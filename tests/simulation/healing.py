@@ -32,7 +32,8 @@ from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import Swap, is_better
 from tests.simulation.limbo_work import NAME as REPAIRER
 from tests.simulation.limbo_work import TOKENS, lacking
-from tests.simulation.store import Commit
+from tests.simulation.loop import current
+from tests.simulation.store import EPOCH_MS, Commit
 from tests.simulation.world import BookieNode, Client, World
 
 NAME = "healer"
@@ -139,7 +140,8 @@ class Healing:
         """As a process of production does, by itself."""
         with suppress(TimeoutError, LedgerError):
             async with asyncio.timeout(self._end - self._world.loop.now):
-                await (await Autorecovery.start(client.ledgers)).run()
+                now_ms = lambda: EPOCH_MS + int(current().time() * 1000)  # noqa: E731
+                await (await Autorecovery.start(client.ledgers, client.name, 1, now_ms)).run()
 
     async def _pass(self, client: Client, mind: "_Mind", always: bool) -> None:
         ghost = self._world.ghost

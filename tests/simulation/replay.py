@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.chaos import Plan, draw_plan
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop
+from tests.simulation.plan import WITHIN_BUDGET, within_budget
 from tests.simulation.scenario import SeedFailed, run_seed
 
 if TYPE_CHECKING:
@@ -22,16 +23,21 @@ def drawn_plan(seed: int) -> Plan:
 
 
 def changed_plan(seed: int, changes: Mapping[str, Any]) -> Plan:
-    """The seed's plan with some fields replaced; lists, as JSON has them, for tuples and sets.
+    """The seed's plan with some fields replaced; lists, as JSON has them, for tuples and sets. It
+    is within the budget of losses if these say so, or if it has what no run over budget has.
 
-    Raises ValueError for a name that no plan has.
+    Raises ValueError for a name that no plan has, and for changes that contradict each other.
     """
     plan = drawn_plan(seed)
     known = {each.name: getattr(plan, each.name) for each in fields(plan)}
     unknown = [name for name in changes if name not in known]
     if unknown:
         raise ValueError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}")
-    return replace(plan, **{name: _like(known[name], value) for name, value in changes.items()})
+    made = replace(plan, **{name: _like(known[name], value) for name, value in changes.items()})
+    asked = next((name for name in WITHIN_BUDGET if changes.get(name)), None)
+    if asked and changes.get("over_budget"):
+        raise ValueError(f"a run with {asked} is within the budget of losses, not over_budget")
+    return within_budget(made)
 
 
 def parsed(text: str) -> dict[str, Any]:

@@ -80,6 +80,15 @@ def test_a_plan_or_a_mutant_that_nobody_knows_is_refused():
         pass
 
 
+def test_a_seed_over_budget_that_is_to_have_topics_is_brought_back_within_it():
+    over = next(seed for seed in range(200) if replay.drawn_plan(seed).over_budget)
+    assert replay.changed_plan(over, {}).over_budget
+    for name in ("topics", "page_cache", "lasting", "healing"):
+        assert not replay.changed_plan(over, {name: True}).over_budget
+        with pytest.raises(ValueError, match=f"a run with {name} is within the budget"):
+            replay.changed_plan(over, {name: True, "over_budget": True})
+
+
 def test_a_recorded_run_is_the_run_that_was_not_recorded():
     for seed in range(4):
         plain = run_seed(seed)

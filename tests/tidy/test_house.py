@@ -48,6 +48,7 @@ FLOORS = {
         blocking_cursor
         upkeep
         blocking parts views
+        message_chunks
         task_reader
         client
         subscription

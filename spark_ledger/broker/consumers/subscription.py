@@ -5,7 +5,9 @@ a Failover subscription the one at place `partition mod n` of those by priority,
 next one begins at the mark, so what was not acknowledged comes again (at least once). A durable
 subscription is a cursor of the topic layer, of kind CONSUMER: acknowledging moves it in the
 background, a second apart at most, and the last one to leave writes where it is. What is sent is
-bounded by the permits that the consumer gave, and by the connection's room.
+bounded by the permits that the consumer gave, and by the connection's room. A message's chunks are
+sent with its last one, all with its id, wherever the consumer began: so none is sent of a message
+that is not whole, and its other offsets need no acknowledgement.
 """
 
 import asyncio
@@ -28,7 +30,12 @@ from spark_ledger.broker.wire.commands import (
 )
 from spark_ledger.broker.wire.frames import encode_with_batch, with_batch
 from spark_ledger.broker.wire.sends import Messages
-from spark_ledger.topic.entry.pulsar_batch import chunks_of
+from spark_ledger.topic.entry.pulsar_batch import (
+    chunk_in,
+    chunks_of,
+    earlier_offsets,
+    is_last_chunk,
+)
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
 SENT_BATCHES_MAX = 20_000
@@ -167,10 +174,17 @@ class Consumer:
             if batch.end <= self._position:
                 continue
             self._pass_over(batch.offset)
+            if not batch.has_rows:
+                self._pass_over(batch.end)
+                continue
             missing = self.place.acks.missing(max(batch.offset, self._position), batch.end)
-            self._position = batch.end
-            if missing:
+            if missing and is_last_chunk(batch.data):
+                await self._send_message(batch)
+                if rewound != self._rewound:
+                    return
+            elif missing:
                 self._send(batch, missing)
+            self._position = batch.end
 
     async def _over_hole(self) -> None:
         held = self.place.partition.held
@@ -191,6 +205,32 @@ class Consumer:
         if offset > self._position:
             self.place.acks.add(self._position, offset)
             self._position = offset
+
+    async def _send_message(self, last: Stored) -> None:
+        """A message in its chunks, of which `last` is the last; once begun it is sent whole."""
+        partition = self.place.partition
+        sent = self._messages.command(last.offset, ())
+        self._sent[last.offset] = 1
+        offsets = earlier_offsets(last.data)
+        for offset in offsets:
+            chunk = await partition.chunk(offset)
+            if chunk is None:
+                _log.warning(
+                    "a message of %d chunks is passed over: the one at offset %d of partition %d is"
+                    " the last, and the one at offset %d is not kept any more",
+                    *(len(offsets) + 1, last.offset, partition.number, offset),
+                )
+                self.place.acks.add(last.offset, last.end)
+                return
+            self._send_chunk(sent, chunk)
+            await self.link.room()
+        self._send_chunk(sent, last)
+        if len(self._sent) > SENT_BATCHES_MAX:
+            self._sent.popitem(last=False)
+
+    def _send_chunk(self, sent: bytes, chunk: Stored) -> None:
+        self.link.send(with_batch(sent, chunk_in(chunk.data)))
+        self._permits -= 1
 
     def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
         acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()

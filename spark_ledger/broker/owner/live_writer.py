@@ -15,7 +15,10 @@ Always true:
 - each segment takes what waits before it is handed over, so producers go on between two commits;
 - an entry of a segment that is not its ledger's first says its offset, for readers of an old log;
 - seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
-- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way;
+- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way; a chunk of a
+  message has one by itself;
+- the chunks of a message are stored before its last one, whichever ledgers they go to, and that is
+  sent with the offsets that they have then;
 - of a topic with deduplication a batch whose last sequence id its producer has sent before is not
   stored again, whoever owned the partition then: seals tell how far each producer had come.
 Who appends bounds the bytes that wait (connection.py); entries under way are bounded here.
@@ -34,7 +37,7 @@ from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
-from spark_ledger.broker.owner.waiting import StoredListener, Waiting
+from spark_ledger.broker.owner.waiting import Chunk, Entry, StoredListener, Waiting, taken
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
@@ -42,6 +45,7 @@ from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
 from spark_ledger.topic.commit.seal import NOTHING, Extent, ended_at, seal_of, sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.entry.rowless import NONE
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive, SealLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment
@@ -58,13 +62,6 @@ PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Entry:
-    runs: list[Waiting]
-    rows: int
-    acked: "asyncio.Future[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ class LiveWriter:
         self._ids = SequenceIds()
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
-        self._inflight: deque[_Entry] = deque()
+        self._inflight: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
@@ -116,6 +113,7 @@ class LiveWriter:
         self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
+        self._rowless = self._rowless_confirmed = NONE  # of both, offsets without a row
         self._bytes = 0
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
@@ -248,16 +246,7 @@ class LiveWriter:
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
-            runs = [self._queue.popleft()]
-            size, rows = runs[0].size, runs[0].messages
-            while (
-                self._queue
-                and size + self._queue[0].size <= ENTRY_BYTES_MAX
-                and rows + self._queue[0].messages <= ENTRY_ROWS_MAX
-            ):
-                runs.append(self._queue.popleft())
-                size += runs[-1].size
-                rows += runs[-1].messages
+            runs, size, rows = taken(self._queue, ENTRY_BYTES_MAX, ENTRY_ROWS_MAX)
             try:
                 self._send_entry(runs, size, rows)
             except Exception:  # a defect: they are told with all that waits
@@ -265,21 +254,32 @@ class LiveWriter:
                 raise
 
     def _send_entry(self, runs: list[Waiting], size: int, rows: int) -> None:
-        writer = self._writer
-        assert writer is not None and self._live is not None
-        now_ms = self._commits.now_ms()
-        first_row = self._sent + (self._live.origin if self._reopened else 0)
-        share = Share(self._number, rows, first_row)
-        head = encode_header([share], now_ms, batches=True, at_offset=self._reopened)
+        writer, live = self._writer, self._live
+        assert writer is not None and live is not None
+        now_ms, offset = self._commits.now_ms(), live.origin + self._sent
+        share = Share(self._number, rows, offset if self._reopened else self._sent)
+        chunk, rowless = runs[0].chunk, self._rowless
+        if chunk is not None:
+            runs[0].sent(offset)
+            rowless = rowless.with_one(offset) if chunk is Chunk.EARLIER else rowless
+        head = encode_header(
+            [share],
+            now_ms,
+            batches=True,
+            chunks=0 if chunk is None else 1,
+            rowless=rowless,
+            at_offset=self._reopened,
+        )
         pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
         body = framed(chain.from_iterable(pairs))
         if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
             body = [b"".join(body)]
         acked = writer.append([head, *body], rows)
         acked.add_done_callback(self._acked)
-        self._inflight.append(_Entry(runs, rows, acked))
+        self._inflight.append(Entry(runs, rows, rowless, acked))
         self._entries += 1
         self._sent += rows
+        self._rowless = rowless
         self._bytes += size
         self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
 
@@ -307,10 +307,11 @@ class LiveWriter:
                 return
             self._is_stored(inflight.popleft())
 
-    def _is_stored(self, entry: _Entry) -> None:
+    def _is_stored(self, entry: Entry) -> None:
         assert self._live is not None
         offset = self._live.origin + self._confirmed
         self._confirmed += entry.rows
+        self._rowless_confirmed = entry.rowless
         for run in entry.runs:
             self._stored(self._number, offset, run)
             run.stored(offset)
@@ -420,7 +421,8 @@ class LiveWriter:
     def _forget(self, version: int, has: Extent) -> None:
         """The segment at hand is over; its seal goes into the next commit."""
         assert self._live is not None
-        self._ended = seal_of(self._live, version, has, self._written_ms, self._ids.of_segment)
+        known = (self._ids.of_segment, self._rowless_confirmed)
+        self._ended = seal_of(self._live, version, has, self._written_ms, *known)
         self._writer, self._live = None, None
         self._start_over()
 
@@ -429,6 +431,7 @@ class LiveWriter:
         self._ids.of_segment = {}
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
+        self._rowless = self._rowless_confirmed = NONE
 
     def _hand(self) -> None:
         """Tell who asked what seals the segment, and where this owner goes on: if the ledger is
@@ -456,7 +459,6 @@ class LiveWriter:
                 raise
             except errors.LedgerFenced as error:  # the intent was given up for dead
                 _log.warning("%s", error)
-                await self._commits.renew_intent()
                 await self._drop_next()
             except errors.TxnConflict as error:
                 _log.info("another was faster: %s", error)
@@ -489,8 +491,9 @@ class LiveWriter:
             self._ended = None
             await self._drop_next()
             return
-        opened = self._opening(await self._next_ledger())
-        await self._commits.commit([*actions, opened])
+        following = await self._next_ledger()
+        opened = self._opening(following)
+        await self._commits.commit([*actions, opened], following.intent)
         state = await self._commits.state()
         live = state.partitions[self._number].live
         if live is None or not self._is_next(live):
@@ -585,16 +588,10 @@ class LiveWriter:
         waiting = [run for entry in self._inflight for run in entry.runs]
         waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:
-            entry.acked.add_done_callback(_taken)
+            entry.drop()
         self._inflight.clear()
         self._queue.clear()
         self._start_over()
         self._ids.doubt()
         for run in waiting:
             run.failed(error)
-
-
-def _taken(acked: "asyncio.Future[int]") -> None:
-    """Its outcome is not used."""
-    if not acked.cancelled():
-        acked.exception()

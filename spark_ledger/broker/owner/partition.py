@@ -6,7 +6,8 @@ Always true: nothing beyond what is confirmed is given out (rows of commits, and
 have synced of the live ledger); batches come in the order of offsets, and the first may begin
 before the offset asked for; offsets that no batch has are holes. What Pulsar's producers wrote
 comes byte for byte; rows that Spark wrote are cut into batches of ROWS_MAX, counted from the first
-row of their entry, so that a batch begins where it began before.
+row of their entry, so that a batch begins where it began before. A chunk of a message is a batch
+here, with an offset of its own.
 """
 
 import asyncio
@@ -75,6 +76,8 @@ class Partition:
         self._read = tail.apart()
         self._end = 0
         self._last: Stored | None = None
+        self._last_until = 0
+        """Up to there no other batch with a row comes after it."""
         self.listeners: dict[asyncio.Event, None] = {}
         """Set whenever there may be more than before."""
 
@@ -103,8 +106,11 @@ class Partition:
     def stored(self, offset: int, run: Waiting) -> None:
         """A producer's batches are confirmed."""
         batches = stored(offset, run.counts, run.batches, run.batched)
-        self._last = batches[-1]
-        self._end = max(self._end, self._last.end)
+        self._end = max(self._end, batches[-1].end)
+        if batches[-1].has_rows:
+            self._last, self._last_until = batches[-1], batches[-1].end
+        elif self._last_until == offset:
+            self._last_until = batches[-1].end
         self._tail.add(batches)
         self.wake()
 
@@ -131,16 +137,25 @@ class Partition:
         return found
 
     async def last(self) -> Stored | None:
-        """The last batch that is confirmed, None where there is none."""
-        end = self.end
-        if self._last is not None and self._last.end == end:
-            return self._last
+        """The last batch with a row that is confirmed, None where there is none."""
+        until = end = self.end
+        if self._last is not None and self._last_until == end:
+            return self._last if self._last.end > self.start else None
         while end > self.start:
-            found = await self.read(end - 1)
-            if found:
-                return found[-1]
-            end = self._before_hole(end)
+            found = [one for one in await self.read(end - 1) if one.offset < end]
+            if found and found[-1].has_rows:
+                self._last, self._last_until = found[-1], until
+                return self._last
+            end = found[-1].offset if found else self._before_hole(end)
         return None
+
+    async def chunk(self, offset: int) -> Stored | None:
+        """The chunk of a message at that offset; None where it is not kept any more. Raises as
+        `read`."""
+        if offset < self.start:
+            return None
+        found = await self.read(offset, 1)
+        return found[0] if found and found[0].offset == offset and not found[0].has_rows else None
 
     def _before_hole(self, end: int) -> int:
         """The end of the last rows that are kept below `end`."""
@@ -234,9 +249,14 @@ def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -
     hi, at = lo + int(piece["take"]), base
     for messages, data in pulsar_batch.unframed(body, header.rows):
         if at + messages > lo and at < hi:
-            batched = messages > 1 or pulsar_batch.parse(data).batched
+            batched = messages > 1 or _is_batched(data)
             yield Stored(at, messages, bytes(data), batched)
         at += messages
+
+
+def _is_batched(data: memoryview) -> bool:
+    chunk = pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data)
+    return not chunk and pulsar_batch.parse(data).batched
 
 
 def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[Stored]:

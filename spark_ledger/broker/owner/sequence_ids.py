@@ -2,13 +2,14 @@
 
 Always true: a batch whose last sequence id its producer has sent before is not sent again; it is
 told so once the one that was first is stored (hazard 31). Where batches have failed whose outcome
-is not known, nothing is a duplicate until the log has told what is stored.
+is not known, nothing is a duplicate until the log has told what is stored. A message that comes in
+chunks is known by its last chunk alone: those before it are stored again, and are of no message.
 """
 
 from collections import deque
 from collections.abc import Mapping
 
-from spark_ledger.broker.owner.waiting import Waiting
+from spark_ledger.broker.owner.waiting import Chunk, Waiting
 
 
 class SequenceIds:
@@ -36,6 +37,8 @@ class SequenceIds:
     def new_of(self, run: Waiting) -> list[Waiting]:
         """What of it was not sent before; the rest is told so, once what was is stored."""
         name, last = run.producer_name, run.last_sequence_id
+        if run.chunk is Chunk.EARLIER:
+            return [run]
         if self._unsure or run.first_sequence_id > self._sent.get(name, -1):
             self._sent[name] = max(last, self._sent.get(name, last))
             return [run]
@@ -49,6 +52,8 @@ class SequenceIds:
 
     def note(self, run: Waiting) -> None:
         """It is stored."""
+        if run.chunk is Chunk.EARLIER:
+            return
         name, last = run.producer_name, run.last_sequence_id
         self._stored[name] = max(last, self._stored.get(name, last))
         self.of_segment[name] = max(last, self.of_segment.get(name, last))

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
+from spark_ledger.topic.entry.pulsar_batch import is_earlier_chunk
 
 BYTES_MAX = 64 << 20
 
@@ -23,6 +24,11 @@ class Stored(NamedTuple):
     messages: int
     data: Buffer
     batched: bool
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is no chunk that the last one of its message counts for."""
+        return self.messages > 1 or not is_earlier_chunk(self.data)
 
     @property
     def end(self) -> int:

@@ -2,7 +2,8 @@
 
 Always true: one commit is under way for a topic at a time, and what partitions ask for meanwhile is
 the next one (hazard 16); where one of them cannot be committed, the others are, each by itself. All
-is under one intent of this broker, whose heartbeat says that it lives.
+is under one intent of this broker, whose heartbeat says that it lives; where that has ended, what
+was made under it is not committed under the one that follows (hazard 4: a janitor deletes it).
 """
 
 import asyncio
@@ -28,7 +29,7 @@ LEDGERS_AT_ONCE = 100
 _log = logging.getLogger(__name__)
 Made = tuple[AsyncLedgerWriter, Intent]
 """A ledger, and the intent that it was made under."""
-_Asked = tuple[tuple[Action, ...], "asyncio.Future[None]"]
+_Asked = tuple[tuple[Action, ...], Intent | None, "asyncio.Future[None]"]
 
 
 class TopicCommits:
@@ -123,11 +124,12 @@ class TopicCommits:
                 self._intent = made
             return self._intent
 
-    async def renew_intent(self) -> None:
-        """The intent may have ended: whoever needs one gets another."""
+    async def renew_intent(self, ended: Intent | None) -> None:
+        """That intent may have ended: whoever needs one gets another. One that was opened meanwhile
+        stays: others work under it."""
         async with self._opening:
-            if self._intent is not None:
-                await self.client.intents.try_finish(self._intent)
+            if ended is not None and ended is self._intent:
+                await self.client.intents.try_finish(ended)
                 self._intent = None
 
     async def heartbeat(self) -> None:
@@ -137,7 +139,7 @@ class TopicCommits:
     async def close(self) -> None:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        await self.renew_intent()
+        await self.renew_intent(self._intent)
 
     async def new_ledger(self) -> Made:
         """A ledger for a partition. What partitions ask for at once is made by one multi. Raises
@@ -154,8 +156,14 @@ class TopicCommits:
             while self._wanted:
                 some = self._wanted[:LEDGERS_AT_ONCE]
                 self._wanted = self._wanted[LEDGERS_AT_ONCE:]
+                intent: Intent | None = None
                 try:
-                    made = await self._made(len(some))
+                    intent = await self.intent()
+                    made = await self._made(intent, len(some))
+                except errors.LedgerFenced as error:
+                    await self.renew_intent(intent)
+                    _fail(some, error)
+                    continue
                 except Exception as error:
                     _fail(some, error)
                     continue
@@ -167,8 +175,7 @@ class TopicCommits:
         finally:
             self._making = None
 
-    async def _made(self, count: int) -> list[Made]:
-        intent = await self.intent()
+    async def _made(self, intent: Intent, count: int) -> list[Made]:
         policies = self.topic.policies
         while True:
             ids = [await self.client.intents.ledger_id(intent) for _ in range(count)]
@@ -185,11 +192,12 @@ class TopicCommits:
                 )
                 return [(writer, intent) for writer in writers]
 
-    async def commit(self, actions: Sequence[Action]) -> None:
-        """Commit these, with what other partitions ask for. Raises as
-        TopicClient.commit_actions."""
+    async def commit(self, actions: Sequence[Action], made_under: Intent | None = None) -> None:
+        """Commit these, with what other partitions ask for. `made_under`: the intent of a ledger
+        that they open. Raises as TopicClient.commit_actions, and errors.LedgerFenced where that is
+        not this broker's intent any more."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked.append((tuple(actions), future))
+        self._asked.append((tuple(actions), made_under, future))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
         await future
@@ -203,22 +211,36 @@ class TopicCommits:
             self._task = None
 
     async def _commit_all(self, some: list[_Asked]) -> None:
+        intent: Intent | None = None
         try:
             intent = await self.intent()
-            actions = [action for asked, _ in some for action in asked]
-            await self.client.commit_actions(self.topic.id, actions, intent)
+            some = _made_under(intent, some)
+            actions = [action for asked, *_ in some for action in asked]
+            if actions:
+                await self.client.commit_actions(self.topic.id, actions, intent)
+        except errors.LedgerFenced as error:
+            await self.renew_intent(intent)
+            _fail([future for *_, future in some], error)
         except (errors.TxnConflict, ValueError) as error:
             if len(some) > 1:
                 for one in some:
                     await self._commit_all([one])
                 return
-            _fail([future for _, future in some], error)
+            _fail([future for *_, future in some], error)
         except Exception as error:
-            _fail([future for _, future in some], error)
+            _fail([future for *_, future in some], error)
         else:
-            for _, future in some:
+            for *_, future in some:
                 if not future.done():
                     future.set_result(None)
+
+
+def _made_under(intent: Intent, some: list[_Asked]) -> list[_Asked]:
+    """Those that open no ledger, or one that was made under the intent; the others fail."""
+    good = [one for one in some if one[1] is None or one[1].id == intent.id]
+    error = errors.LedgerFenced("the intent has ended that a ledger was made under")
+    _fail([one[2] for one in some if one not in good], error)
+    return good
 
 
 def _fail(some: Sequence["asyncio.Future[Any]"], error: Exception) -> None:

@@ -18,6 +18,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.message_batch import decode_header
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
 
@@ -58,12 +59,13 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     header = ends[-1].header
     if header.cumulative_bytes != known.record.length_bytes:
         raise _another_end(known, last + 1, header.cumulative_rows)
-    times = [decode_header(entry.payload).written_ms for entry in ends]
+    headers = [decode_header(entry.payload) for entry in ends]
+    times = [one.written_ms for one in headers]
     producers: dict[str, int] = {}
     if live.deduplicated:
         await _read_producers(reader, range(first, last + 1), producers)
     extent = ended_at(known, last + 1, header.cumulative_rows)
-    return seal_of(live, known.version, extent, times, producers)
+    return seal_of(live, known.version, extent, times, producers, headers[-1].rowless)
 
 
 async def _read_producers(reader: AsyncLedgerReader, ids: range, producers: dict[str, int]) -> None:
@@ -99,10 +101,11 @@ def seal_of(
     extent: Extent,
     written_ms: Sequence[int],
     producers: Mapping[str, int] = MappingProxyType({}),
+    rowless: Rowless = NONE,
 ) -> SealLive:
     """What seals a live segment whose ledger, whose record has that version, has so much up to the
     segment's end; `written_ms` are times between which those of the segment's entries are,
-    `producers` as SealLive has them."""
+    `producers` as SealLive has them, `rowless` are its offsets without a row."""
     if extent.entries == live.first_entry:
         return SealLive(live.partition, live.ledger_id, None, (), live.opened)
     segment = Segment(
@@ -120,7 +123,8 @@ def seal_of(
         rows_before=live.rows_before,
     )
     known = tuple(sorted(producers.items()))
-    return SealLive(live.partition, live.ledger_id, segment, known, live.opened)
+    rowless = rowless.moved(-live.base)
+    return SealLive(live.partition, live.ledger_id, segment, known, live.opened, rowless)
 
 
 def _another_end(known: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:

@@ -62,7 +62,8 @@ class EncodedEntry:
     """Rows of one partition, or of several in rising order, ready to be sent; `body` is the
     payload without its header, whose first rows depend on the segments that the entry becomes
     part of. `times` are the times its rows were written at, the last of them at `written_ms`;
-    empty: all then. `batches`: the body has batches of Pulsar's producers."""
+    empty: all then. `batches`: the body has batches of Pulsar's producers, of which so many are
+    `chunks`."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
@@ -71,6 +72,7 @@ class EncodedEntry:
     schema_version: int = 0
     times: TimeRuns = ()
     batches: bool = False
+    chunks: int = 0
 
     @property
     def rows(self) -> int:
@@ -97,6 +99,7 @@ class EncodedEntry:
             schema_version=self.schema_version,
             times=self.times,
             batches=self.batches,
+            chunks=self.chunks,
         )
         return [header, *self.body]
 

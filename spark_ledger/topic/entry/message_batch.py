@@ -18,8 +18,12 @@
                                      | size | messages | a batch of `size`     |  ...
                                      +------+----------+-----------------------+
 
-Little-endian; schema unsigned 16-bit, partition, rows, shares, runs, size and messages unsigned
-32-bit, first row and written ms signed 64-bit. `first row` counts from the first row of the
+    flag CHUNKS, after that: +--------+---+----------+---------+-------+  (32 bytes)
+                             | chunks | 0 | first of | last + 1| count |
+                             +--------+---+----------+---------+-------+
+
+Little-endian; schema unsigned 16-bit, partition, rows, shares, runs, size, messages and chunks
+unsigned 32-bit, the others signed 64-bit. `first row` counts from the first row of the
 partition's segment, `written ms` is the writer's clock. What follows is an Arrow IPC *stream* of
 one record batch, its buffers compressed or not as the stream says.
 
@@ -29,11 +33,12 @@ in the order of the stream. 2 TYPED: the topic's own columns in place of `value`
 schema of the version `schema` (0: of none that is registered). 4 TIMES: rows that were written at
 several times, as merging puts them together: runs of the stream's rows, in order, with the time of
 each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
-Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py; a chunked
-message is one with all its chunks); written ms is
+Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py); written ms is
 the broker's clock, a row's time its producer's. 16 OFFSET, with BATCHES: `first row` is the offset
 of the first row in its partition, so that a reader which does not know yet that the rows of others
-came before it notices. A reader refuses other flags.
+came before it notices. 32 CHUNKS, with BATCHES: so many of its batches are chunks of messages, and
+of the offsets that its segment has up to the entry's end so many have no row (earlier chunks):
+between which offsets they are, and how many. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
 string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
@@ -45,7 +50,7 @@ The entry's header has the payload's CRC; there is none here.
 """
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,13 +60,15 @@ import pyarrow as pa
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 
 MAGIC = b"SLM1"
 VERSION = 2
 HEADER_BYTES = 32
 SHARE_BYTES = 16
 TIMES_BYTES = 16
-SHARED, TYPED, TIMES, BATCHES, OFFSET = 1, 2, 4, 8, 16
+CHUNKS_BYTES = 32
+SHARED, TYPED, TIMES, BATCHES, OFFSET, CHUNKS = 1, 2, 4, 8, 16, 32
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 JOINED_BYTES_MAX = 64 << 10
@@ -83,20 +90,28 @@ PRODUCERS_TYPES: dict[str, pa.DataType] = {PRODUCER_NAME: pa.string(), SEQUENCE_
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
-_FLAGS = (*range((SHARED | TYPED | TIMES) + 1), BATCHES, BATCHES | OFFSET)
+_FLAGS = (
+    *range((SHARED | TYPED | TIMES) + 1),
+    *(BATCHES | some for some in (0, OFFSET, CHUNKS, OFFSET | CHUNKS)),
+)
 """Those that a reader takes, together."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
 _COUNT = struct.Struct("<I12x")
 _RUN = np.dtype([("rows", "<u4"), ("zero", "<u4"), ("ms", "<i8")])
+_CHUNKS = struct.Struct("<I4xqqq")
 _TYPED_TYPES = {TYPED_NAMES[name]: kind for name, kind in TYPES.items() if name != VALUE}
 assert _HEADER.size == HEADER_BYTES
 assert _SHARE.itemsize == SHARE_BYTES
 assert _COUNT.size == _RUN.itemsize == TIMES_BYTES
+assert _CHUNKS.size == CHUNKS_BYTES
 
 TimeRuns = Sequence[tuple[int, int]]
 """So many rows, written at so many milliseconds each; together the rows of an entry."""
 Longs = npt.NDArray[np.int64]
+Whole = Mapping[int, Sequence[Buffer]]
+"""The chunked messages of an entry that are put together, by the row of the entry at which their
+last chunks are, with the payloads of the chunks before that."""
 Body = tuple[memoryview, ...]
 """What follows the header, in read-only buffers; their concatenation is the Arrow stream."""
 
@@ -113,8 +128,9 @@ class Share(NamedTuple):
 class Header:
     """What is said before the body, which begins at `body_at`; `index` has the partition, rows and
     first_row of each share, `times` rows and ms of each run, None without TIMES. `batches`: the
-    body has batches of Pulsar's producers, else it is an Arrow stream. `at_offset`: first_row is
-    the offset of the first row."""
+    body has batches of Pulsar's producers, else it is an Arrow stream; so many of them are
+    `chunks`, and `rowless` are the offsets of its segment, up to the entry's end, without a row.
+    `at_offset`: first_row is the offset of the first row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -123,6 +139,8 @@ class Header:
     schema_version: int
     body_at: int
     batches: bool = False
+    chunks: int = 0
+    rowless: Rowless = NONE
     at_offset: bool = False
 
     @property
@@ -156,17 +174,22 @@ def encode_header(
     schema_version: int = 0,
     times: TimeRuns = (),
     batches: bool = False,
+    chunks: int = 0,
+    rowless: Rowless = NONE,
     at_offset: bool = False,
 ) -> bytes:
     """What comes before the body: with an index where the shares are several, with `times` where
-    these are. With `batches` there is one share, untyped, and no times; `at_offset`: its first row
-    is the offset that it has."""
+    these are. With `batches` there is one share, untyped, and no times; `chunks` and `rowless` are
+    as Header has them; `at_offset`: its first row is the offset that it has."""
     assert shares, "an entry has rows"
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
     if batches:
         assert len(shares) == 1 and not (typed or times), "a batch is of one partition"
         flags = BATCHES | (OFFSET if at_offset else 0)
+    if chunks or rowless.number:
+        assert batches, "chunks are batches"
+        flags, runs = flags | CHUNKS, _CHUNKS.pack(chunks, *rowless)
     if len(times) > 1:
         each = np.array([(count, 0, ms) for count, ms in times], dtype=_RUN)
         flags, runs = flags | TIMES, _COUNT.pack(len(each)) + each.tobytes()
@@ -258,8 +281,13 @@ def decode_header(payload: Buffer) -> Header:
     if flags & TIMES:
         times = _times(view[body_at:], rows)
         body_at += TIMES_BYTES * (1 + len(times))
+    chunks, rowless = 0, NONE
+    if flags & CHUNKS:
+        chunks, rowless = _chunks(view[body_at:])
+        body_at += CHUNKS_BYTES
     typed, batches, at_offset = (bool(flags & one) for one in (TYPED, BATCHES, OFFSET))
-    return Header(index, times, written_ms, typed, schema, body_at, batches, at_offset)
+    said = (typed, schema, body_at, batches, chunks, rowless, at_offset)
+    return Header(index, times, written_ms, *said)
 
 
 def decode_body(
@@ -301,6 +329,16 @@ def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:
             f"a damaged message batch: {count} times that are not of {rows} rows"
         )
     return runs
+
+
+def _chunks(view: memoryview) -> tuple[int, Rowless]:
+    if len(view) < CHUNKS_BYTES:
+        raise errors.UnsupportedFormat("a damaged message batch: no count of its chunks")
+    chunks, *rest = _CHUNKS.unpack_from(view)
+    found = Rowless(*rest)
+    if not 0 <= found.lo <= found.lo + found.number <= found.hi:
+        raise errors.UnsupportedFormat(f"a damaged message batch: {found}")
+    return chunks, found
 
 
 def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:

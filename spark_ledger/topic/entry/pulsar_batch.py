@@ -2,11 +2,16 @@
 
 pulsar_message.proto shows the bytes; pulsar_columns.py decodes them. Always true: a batch is stored
 and dispatched byte for byte; sizes that a batch says of itself are compared with what there is
-before they are used. A chunked message is stored as one, with all its chunks as they came:
+before they are used. A chunk of a message is stored as it came, each with an offset of its own; the
+last one, whose offset has the message's row, names the offsets of those before it:
+
+    magic 0x0e44 (2) | chunk
+    magic 0x0e45 (2) | count (4) | offset (8) | offset (8) | ... | last chunk
+
+big-endian. So a message is whole when its last chunk is stored; chunks that no last one names have
+no row. Earlier versions stored a chunked message as one, in one entry, with one offset:
 
     magic 0x0e43 (2) | size of a chunk (4) | chunk | size (4) | chunk | ...
-
-big-endian. So it is there or not, in one entry, and one row with one offset, as a lone message.
 """
 
 import struct
@@ -28,12 +33,17 @@ from spark_ledger.topic.entry.message_batch import (
     HEADERS,
     KEY,
     VALUE,
+    Whole,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 MAGIC = 0x0E01
-CHUNKS_MAGIC = 0x0E43
+CHUNKS_MAGIC, EARLIER_MAGIC, LAST_MAGIC = 0x0E43, 0x0E44, 0x0E45
 UNCOMPRESSED_BYTES_MAX = 128 << 20
+CHUNKED_BYTES_MAX = (2 << 30) - (16 << 20)
+"""Of a chunked message, compressed or not: it is a value of Arrow's, with 32-bit offsets."""
+CHUNKS_MAX = 4096
+"""Of a message: the last one has the offsets of all others beside it in its entry."""
 HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_FROM = 6
 _SIZE = struct.Struct(">I")
@@ -48,8 +58,8 @@ class Damaged(errors.UnsupportedFormat):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch with its metadata read; its payload, which may be compressed, begins at
-    `payload_at` of `data`. Of a chunked message that was stored it is the last chunk's metadata,
-    and the payload is that of all chunks."""
+    `payload_at` of `data`. Of a chunked message that was put together it is the last chunk's
+    metadata, and the payload is that of all chunks."""
 
     data: bytes | memoryview
     metadata: MessageMetadata
@@ -94,8 +104,8 @@ class Batch:
 
 
 def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
-    """The batch in `data`, or the chunked message that was stored; with `check` it comes from a
-    client: it is no such message, and its CRC is compared. Raises Damaged."""
+    """The batch in `data`, or the chunked message that was stored as one; with `check` it comes
+    from a client: it is no such message, and its CRC is compared. Raises Damaged."""
     try:
         magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
@@ -125,17 +135,75 @@ def built(metadata: MessageMetadata, payload: bytes) -> bytes:
     return b"".join((MAGIC.to_bytes(2, "big"), _SIZE.pack(crc32c(rest)), rest))
 
 
-def joined(chunks: Sequence[bytes]) -> bytes:
-    """A chunked message as it is stored."""
-    parts = [CHUNKS_MAGIC.to_bytes(2, "big")]
-    for one in chunks:
-        parts += (_SIZE.pack(len(one)), one)
-    return b"".join(parts)
+# -- chunks of a message as they are stored --------------------------------------------------------
+
+_EARLIER_BEGINS, _LAST_BEGINS = EARLIER_MAGIC.to_bytes(2, "big"), LAST_MAGIC.to_bytes(2, "big")
+
+
+def earlier_chunk(chunk: bytes) -> bytes:
+    """A chunk that is not the last one."""
+    return _EARLIER_BEGINS + chunk
+
+
+def last_chunk(offsets: Sequence[int], chunk: bytes) -> bytes:
+    """The last chunk; those before it have these offsets, in order."""
+    named = struct.pack(f">{len(offsets)}Q", *offsets)
+    return b"".join((_LAST_BEGINS, _SIZE.pack(len(offsets)), named, chunk))
+
+
+def is_earlier_chunk(data: Buffer) -> bool:
+    """Whether it has an offset but no row."""
+    return bytes(data[:2]) == _EARLIER_BEGINS
+
+
+def is_last_chunk(data: Buffer) -> bool:
+    """Whether its row needs other chunks."""
+    return bytes(data[:2]) == _LAST_BEGINS
+
+
+def earlier_offsets(data: Buffer) -> tuple[int, ...]:
+    """Where the chunks before a last one are, in order. Raises Damaged."""
+    return _named(memoryview(data))[0]
+
+
+def chunk_in(data: Buffer) -> memoryview:
+    """The chunk, as its producer sent it. Raises Damaged."""
+    view = memoryview(data)
+    return view[2:] if is_earlier_chunk(view) else view[_named(view)[1] :]
+
+
+def payload_of_chunk(data: Buffer) -> memoryview:
+    """What an earlier chunk has of its message. Raises Damaged."""
+    chunk = chunk_in(data)
+    return chunk[parse(chunk).payload_at :]
+
+
+def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
+    """The message of a last chunk, with the payloads of all chunks before it; without `value` its
+    metadata alone. Raises Damaged."""
+    last = parse(chunk_in(data))
+    if not value:
+        last.metadata.compression = _NONE
+        return Batch(b"", last.metadata, 0)
+    payload = b"".join((*earlier, memoryview(last.data)[last.payload_at :]))
+    return Batch(payload, last.metadata, 0)
+
+
+def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
+    """The offsets that a last chunk names, and where they end."""
+    at = 2 + _SIZE.size
+    if len(view) < at or not is_last_chunk(view):
+        raise Damaged(f"a damaged last chunk of {len(view)} bytes")
+    (count,) = _SIZE.unpack_from(view, 2)
+    end = at + 8 * count
+    if count > CHUNKS_MAX or end > len(view):
+        raise Damaged(f"a damaged last chunk of {len(view)} bytes: {count} chunks before it")
+    return struct.unpack_from(f">{count}Q", view, at), end
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
-    """What a client gets of what is stored: the chunks of a message, or the batch as it is. Raises
-    Damaged."""
+    """What a client gets of a batch that is stored by itself: the batch as it is, or the chunks of
+    a message that was stored as one. Raises Damaged."""
     view = memoryview(data)
     if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
         return [view]
@@ -149,6 +217,9 @@ def chunks_of(data: Buffer) -> list[memoryview]:
     return found
 
 
+# -- what a batch says ---------------------------------------------------------------------------
+
+
 def payload_of(batch: Batch) -> Buffer:
     """What a batch says, decompressed. Raises Damaged, errors.UnsupportedFormat."""
     if batch.encrypted:
@@ -160,8 +231,9 @@ def payload_of(batch: Batch) -> Buffer:
     kind, size = batch.metadata.compression, batch.metadata.uncompressed_size
     if kind == _NONE:
         return data
-    if size > UNCOMPRESSED_BYTES_MAX:
-        raise Damaged(f"a batch of {size} bytes, at most {UNCOMPRESSED_BYTES_MAX} are taken")
+    most = CHUNKED_BYTES_MAX if batch.is_chunk else UNCOMPRESSED_BYTES_MAX
+    if size > most:
+        raise Damaged(f"a batch of {size} bytes, at most {most} are taken")
     if not size:
         return b""
     return _decompressed(kind, data, size)
@@ -225,20 +297,43 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
-    """The producer of each batch of an entry, and the batch's last sequence id. Raises Damaged."""
-    for batch in parsed(body, rows):
-        yield batch.metadata.producer_name, batch.last_sequence_id
+    """The producer of each batch of an entry, and the batch's last sequence id; of a chunked
+    message once it is whole. Raises Damaged."""
+    for _, data in unframed(body, rows):
+        if not is_earlier_chunk(data):
+            batch = parse(chunk_in(data) if is_last_chunk(data) else data)
+            yield batch.metadata.producer_name, batch.last_sequence_id
 
 
 def parsed(body: memoryview, rows: int) -> list[Batch]:
-    """The batches of an entry of so many rows. Raises Damaged."""
-    found = []
+    """The batches of an entry of so many rows, of which none is a chunk. Raises Damaged."""
+    return [_parsed(data, messages) for messages, data in unframed(body, rows)]
+
+
+def parsed_with_chunks(
+    body: memoryview, rows: int, whole: Whole, *, value: bool = True
+) -> tuple[list[Batch], list[int]]:
+    """The batches of an entry that has chunks, and the row of the entry at which each begins; a
+    message that is not `whole` has no row. Without `value` its payload is left out. Raises
+    Damaged."""
+    found, rows_at, at = list[Batch](), list[int](), 0
     for messages, data in unframed(body, rows):
-        batch = parse(data)
-        if batch.messages != messages:
-            raise Damaged(f"a batch of {batch.messages} messages says {messages} in its entry")
-        found.append(batch)
-    return found
+        if not is_earlier_chunk(data):
+            if not is_last_chunk(data):
+                found.append(_parsed(data, messages))
+                rows_at.append(at)
+            elif at in whole:
+                found.append(put_together(whole[at], data, value=value))
+                rows_at.append(at)
+        at += messages
+    return found, rows_at
+
+
+def _parsed(data: memoryview, messages: int) -> Batch:
+    batch = parse(data)
+    if batch.messages != messages:
+        raise Damaged(f"a batch of {batch.messages} messages says {messages} in its entry")
+    return batch
 
 
 # -- rows that Spark wrote, for a Pulsar consumer --------------------------------------------------

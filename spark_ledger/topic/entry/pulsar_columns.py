@@ -35,8 +35,15 @@ from spark_ledger.topic.entry.message_batch import (
     TYPES,
     VALUE,
     Longs,
+    Whole,
 )
-from spark_ledger.topic.entry.pulsar_batch import Batch, Damaged, parsed, payload_of
+from spark_ledger.topic.entry.pulsar_batch import (
+    Batch,
+    Damaged,
+    parsed,
+    parsed_with_chunks,
+    payload_of,
+)
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 FEW = 128
@@ -54,8 +61,21 @@ def decode_entry(
     its producer's clock. Raises Damaged, errors.UnsupportedFormat."""
     batches = parsed(body, rows)
     counts = [one.messages for one in batches]
-    times = np.array([min(one.metadata.publish_time, _SIGN - 1) for one in batches], np.int64)
-    return decoded(batches, columns), np.repeat(times, counts)
+    return decoded(batches, columns), np.repeat(_publish_times(batches), counts)
+
+
+def decode_with_chunks(
+    body: memoryview, rows: int, whole: Whole, columns: Collection[str] | None = None
+) -> tuple[pa.RecordBatch, Longs, Longs]:
+    """As `decode_entry`, of an entry that has chunks, and at which row of the entry each row is: an
+    earlier chunk of a message has none, and a last one has it if its message is `whole`."""
+    value = columns is None or VALUE in columns
+    batches, begins = parsed_with_chunks(body, rows, whole, value=value)
+    counts = np.array([one.messages for one in batches], np.int64)
+    places = [np.arange(at, at + count) for at, count in zip(begins, counts, strict=True)]
+    rows_at = np.concatenate([np.zeros(0, np.int64), *places])
+    times = _publish_times(batches)
+    return decoded(batches, columns), np.repeat(times, counts), rows_at
 
 
 def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) -> pa.RecordBatch:
@@ -77,6 +97,10 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
         if rows.count - before != batch.messages:
             raise Damaged(f"a batch of {rows.count - before} messages says {batch.messages}")
     return rows.record_batch()
+
+
+def _publish_times(batches: Sequence[Batch]) -> Longs:
+    return np.array([min(one.metadata.publish_time, _SIGN - 1) for one in batches], np.int64)
 
 
 def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log import segments
 from spark_ledger.topic.log.segments import CommitTimes, Segment
 
@@ -99,13 +100,16 @@ class SealLive:
     """The live segment of that ledger is over, which commit `opened` brought in (ANY_OPENING: the
     only one that the ledger had): its rows are `segment`, or none, as its owner that had stopped or
     the ledger's CLOSED record says. Of a deduplicated one `producers` are those that sent its
-    messages, by name, with the last sequence id that it has of each."""
+    messages, by name, with the last sequence id that it has of each. `rowless` are rows of the
+    segment, counted from its first, that are none: chunks of messages, each message's last one left
+    out."""
 
     partition: int
     ledger_id: int
     segment: Segment | None
     producers: tuple[tuple[str, int], ...] = ()
     opened: int = ANY_OPENING
+    rowless: Rowless = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "ledger": a.ledger_id,
         "segment": None if a.segment is None else segments.to_json(a.segment),
         **({"producers": [list(one) for one in a.producers]} if a.producers else {}),
+        **({"rowless": list(a.rowless)} if a.rowless.number else {}),
         **({"opened": a.opened} if a.opened != ANY_OPENING else {}),
     },
     Terminate: lambda a: {},
@@ -244,6 +249,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         None if plain["segment"] is None else segments.from_json(plain["segment"]),
         tuple((str(name), int(last)) for name, last in plain.get("producers", ())),
         int(plain.get("opened", ANY_OPENING)),
+        Rowless(*map(int, plain.get("rowless", NONE))),
     ),
     "terminate": lambda plain: Terminate(),
 }

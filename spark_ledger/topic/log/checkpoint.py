@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
+from spark_ledger.topic.entry.rowless import Rowless
 from spark_ledger.topic.log.blobs import Stored, pack, unpack
 from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals, Source
 from spark_ledger.topic.log.records import READER_VERSION
@@ -308,6 +309,9 @@ def encode_root(root: Root) -> bytes:
     producers = {str(p.number): dict(p.producers) for p in state.partitions if p.producers}
     if producers:
         plain["producers"] = producers
+    rowless = {str(p.number): [list(one) for one in p.rowless] for p in state.partitions}
+    if any(rowless.values()):
+        plain["rowless"] = {number: some for number, some in rowless.items() if some}
     head = json.dumps(plain, separators=(",", ":")).encode()
     return pack(b"".join([MAGIC, len(head).to_bytes(4, "little"), head, *streams]))
 
@@ -355,11 +359,12 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
         p, source, first, count, lo, hi, *rest = row
         parts[p].append(Interval(lo, hi, _source(source, known, tail, first, count), *rest))
     live = {one["partition"]: LiveSegment(**one) for one in plain["live"]}
-    producers = plain.get("producers", {})
+    producers, rowless = plain.get("producers", {}), plain.get("rowless", {})
     held = tuple(
         PartitionState(
             *(p, start, end, Intervals(parts[p]), live.get(p), rearranged),
             producers=producers.get(str(p), {}),
+            rowless=tuple(Rowless(*one) for one in rowless.get(str(p), ())),
         )
         for p, (start, end, rearranged) in enumerate(
             zip(*(partitions[name] for name in _PARTITIONS), strict=True)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.rowless import Rowless, count_within, with_more
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.actions import (
     ANY_OPENING,
@@ -46,7 +47,8 @@ class PartitionState:
     that a commit holds; the rows of a live segment come after it. `rearranged` is the last commit
     that put anything else where rows were (NEVER: none did): neither an append nor a trim.
     `producers`: the last sequence id of each that sealed segments tell of, by name; those that
-    sent last, PRODUCERS_MAX of them."""
+    sent last, PRODUCERS_MAX of them. `rowless` are the offsets that chunks of messages took in
+    sealed segments, and that have no row."""
 
     number: int = 0
     start_offset: int = 0
@@ -55,6 +57,7 @@ class PartitionState:
     live: LiveSegment | None = None
     rearranged: int = NEVER
     producers: Mapping[str, int] = field(default_factory=dict)
+    rowless: tuple[Rowless, ...] = ()
 
     def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
         """The chunks that `stretches` needs."""
@@ -77,9 +80,13 @@ class PartitionState:
         return sum(one.cut(lo, hi).bytes for one in self.intervals.between(lo, hi))
 
     def rows_between(self, lo: int, hi: int) -> int:
-        """How many rows there are in [lo, hi), holes left out."""
+        """How many rows there are in [lo, hi), holes left out; of the offsets among several
+        chunked messages, which have none, about."""
         found = (one.cut(lo, hi) for one in self.intervals.between(lo, hi) if one.source)
-        return sum(one.hi - one.lo for one in found)
+        return sum(one.hi - one.lo - self._rowless_between(one.lo, one.hi) for one in found)
+
+    def _rowless_between(self, lo: int, hi: int) -> int:
+        return count_within(self.rowless, lo, hi) if self.rowless else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +280,11 @@ class _Folding:
                 f"seals ledger {action.ledger_id}, which is not the live one",
             )
             producers = _with_last(held.producers, action.producers)
-            self._partitions[action.partition] = replace(held, live=None, producers=producers)
+            here = action.rowless.moved(held.end_offset)
+            rowless = with_more(held.rowless, here, held.start_offset)
+            self._partitions[action.partition] = replace(
+                held, live=None, producers=producers, rowless=rowless
+            )
         segments = [action.segment for action in some if action.segment is not None]
         if segments:
             self._add(segments)

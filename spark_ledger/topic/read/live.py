@@ -25,6 +25,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.topic.entry.message_batch import decode_header
+from spark_ledger.topic.entry.rowless import NONE, Rowless
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -47,7 +48,7 @@ _PASSING = (errors.Unavailable, errors.DataUnavailable)
 class LiveEnd:
     """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes.
     `first_ms` and `last_ms` are when the first and the last of them were stored. `closed`: there
-    will be no more."""
+    will be no more. `rowless` are offsets of the segment without a row."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
@@ -55,6 +56,7 @@ class LiveEnd:
     closed: bool = False
     first_ms: int = 0
     last_ms: int = 0
+    rowless: Rowless = NONE
 
 
 EMPTY = LiveEnd()
@@ -207,7 +209,8 @@ async def _up_to(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, entry: Entry
 ) -> LiveEnd:
     """What is confirmed with that entry."""
-    last, last_ms = entry.header.entry_id, decode_header(entry.payload).written_ms
+    last, said = entry.header.entry_id, decode_header(entry.payload)
+    last_ms = said.written_ms
     first_ms = before.first_ms or last_ms
     if before.last_entry == NO_ENTRY and last > live.first_entry:
         with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
@@ -215,7 +218,7 @@ async def _up_to(
             first_ms = decode_header(first.payload).written_ms
     rows = entry.header.cumulative_rows - live.rows_before
     size = entry.header.cumulative_bytes - live.bytes_before
-    return LiveEnd(last, rows, size, False, first_ms, last_ms)
+    return LiveEnd(last, rows, size, False, first_ms, last_ms, said.rowless)
 
 
 async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, LiveEnd]:

@@ -120,6 +120,8 @@ class Joining:
 
     def add(self, block: Block) -> list[Block]:
         """The blocks that are whole now."""
+        if not len(block.runs):  # an entry without a row: chunks of a message that goes on
+            return []
         found: list[Block] = []
         more = block.record_batch.nbytes if block.num_rows else 0
         large = more > SMALL_BYTES

@@ -12,7 +12,7 @@ go on (`Again`), from where each partition was.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import (
     Header,
+    Longs,
+    Whole,
     decode_body_and_times,
     decode_header,
 )
@@ -63,16 +65,25 @@ WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedEntry:
-    """An entry's checked bytes and what of it was asked for; `block` decodes it, in any thread."""
+    """An entry's checked bytes and what of it was asked for; `block` decodes it, in any thread.
+    `whole` are the chunked messages in it, as far as they were put together (message_chunks.py)."""
 
     entry: Entry
     pieces: Wanted
+    whole: Whole = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        earlier = sum(len(one) for some in self.whole.values() for one in some)
+        return len(self.entry.payload) + earlier
 
     def block(self, columns: Collection[str] | None = None) -> Block:
         """`columns` are those to be decoded, by their names in the entry (None: all). Raises
         errors.UnsupportedFormat when the entry is not what the plan says."""
         header = decode_header(self.entry.payload)
         rows = self._rows(header)
+        if header.chunks:
+            return self._with_chunks(header, columns)
         every, times = decode_body_and_times(self.entry.payload, header, columns)
         batch = _cut(every, rows)
         runs = np.empty(len(self.pieces), dtype=RUN)
@@ -84,6 +95,27 @@ class FetchedEntry:
         runs["written_ms"] = header.written_ms
         cut = None if times is None else times[rows]
         return Block(runs, batch, header.typed, header.schema_version, cut)
+
+    def _with_chunks(self, header: Header, columns: Collection[str] | None) -> Block:
+        """Its rows, with none for a chunk that is not its message's last."""
+        from spark_ledger.topic.entry import pulsar_columns
+
+        body = memoryview(self.entry.payload)[header.body_at :]
+        made = pulsar_columns.decode_with_chunks(body, header.rows, self.whole, columns)
+        every, times, rows_at = made
+        place, runs, wanted = self.entry.header, list[tuple[int, ...]](), list[Longs]()
+        for partition, _, skip, take, offset in self.pieces.tolist():
+            first, end = np.searchsorted(rows_at, [skip, skip + take]).tolist()
+            for some in np.split(np.arange(first, end), _breaks(rows_at[first:end])):
+                if len(some):
+                    at = int(rows_at[some[0]])
+                    where = (place.ledger_id, place.entry_id, at, header.written_ms)
+                    runs.append((partition, offset + at - skip, len(some), *where))
+                    wanted.append(some)
+        rows = np.concatenate([np.zeros(0, np.int64), *wanted])
+        alike = len(rows) == every.num_rows and not _breaks(rows).size  # a row may be large
+        cut = every if alike else _cut(every, rows)
+        return Block(np.array(runs, dtype=RUN), cut, times_ms=times[rows])
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
         """Which rows of the entry are wanted, in the order of the pieces."""
@@ -118,6 +150,11 @@ class FetchedEntry:
             f" {take} rows from row {first_row} + {skip} of partition {partition}, from offset"
             f" {offset} on"
         )
+
+
+def _breaks(places: Longs) -> Longs:
+    """Where one does not follow on that before it."""
+    return np.flatnonzero(np.diff(places) != 1) + 1
 
 
 def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.RecordBatch:

@@ -1,6 +1,7 @@
 """How far behind a topic's end a position is: rows, bytes and time. Pure.
 
-Always true: rows that are not there (trimmed, or in a hole) are no lag; nothing is negative; what
+Always true: rows that are not there (trimmed, in a hole, or chunks of a message that its last one
+counts for) are no lag; nothing is negative; what
 is counted is what the state at hand holds, without reading a chunk: bytes, and times inside a chunk
 that was not read or a live segment, are about.
 """
@@ -71,7 +72,10 @@ def partition_lag(
             passed = max(hi, lo) - hi
             since_ms = live.first_ms + (live.last_ms - live.first_ms) * passed // live.rows
     millis = 0 if since_ms is None else max(0, now_ms - since_ms)
-    return PartitionLag(position, max(end, hi), held.rows_between(lo, hi) + left, size, millis)
+    rows = held.rows_between(lo, hi)
+    if left:
+        rows += left - live.rowless.within(end - left, end)
+    return PartitionLag(position, max(end, hi), rows, size, millis)
 
 
 def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) -> int | None:

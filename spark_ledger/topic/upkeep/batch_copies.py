@@ -1,10 +1,10 @@
 """Producers' batches in a merge: they go to other entries as they are, and are not decoded.
 
 Always true: a batch keeps its bytes and its messages, and each is in one entry with others of its
-partition, in their order. A batch of which only a part is to be merged (a trim went through it) is
-no batch any more: its rows become columns. Rows of a segment born live keep the times at which
-they were stored, STORED_TIMES_MAX of them a merge: of each stretch the last, so that a read since a
-moment misses none.
+partition, in their order; the last chunk of a message is in an entry by itself, as it came. A batch
+of which only a part is to be merged (a trim went through it) is no batch any more: its rows become
+columns. Rows of a segment born live keep the times at which they were stored, STORED_TIMES_MAX of
+them a merge: of each stretch the last, so that a read since a moment misses none.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,12 @@ import numpy as np
 
 from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare
 from spark_ledger.topic.entry.message_batch import Header, decode_header
-from spark_ledger.topic.entry.pulsar_batch import framed, unframed
+from spark_ledger.topic.entry.pulsar_batch import (
+    framed,
+    is_earlier_chunk,
+    is_last_chunk,
+    unframed,
+)
 from spark_ledger.topic.log.segments import CommitTimes
 from spark_ledger.topic.read.pieces import WANTED, Wanted
 from spark_ledger.topic.read.row_blocks import Block
@@ -80,6 +85,7 @@ class _Gathered:
     batches: list[tuple[int, bytes]]
     bytes: int
     written_ms: int
+    chunks: int = 0
 
 
 class BatchCopies:
@@ -91,7 +97,8 @@ class BatchCopies:
     def add(self, part: Copied) -> Iterator[EncodedEntry]:
         for messages, data in part.batches:
             held = self._gathered.get(part.partition)
-            if held is not None and held.bytes + len(data) > ENTRY_BYTES:
+            last = is_last_chunk(data)
+            if held is not None and (last or held.bytes + len(data) > ENTRY_BYTES):
                 yield self._entry(part.partition)
                 held = None
             if held is None:
@@ -99,6 +106,9 @@ class BatchCopies:
             held.batches.append((messages, data))
             held.bytes += len(data)
             held.written_ms = max(held.written_ms, part.written_ms)
+            held.chunks += last or is_earlier_chunk(data)
+            if last:
+                yield self._entry(part.partition)
 
     def flush(self) -> Iterator[EncodedEntry]:
         for partition in sorted(self._gathered):
@@ -110,7 +120,7 @@ class BatchCopies:
         body = tuple(memoryview(part) for part in framed(held.batches))
         size = sum(map(len, body))
         share = EncodedShare(partition, rows, size, EVENT_MS)
-        return EncodedEntry((share,), held.written_ms, body, batches=True)
+        return EncodedEntry((share,), held.written_ms, body, batches=True, chunks=held.chunks)
 
 
 def times_with(merge: Merge, stored: Iterable[Stored]) -> CommitTimes:

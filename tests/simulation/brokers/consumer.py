@@ -62,7 +62,7 @@ class ConsumerModel:
         self._began = 0
         self._permits = 0
         self._unacked: list[tuple[int, int, bool]] = []
-        self._stay_s = self.rng.choice((2.0, 10.0, 60.0))
+        self.stay_s = self.rng.choice((2.0, 10.0, 60.0))
         self._met = Session(0.0, 0.0)
 
     def told(self) -> str:
@@ -117,7 +117,7 @@ class ConsumerModel:
         permits = self.rng.choice(PERMITS)
         self._permits = permits
         link.send("flow", consumer_id=CONSUMER_ID, messagePermits=permits)
-        ends_s = self._loop.now + self._stay_s
+        ends_s = self._loop.now + self.stay_s
         while not link.gone and not self.done:
             await asyncio.sleep(self.rng.uniform(0.05, 0.6))
             self._acknowledge(link)
@@ -175,8 +175,8 @@ class ConsumerModel:
     async def _seek(self, link: Link) -> None:
         """To an offset that it was given, to an end, or to a time."""
         acked, ghost = self.acked, self.work.world.ghost
-        by_time = acked.sure and self.rng.random() < 0.3
-        at, options = self._wanted_time() if by_time else self._wanted_offset()
+        at, options = self._wanted()
+        by_time = "message_publish_time" in options
         acked.asks(self._loop.now)
         if self.subscription:
             self.work.places.may_go_back(self.subscription, self.partition)
@@ -195,6 +195,11 @@ class ConsumerModel:
         ghost.meet("subscription sought by time" if by_time else "subscription sought by id")
         if self.subscription:
             self.work.has_sought(link.server)
+
+    def _wanted(self) -> tuple[float, dict[str, Any]]:
+        """An offset, or a time in seconds, and the fields that name it."""
+        by_time = self.acked.sure and self.rng.random() < 0.3
+        return self._wanted_time() if by_time else self._wanted_offset()
 
     def _wanted_offset(self) -> tuple[float, dict[str, Any]]:
         number, draw = ledger_number(self.work.log.topic_id), self.rng.random()

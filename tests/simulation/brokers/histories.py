@@ -105,4 +105,9 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ("ann", ["bob"]),
         lambda g, x: ("ann", []),
     ),
+    (
+        *("B16", I.a_read_has_what_had_a_receipt_before),
+        lambda g, x: (0, 5, 5),
+        lambda g, x: (0, 4, 5),
+    ),
 ]

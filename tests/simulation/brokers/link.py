@@ -106,7 +106,7 @@ class Link:
 
 async def find(loop: SimLoop, brokers: Brokers, client: Process, rng: Any, topic: str) -> Link:
     """A connection to the broker that has the topic, by Pulsar's lookup. Raises Lost."""
-    there = brokers.listening()
+    there = brokers.asked_first()
     if not there:
         raise Lost("no broker listens")
     server, authoritative = rng.choice(there), False

@@ -63,9 +63,17 @@ class Brokers:
         self.blind = blind
         self._rng = rng
         self.by_url: dict[str, BrokerProcess] = {}
+        self.avoids_paused = False
+        """Clients look topics up at brokers that answer, where there are such."""
 
     def listening(self) -> "list[BrokerProcess]":
         return [one for one in self.by_url.values() if one.listening and one.process.alive]
+
+    def asked_first(self) -> "list[BrokerProcess]":
+        """Of these a client takes one to look its topic up."""
+        there = self.listening()
+        awake = [one for one in there if not one.process.paused]
+        return awake if awake and self.avoids_paused else there
 
     async def ask(self, url: str, request: bytes) -> tuple[bytes, Callable[[], None]]:
         """As hand_over.Ask: over a connection of its own to the broker there."""

@@ -252,6 +252,7 @@ class ProducerModel:
                 ghost, self.process.name, self.partition, end, work.truth.confirmed(self.partition)
             )
             work.rows_are(self.partition, offset, sent.values)
+            work.batches.receipt(self.partition, end)
         self._received = max(self._received, sent.last)
         for value in sent.values:
             work.truth.received[value] = work.world.loop.now

@@ -78,6 +78,8 @@ class Truth:
                 self.ghost, live.ledger_id, dict(seal.producers), producers
             )
         self._say_their_offsets(live, last)
+        if entries and live.first_entry:
+            self.ghost.meet("segment within a ledger")
         found = [message for messages, _ in entries for message in messages]
         for message in found:
             self._store(message, live.owner)

@@ -1,7 +1,7 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: whoever is told something is judged at that moment (invariants B1 to B15); when all is
+Always true: whoever is told something is judged at that moment (invariants B1 to B16); when all is
 well again each batch gets its receipt and each consumer gets to the end; then the last broker stops
 in good order, or is killed.
 """
@@ -23,6 +23,7 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation import invariants
 from tests.simulation.brokers.acked import Acked
+from tests.simulation.brokers.batch_reads import BatchReads
 from tests.simulation.brokers.consumer import LEAVING, ConsumerModel
 from tests.simulation.brokers.places import Places, adopting
 from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
@@ -81,11 +82,13 @@ class BrokerWork:
         self.condemned_s = rng.choice((None, None, None, 1.5))
         """How often a janitor takes brokers that live for gone."""
         self.places: Places
+        self.batches = BatchReads(self)
         self.over = False
         """The chaos is: nothing new is sent."""
         self._end = self.world.loop.now + work.plan.chaos_s
         self._all: list[BrokerProcess] = []
         self._drivers: dict[Process, Client] = {}
+        self._reading: asyncio.Task[None]
         self._producers: list[ProducerModel] = []
         self._consumers: list[ConsumerModel] = []
 
@@ -188,6 +191,7 @@ class BrokerWork:
         self, producers: list[ProducerModel], consumers: list[ConsumerModel]
     ) -> "list[asyncio.Task[None]]":
         self._producers, self._consumers = producers, consumers
+        self._reading = asyncio.create_task(self.batches.go_on(), name="batch reads")
         return [one.process.spawn(one.run()) for one in (*producers, *consumers)]
 
     async def come_to_the_end(self, users: "list[asyncio.Task[None]]") -> None:
@@ -202,15 +206,22 @@ class BrokerWork:
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+            await self._end_batch_reads()
         invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, [])
         await self._nothing_waits()
+
+    async def _end_batch_reads(self) -> None:
+        self._reading.cancel()
+        (outcome,) = await asyncio.gather(self._reading, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
 
     async def _nothing_waits(self) -> None:
         """What waited in the memory of a broker is forgotten once it is decided, also of one that
         another took over from."""
         left: dict[str, int] = {}
         for _ in range(int(FORGOTTEN_S)):
-            living = [one for one in self._living() if one.listening and not one.process.paused]
+            living = [one for one in self.living() if one.listening and not one.process.paused]
             left = {one.name: one.broker.waiting_bytes for one in living}
             if not any(left.values()):
                 break
@@ -242,22 +253,22 @@ class BrokerWork:
         self._all.append(broker)
         return broker
 
-    def _living(self) -> list[BrokerProcess]:
+    def living(self) -> list[BrokerProcess]:
         return [one for one in self._all if one.process.alive and not one.stopping]
 
     async def _harm(self) -> None:
         """Start brokers; kill, stop, pause them, and cut their connections, as it comes."""
         while self.world.loop.now < self._end:
-            while len(self._living()) < self.at_once:
+            while len(self.living()) < self.at_once:
                 await self._start_one()
             await asyncio.sleep(self.rng.expovariate(1 / self.harm_s))
-            living = self._living()
+            living = self.living()
             if living:
                 self._harm_one(self.rng.choice(living))
 
     def _harm_one(self, broker: BrokerProcess) -> None:
         ways = (self._kill, self._kill, self._pause, self._pause, self._stop, self._cut, self._cut)
-        if broker in self._living() and self.world.loop.now < self._end:
+        if broker in self.living() and self.world.loop.now < self._end:
             self.rng.choice(ways)(broker)
 
     def has_sought(self, broker: BrokerProcess) -> None:
@@ -268,7 +279,7 @@ class BrokerWork:
             loop.call_later(0.5 * rng.random(), self._gone, broker, context=loop.outside)
 
     def _gone(self, broker: BrokerProcess) -> None:
-        if broker in self._living():
+        if broker in self.living():
             self.world.ghost.meet("broker killed once it had sought")
             self._kill(broker)
 
@@ -277,7 +288,7 @@ class BrokerWork:
         path, loop = paths.brokers_of_topic(self.log.topic_id), self.world.loop
         if not any(change.path == path for change in written.changes):
             return
-        for broker in self._living():
+        for broker in self.living():
             if broker.name == written.session and self.rng.random() < self.chased:
                 self.world.ghost.meet("new owner harmed")
                 after_s = self.rng.choice((0.1, 1.0, 3.0)) * self.rng.random()
@@ -303,7 +314,7 @@ class BrokerWork:
         broker.process.resume()
         if self.world.loop.now < self._end and self.rng.random() < self.chased:
             self.world.ghost.meet("others killed when a broker went on")
-            for other in self._living():
+            for other in self.living():
                 if other is not broker:
                     self._kill(other)
 
@@ -344,7 +355,7 @@ class BrokerWork:
         janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
         while self.world.loop.now < self._end:
             await asyncio.sleep(client.rng.uniform(0.0, 2 * every_s))
-            known = self._intents_of_brokers()
+            known = self.intents_of_brokers()
             some = [client.rng.choice(known)] if known and client.rng.random() < 0.5 else []
             try:
                 await janitor.clean(condemn=some, force=True)
@@ -353,7 +364,7 @@ class BrokerWork:
             else:
                 self.world.ghost.meet("janitor pass beside brokers")
 
-    def _intents_of_brokers(self) -> list[str]:
+    def intents_of_brokers(self) -> list[str]:
         store, found = self.world.store, []
         for one in store.peek_children(paths.INTENTS):
             node = store.peek(paths.intent(one))
@@ -369,7 +380,7 @@ class BrokerWork:
 
     async def _stop_all(self) -> None:
         """Some in good order; what they leave open the janitor closes."""
-        for broker in self._living():
+        for broker in self.living():
             if self.rng.random() < 0.6:
                 self._stop(broker)
             else:

@@ -138,3 +138,13 @@ def who_is_alone_is_not_fenced(ghost: Ghost, who: str, others: list[str]) -> Non
     """A producer that may fence others is itself refused only if others want to be the only one,
     however often it comes back, and to whichever owner."""
     require(bool(others), "B15", f"{who} is fenced, and is the only one that wants to be")
+
+
+@invariant("B16")
+def a_read_has_what_had_a_receipt_before(
+    ghost: Ghost, partition: int, found: int, told: int
+) -> None:
+    """Who reads once, as a batch of Spark does, is told of an end that is not below what producers
+    had receipts for when the read began; but for that of an owner that is dead or stands still."""
+    what = f"a read of partition {partition} ends at {found}, a receipt was for up to {told}"
+    require(found >= told, "B16", what)

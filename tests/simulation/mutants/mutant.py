@@ -25,6 +25,7 @@ from typing import Any
 from tests.simulation.chaos import draw_plan
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop
+from tests.simulation.plan import within_budget
 from tests.simulation.scenario import SeedFailed, run_seed
 
 SEEDS_FILE = Path(__file__).with_name("seeds.json")
@@ -111,7 +112,7 @@ def run_changed(seed: int, changes: Mapping[str, Any] | None) -> str | None:
     one did."""
     plan = draw_plan(SimLoop(seed).random_for("plan"))
     if changes is not None:
-        plan = replace(plan, **{**UNLESS_SAID, **changes})
+        plan = within_budget(replace(plan, **{**UNLESS_SAID, **changes}))
     try:
         run_seed(seed, plan)
     except SeedFailed as failure:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.simulation.invariants import Violation
-from tests.simulation.mutants import healing, reach_bookies, reach_topics
+from tests.simulation.mutants import brokers, healing, reach_bookies, reach_topics
 from tests.simulation.mutants.mutant import DEFECTS, Mutant, MutantBroken
 from tests.simulation.points.command import DEEDS as VERBS
 from tests.simulation.points.enumerate import (
@@ -37,7 +37,12 @@ from tests.storage.points import PERSISTENCES, enumerate_points
 from tests.storage.points import PointFailed as DiskPointFailed
 
 FILE = Path(__file__).with_name("reach.json")
-REACHED = (*reach_topics.REACHED, *reach_bookies.REACHED, *healing.REACHED)
+REACHED = (
+    *reach_topics.REACHED,
+    *reach_bookies.REACHED,
+    *healing.REACHED,
+    *brokers.REACHED,
+)
 EQUIVALENT = {
     "w0 of before": "who noted an older w0 is refused more, never less: the next run notes the"
     " newest",

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.simulation import replay
 from tests.simulation.asked import MUTANT_HELP, at_least
-from tests.simulation.points import background, brokers, deeds, healing, owners
+from tests.simulation.points import background, brokers, deeds, healing, owners, take_overs
 from tests.simulation.points.enumerate import (
     Deed,
     Point,
@@ -35,6 +35,7 @@ DEEDS: tuple[Deed, ...] = (
     *background.DEEDS,
     *healing.DEEDS,
     *brokers.DEEDS,
+    *take_overs.DEEDS,
 )
 
 

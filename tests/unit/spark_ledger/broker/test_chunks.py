@@ -1,19 +1,19 @@
-"""Chunks of a message on their way in: held, whole, given up, refused."""
+"""Chunks of a message on their way in: stored one by one, whole, given up, refused."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker import chunks
-from spark_ledger.broker.broker import HeldChunks
+from spark_ledger.broker.broker import Incomplete
 from spark_ledger.broker.chunks import ChunksOfProducer
+from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
-from tests.kit.pulsar_batches import chunked, lone, message
+from tests.kit.pulsar_batches import chunked, lone, message, whole_of
 
 
 class Link:
@@ -40,16 +40,16 @@ class Link:
 
 
 class Sending:
-    """A producer that sends chunks; what is whole is in `appended`."""
+    """A producer that sends chunks; what is to be stored is in `appended`."""
 
-    def __init__(self, bytes_max=1000):
+    def __init__(self):
         policies = SimpleNamespace(deduplication=True)
         topic = SimpleNamespace(ledger=7, info=SimpleNamespace(policies=policies))
         partition = SimpleNamespace(number=0, shown=0)
         self.link = Link()
-        self.held = HeldChunks(bytes_max)
+        self.incomplete = Incomplete()
         self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, topic, partition)
-        self.chunks = ChunksOfProducer(self.producer, self.held, ServerError.CHECKSUM)
+        self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
         self.appended = []
 
     def send(self, *parts, sequence_id=5):
@@ -69,32 +69,59 @@ def sending():
     return Sending()
 
 
-def test_a_message_is_stored_with_its_last_chunk_and_each_chunk_has_its_receipt(sending):
+def stored(runs, first):
+    """They are, from that offset on."""
+    for offset, run in enumerate(runs, first):
+        run.sent(offset)
+        run.stored(offset)
+
+
+def test_each_chunk_is_stored_as_it_came_and_all_have_their_receipts_with_the_last(sending):
     parts = chunked(b"abcdefgh", 3, key="k")
     sending.send(*parts[:2])
-    assert sending.appended == []
-    assert sending.held.bytes > 0
+    stored(sending.appended, 40)
+    assert sending.link.said == []
     sending.send(parts[2])
-    (whole,) = sending.appended
-    assert (whole.counts, whole.batched, whole.last_sequence_id) == ([1], False, 5)
-    assert [bytes(one) for one in pulsar_batch.chunks_of(whole.batches[0])] == parts
-    found = pulsar_columns.decoded([pulsar_batch.parse(whole.batches[0])])
+    first, second, last = sending.appended
+    assert [run.chunk for run in sending.appended] == [Chunk.EARLIER, Chunk.EARLIER, Chunk.LAST]
+    assert (last.counts, last.batched, last.last_sequence_id) == ([1], False, 5)
+    stored([last], 42)
+    assert sending.link.said == [(5, 42)] * 3
+    assert [bytes(pulsar_batch.chunk_in(run.batches[0])) for run in sending.appended] == parts
+    assert pulsar_batch.earlier_offsets(last.batches[0]) == (40, 41)
+    payloads = [pulsar_batch.payload_of_chunk(run.batches[0]) for run in (first, second)]
+    found = pulsar_columns.decoded([pulsar_batch.put_together(payloads, last.batches[0])])
     assert found.column("value").to_pylist() == [b"abcdefgh"]
     assert found.column("key").to_pylist() == [b"k"]
-    assert sending.link.said == []
-    whole.stored(40)
-    assert sending.link.said == [(5, 40)] * 3
-    assert sending.held.bytes == sending.held.given_up == 0
+    assert sending.incomplete.count == 0
 
 
-def test_a_refusal_after_a_message_comes_after_all_its_receipts(sending):
+def test_a_chunk_that_is_sent_again_to_another_ledger_has_the_offset_that_it_has_there(sending):
+    sending.send(*chunked(b"abcdef", 3))
+    for offset, run in enumerate(sending.appended, 40):
+        run.sent(offset)
+    for offset, run in enumerate(sending.appended[1:], 90):
+        run.sent(offset)
+    assert pulsar_batch.earlier_offsets(sending.appended[2].batches[0]) == (40, 90)
+
+
+def test_a_refusal_after_a_message_comes_after_all_its_receipts(sending, monkeypatch):
     sending.send(*chunked(b"ab", 2))
+    monkeypatch.setattr(pulsar_batch, "CHUNKED_BYTES_MAX", 1000)
     sending.send(*chunked(b"x" * 2000, 2), sequence_id=6)
     assert sending.link.said == []
-    sending.appended[0].duplicate()
+    sending.appended[1].duplicate()
     assert sending.link.said[:2] == [(5, None)] * 2
     assert [one[0] for one in sending.link.said[2:]] == [6, 6]
     assert "at most 1000" in sending.link.said[2][1]
+
+
+def test_a_message_in_more_chunks_than_its_last_one_can_name_is_refused(sending, monkeypatch):
+    monkeypatch.setattr(pulsar_batch, "CHUNKS_MAX", 3)
+    sending.send(*chunked(b"abcd", 4))
+    assert [one[0] for one in sending.link.said] == [5] * 4
+    assert "in 4 chunks, at most 3" in sending.link.said[0][1]
+    assert sending.appended == []
 
 
 def test_later_chunks_of_a_message_that_has_had_receipts_are_told_that_it_is_stored(sending):
@@ -109,20 +136,20 @@ def test_a_message_whose_last_chunk_does_not_come_is_refused_and_counted(sending
     sending.chunks.give_up("it sent another message")
     assert [one[0] for one in sending.link.said] == [5, 5]
     assert "2 of 4 chunks came" in sending.link.said[0][1]
-    assert (sending.held.bytes, sending.held.given_up) == (0, 1)
+    assert sending.incomplete.count == 1
     assert "'p' is incomplete: 2 of 4 chunks came" in caplog.text
     sending.send(*chunked(b"abcd", 3)[:1])
     sending.chunks.give_up("it left", refuse=False)
-    assert (len(sending.link.said), sending.held.given_up) == (2, 2)
+    assert (len(sending.link.said), sending.incomplete.count) == (2, 2)
 
 
 def test_another_message_gives_up_the_one_before_it_and_is_whole(sending):
     sending.send(*chunked(b"abcd", 2, uuid="first")[:1])
     sending.send(*chunked(b"efgh", 2, uuid="second"), sequence_id=6)
     assert [one[0] for one in sending.link.said] == [5]
-    (whole,) = sending.appended
-    found = pulsar_columns.decoded([pulsar_batch.parse(whole.batches[0])])
-    assert found.column("value").to_pylist() == [b"efgh"]
+    stored(sending.appended, 1)
+    assert sending.link.said[1:] == [(6, 3), (6, 3)]
+    assert pulsar_batch.earlier_offsets(sending.appended[-1].batches[0]) == (2,)
 
 
 @pytest.mark.parametrize("order", [[0, 2], [0, 0], [0, 1, 1]])
@@ -130,10 +157,10 @@ def test_chunks_in_another_order_are_refused_all(sending, order):
     parts = chunked(b"abcdef", 3)
     sending.send(*(parts[i] for i in order))
     sending.send(parts[2])
-    assert sending.appended == []
+    stored(sending.appended, 0)
+    assert Chunk.LAST not in [run.chunk for run in sending.appended]
     assert [one[0] for one in sending.link.said] == [5] * (len(order) + 1)
     assert all(isinstance(one[1], str) for one in sending.link.said)
-    assert sending.held.bytes == 0
 
 
 def test_after_a_damaged_chunk_its_message_is_refused_and_never_called_stored(sending):
@@ -141,21 +168,22 @@ def test_after_a_damaged_chunk_its_message_is_refused_and_never_called_stored(se
     sending.chunks.damaged()  # the first
     sending.send(*parts[1:])
     assert all(isinstance(one[1], str) for one in sending.link.said)
+    assert sending.appended == []
     sending.send(*chunked(b"abcdef", 2, uuid="next"))
-    assert len(sending.appended) == 1
+    assert len(sending.appended) == 2
 
 
-def test_a_broker_full_of_chunks_sends_a_producer_away_without_a_refusal(monkeypatch):
-    monkeypatch.setattr(chunks, "HELD_BYTES_MAX", 150)
-    sending = Sending()
-    sending.send(*chunked(b"x" * 300, 3)[:2])
+def test_a_message_that_is_not_stored_sends_its_producer_away_with_its_first_chunk(sending):
+    sending.send(*chunked(b"ab", 2)[:1])
+    sending.appended[0].failed(errors.LedgerClosed("given up"))
     assert sending.link.away
-    assert (sending.link.said, sending.held.bytes, sending.held.given_up) == ([], 0, 0)
+    assert sending.link.said == []
 
 
 def test_a_terminated_topic_refuses_each_chunk(sending):
     sending.send(*chunked(b"ab", 2))
-    sending.appended[0].failed(errors.TopicTerminated("it is"))
+    for run in sending.appended:
+        run.failed(errors.TopicTerminated("it is"))
     assert [one[0] for one in sending.link.said] == [5, 5]
 
 
@@ -164,16 +192,37 @@ def test_chunks_are_cut_from_what_was_compressed():
 
     value = b"abc" * 200
     parts = chunked(value, 2, compression=2, compress=zlib.compress)
-    stored = pulsar_batch.parse(pulsar_batch.joined(parts))
+    named = pulsar_batch.last_chunk([8], parts[1])
+    payload = pulsar_batch.parse(parts[0])
+    earlier = [payload.data[payload.payload_at :]]
+    stored = pulsar_batch.put_together(earlier, named)
     assert pulsar_columns.decoded([stored]).column("value").to_pylist() == [value]
 
 
-def test_what_is_stored_as_chunks_is_no_batch_of_a_client():
-    stored = pulsar_batch.joined(chunked(b"ab", 2))
-    assert stored[:2] == b"\x0e\x43"
+def test_what_is_stored_of_chunks_is_no_batch_of_a_client():
+    parts = chunked(b"ab", 2)
+    first, last = pulsar_batch.earlier_chunk(parts[0]), pulsar_batch.last_chunk([3], parts[1])
+    assert first[:2] == b"\x0e\x44"
+    assert last[:14] == b"\x0e\x45" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3])
+    for stored_chunk in (first, last):
+        with pytest.raises(pulsar_batch.Damaged):
+            pulsar_batch.parse(stored_chunk, check=True)
+        with pytest.raises(pulsar_batch.Damaged):
+            pulsar_batch.chunk_in(stored_chunk[2:])
+    for damaged in (last[:4], last[:13], b"\x0e\x45\xff\xff\xff\xff" + last[6:]):
+        with pytest.raises(pulsar_batch.Damaged):
+            pulsar_batch.earlier_offsets(damaged)
+
+
+def test_a_message_that_an_earlier_version_stored_as_one_is_read_and_sent_as_then():
+    parts = chunked(b"ab", 2)
+    stored_whole = whole_of(parts)
+    assert [bytes(one) for one in pulsar_batch.chunks_of(stored_whole)] == parts
+    batch = pulsar_batch.parse(stored_whole)
+    assert pulsar_columns.decoded([batch]).column("value").to_pylist() == [b"ab"]
     with pytest.raises(pulsar_batch.Damaged):
-        pulsar_batch.parse(stored, check=True)
+        pulsar_batch.parse(stored_whole, check=True)
     with pytest.raises(pulsar_batch.Damaged):
-        pulsar_batch.parse(stored[:-1])
+        pulsar_batch.parse(stored_whole[:-1])
     plain = lone(message(b"v"))
     assert [bytes(one) for one in pulsar_batch.chunks_of(plain)] == [plain]

@@ -5,7 +5,7 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-from spark_ledger.broker.broker import HeldChunks
+from spark_ledger.broker.broker import Incomplete
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
@@ -215,7 +215,7 @@ def test_a_message_that_is_damaged_is_refused_between_the_receipts_of_those_arou
 def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_its_number_now():
     async def main():
         async with connected() as (connection, _):
-            connection.broker.held_chunks = HeldChunks(1000)
+            connection.broker.incomplete = Incomplete()
             topic = Topic(deduplication=False)
             topic.produce(connection, 1)
             before = connection.producers[1]

@@ -11,6 +11,7 @@ from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.kit.pulsar_batches import batch_of, message
@@ -21,7 +22,7 @@ class Sent:
     def __init__(self, *values, first=0):
         self.batches = [batch_of([message(value) for value in values], sequence_id=first)]
         self.size, self.batched = len(self.batches[0]), True
-        self.producer_name = "p"
+        self.producer_name, self.chunk = "p", None
         self.first_sequence_id = self.last_sequence_id = first + len(values) - 1
         self.doubled = False
         self.messages = len(values)
@@ -509,5 +510,37 @@ def test_an_owner_learns_of_producers_from_the_ledger_of_one_that_was_deposed_an
         assert await sent_by(new, 2, 4) == [True, False]
         await new.writer.close()
         assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+def test_a_ledger_of_an_intent_that_has_ended_is_not_opened_under_the_one_that_follows():
+    async def act(stage):
+        owner = await owner_of(stage)
+        commits = owner.commits
+        writer, intent = await commits.new_ledger()
+        opening = OpenLive(0, writer.ledger_id, writer.version, commits.owner_name, 1)
+        await stage.client.intents.condemn(intent.id, "silent")
+        with pytest.raises(errors.LedgerFenced):  # of another partition, that finds it out
+            await commits.commit([OpenLive(0, 99, 0, commits.owner_name, 1)])
+        assert (await commits.intent()).id != intent.id
+        with pytest.raises(errors.LedgerFenced, match="made under"):
+            await commits.commit([opening], intent)
+        assert (await commits.state()).partitions[0].live is None
+
+    play(act)
+
+
+def test_who_hears_late_that_an_intent_has_ended_does_not_end_the_one_that_follows():
+    async def act(stage):
+        owner = await owner_of(stage)
+        commits = owner.commits
+        ended = await commits.intent()
+        await stage.client.intents.condemn(ended.id, "silent")
+        await commits.renew_intent(ended)
+        following = await commits.intent()
+        await commits.renew_intent(ended)
+        assert await commits.intent() is following
+        assert (await stage.client.intents.get(following.id)).open
 
     play(act)

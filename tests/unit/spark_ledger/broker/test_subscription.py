@@ -9,8 +9,7 @@ from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
-from spark_ledger.topic.entry import pulsar_batch
-from tests.kit.pulsar_batches import batch_of, chunked, lone, message
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
 LEDGER = 77
@@ -100,7 +99,7 @@ def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
 def test_the_chunks_of_a_message_come_with_one_id_and_each_takes_a_permit():
     async def act(made):
         partition = Batches()
-        data = pulsar_batch.joined(chunked(b"abc", 3))
+        data = whole_of(chunked(b"abc", 3))
         partition.stored, partition.end = [Stored(0, 1, data, False)], 1
         partition.add(1)
         partition.add(1)

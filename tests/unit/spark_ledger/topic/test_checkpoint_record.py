@@ -31,7 +31,7 @@ def test_a_record_is_read_as_it_was_written(record):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"min_reader": 3},
+        {"min_reader": 4},
         {"next": None},
         {"root": {"inline": "cm9vdA==", "crc": 1}},
         {"root": {"inline": "cm9v", "crc": 3649068959}},

@@ -222,11 +222,11 @@ def test_nothing_is_committed_to_a_topic_that_a_newer_writer_has_changed():
         await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
         path = paths.topic_log(stage.topic.id, 0)
         node = stage.world.store.peek(path)
-        newer = json.loads(node.value) | {"min_writer": 3}
+        newer = json.loads(node.value) | {"min_writer": 4}
         await stage.client.store.set(path, json.dumps(newer).encode(), node.version)
         other = replace(stage, client=await stage.another())
 
-        with pytest.raises(errors.UnsupportedFormat, match="needs writer version 3"):
+        with pytest.raises(errors.UnsupportedFormat, match="needs writer version 4"):
             await other.commit(intent, 1, await other.written(intent, [b"b"]))
 
     play(act)

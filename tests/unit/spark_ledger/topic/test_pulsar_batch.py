@@ -20,7 +20,7 @@ from spark_ledger.topic.entry.message_batch import (
     encode_header,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
-from tests.kit.pulsar_batches import batch_of, chunked, lone, message
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
 
 CODECS = {
     "none": (0, bytes),
@@ -107,7 +107,7 @@ def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decode
     value = bytes(range(256)) * 9
     parts = chunked(value, 4, key="k", compression=2, compress=zlib.compress)
     many = batch_of([message(b"a")] * others, producer="q", sequence_id=1)
-    entry = entry_of((others, many), (1, pulsar_batch.joined(parts)), (1, lone(message(b"z"))))
+    entry = entry_of((others, many), (1, whole_of(parts)), (1, lone(message(b"z"))))
     header = decode_header(entry)
     found, times = decode_body_and_times(entry, header)
     assert found.column("value").to_pylist() == [*[b"a"] * others, value, b"z"]

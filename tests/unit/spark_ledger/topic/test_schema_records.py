@@ -171,7 +171,7 @@ def plain_version():
 @pytest.mark.parametrize(
     "damage",
     [
-        {"min_reader": 3},
+        {"min_reader": 4},
         {"fingerprint": "0" * 64},
         {"fields": [{"name": "a", "type": "int128", "nullable": True}]},
         {"fields": [{"name": "a", "type": {"set": "int8"}, "nullable": True}]},
@@ -185,7 +185,7 @@ def test_a_version_that_is_damaged_or_newer_is_not_guessed_at(damage):
         schema_records.decode_version(json.dumps({**plain_version(), **damage}).encode())
 
 
-@pytest.mark.parametrize("value", [b"", b"[]", b'{"min_reader":1}', b'{"min_reader":3}'])
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"min_reader":1}', b'{"min_reader":4}'])
 def test_what_is_no_head_is_not_guessed_at(value):
     with pytest.raises(errors.UnsupportedFormat):
         schema_records.decode_head(value)

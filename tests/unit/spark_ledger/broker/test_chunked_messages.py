@@ -1,0 +1,414 @@
+"""A message in chunks, on the simulated cluster: stored chunk by chunk, one row and one message."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from spark_ledger.broker.broker import Incomplete
+from spark_ledger.broker.chunks import ChunksOfProducer
+from spark_ledger.broker.consumers.subscription import Consumer, Subscription
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Tail, TailBudget
+from spark_ledger.broker.producer import NO_ID, Producer, Run
+from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
+from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.sends import Send
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.log.actions import Trim
+from spark_ledger.topic.message_chunks import read_rows
+from spark_ledger.topic.read.live import ends_of, live_task
+from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.subscription.lag import topic_lag
+from spark_ledger.topic.upkeep.compactor import compact
+from tests.kit.pulsar_batches import chunked, lone, message
+from tests.unit.spark_ledger.broker.test_chunks import Link
+from tests.unit.spark_ledger.broker.test_live_writer import (
+    Owner,
+    another_of,
+    deduplicating,
+    fenced_by_another,
+    owner_of,
+)
+from tests.unit.spark_ledger.topic.stage import NOW_MS, play
+
+WHOLE = b"a message that is cut"
+TURNS_MAX, TURN_S = 6000, 0.01
+
+
+async def until(so):
+    for _ in range(TURNS_MAX):
+        if so():
+            return
+        await asyncio.sleep(TURN_S)
+    raise AssertionError("it does not come about")
+
+
+class Sending:
+    """A producer on the owner's broker."""
+
+    def __init__(self, owner, name="p"):
+        self.owner, self.link = owner, Link()
+        topic = SimpleNamespace(ledger=7, info=owner.stage.topic)
+        partition = SimpleNamespace(number=0, shown=0)
+        mode = AccessMode.SHARED
+        self.producer = Producer(self.link, 1, 1, name, mode, 0, 0, topic, partition)
+        self.incomplete = Incomplete()
+        self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
+
+    def append(self, run):
+        self.producer.came(run.receipts)
+        self.owner.writer.append(run)
+
+    def lone(self, value, sequence_id=0):
+        data = lone(message(value), sequence_id=sequence_id)
+        run = Run(self.producer, "p", batched=False)
+        last = sequence_id if self.producer.deduplicates else NO_ID
+        assert run.add(Send(1, sequence_id, 0, False), data, "p", False, 1, last)
+        self.append(run)
+
+    def send(self, *parts, sequence_id=5):
+        for data in parts:
+            parsed = pulsar_batch.parse(data, check=True)
+            self.chunks.take(Send(1, sequence_id, 0, True), data, parsed, self.append)
+
+    async def said(self, count):
+        await until(lambda: len(self.link.said) >= count)
+        return self.link.said
+
+
+async def all_sent(owner):
+    """Until nothing waits."""
+    await until(lambda: not (owner.writer._queue or owner.writer._inflight))
+
+
+async def rows_between(client, stage, lo, hi, **live):
+    """(offset, value) as a reader sees them: of commits, then of the live segment."""
+    state = await client.log(stage.topic.id).fold(fresh=True)
+    held = state.partitions[0]
+    tasks = []
+    if lo < held.end_offset:
+        tasks += plan_read(state, {0: (lo, min(hi, held.end_offset))}, topic="t")
+    if held.live is not None and hi > held.end_offset:
+        known = (await ends_of(client.ledgers, state))[0]
+        tasks += [one for one in [live_task("t", state, 0, lo, known)] if one is not None]
+    found = []
+    for task in tasks:
+        async for part in read_rows(client, task):
+            found += enumerate(part.record_batch.column("value").to_pylist(), part.offset)
+    return found
+
+
+async def closed(owner):
+    await owner.writer.close()
+
+
+def test_a_message_is_a_row_at_its_last_chunks_offset_and_each_chunk_has_that_id():
+    async def act(stage):
+        owner = await owner_of(stage)
+        one, other = Sending(owner), Sending(owner, "q")
+        first, second, third = chunked(WHOLE, 3, key="k")
+        one.lone(b"before")
+        one.send(first)
+        other.lone(b"between")
+        one.send(second, third)
+        one.lone(b"after")
+        await all_sent(owner)
+        assert await one.said(5) == [(0, 0), (5, 4), (5, 4), (5, 4), (0, 5)]
+        expected = [(0, b"before"), (2, b"between"), (4, WHOLE), (5, b"after")]
+        assert await rows_between(stage.client, stage, 0, 6) == expected  # live
+        await closed(owner)
+        for lo in range(6):
+            found = await rows_between(await stage.another(), stage, lo, 6)
+            assert found == [row for row in expected if row[0] >= lo]
+
+    play(act)
+
+
+def test_what_a_reader_has_met_of_a_message_it_does_not_read_again(monkeypatch):
+    async def act(stage):
+        owner = await owner_of(stage)
+        Sending(owner).send(*chunked(WHOLE, 3))
+        await all_sent(owner)
+        await closed(owner)
+        from spark_ledger.topic import message_chunks
+
+        monkeypatch.setattr(message_chunks._Chunks, "_planned", None)
+        assert await rows_between(stage.client, stage, 0, 3) == [(2, WHOLE)]
+
+    play(act)
+
+
+def test_a_reader_that_keeps_little_reads_the_first_chunks_again(monkeypatch):
+    monkeypatch.setattr("spark_ledger.topic.message_chunks.KEPT_BYTES", 8)
+
+    async def act(stage):
+        owner = await owner_of(stage)
+        Sending(owner).send(*chunked(WHOLE, 4))
+        await all_sent(owner)
+        assert await rows_between(stage.client, stage, 0, 4) == [(3, WHOLE)]
+        await closed(owner)
+        assert await rows_between(stage.client, stage, 0, 4) == [(3, WHOLE)]
+
+    play(act)
+
+
+def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole():
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        first, second, third = chunked(WHOLE, 3)
+        one.send(first)
+        await all_sent(owner)
+        intent = await stage.intent()
+        await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        one.send(second)
+        await all_sent(owner)
+        await stage.commit(intent, 2, await stage.written(intent, [b"more"]))
+        one.send(third)
+        assert await one.said(3) == [(5, 4)] * 3
+        expected = [(1, b"of spark"), (3, b"more"), (4, WHOLE)]
+        assert await rows_between(stage.client, stage, 0, 5) == expected
+        assert await rows_between(await stage.another(), stage, 4, 5) == [(4, WHOLE)]
+        await closed(owner)
+        assert await rows_between(await stage.another(), stage, 2, 5) == expected[1:]
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ledger_that_is_fenced_in_the_middle_of_a_message_leaves_it_whole(seed):
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        one.lone(b"a")
+        await all_sent(owner)
+        parts = chunked(WHOLE, 5)
+        one.send(*parts[:2])
+        fencing = asyncio.create_task(fenced_by_another(stage, owner))
+        await asyncio.sleep(0)
+        one.send(*parts[2:])
+        await fencing
+        last = (await one.said(6))[-1][1]
+        assert one.link.said[1:] == [(5, last)] * 5
+        await closed(owner)
+        found = await rows_between(await stage.another(), stage, 0, last + 1)
+        assert found == [(0, b"a"), (last, WHOLE)]
+
+    play(act, seed=seed)
+
+
+@pytest.mark.parametrize("deduplicates", [False, True])
+def test_a_message_whose_broker_went_in_the_middle_is_sent_again_and_is_there_once(deduplicates):
+    async def act(stage):
+        old = Owner(stage, stage.client, "a")
+        old = await (deduplicating(old) if deduplicates else old.take())
+        parts = chunked(WHOLE, 3)
+        gone = Sending(old)
+        gone.send(*parts[:2])
+        await all_sent(old)
+        assert gone.link.said == []  # so it comes again from the first chunk
+        new = await (await another_of(stage)).take()
+        again = Sending(new)
+        again.send(*parts)
+        assert await again.said(3) == [(5, 4)] * 3
+        if deduplicates:
+            again.send(*parts)
+            assert (await again.said(6))[3:] == [(5, None)] * 3
+        await closed(new)
+        assert await rows_between(await stage.another(), stage, 0, 5) == [(4, WHOLE)]
+
+    play(act)
+
+
+def test_a_message_of_which_retention_took_the_first_chunk_goes_with_it(caplog):
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        one.send(*chunked(WHOLE, 3))
+        one.lone(b"after")
+        await all_sent(owner)
+        await closed(owner)
+        intent = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], intent)
+        with caplog.at_level(logging.WARNING):
+            found = await rows_between(await stage.another(), stage, 1, 4)
+        assert found == [(3, b"after")]
+        assert "a message of 3 chunks is left out: the one at offset 2" in caplog.text
+
+    play(act)
+
+
+def test_merging_keeps_chunks_as_they_are_and_messages_whole():
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        parts = chunked(WHOLE, 4)
+        one.send(*parts[:2])
+        await all_sent(owner)
+        intent = await stage.intent()
+        await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        one.send(*parts[2:])
+        one.lone(b"after")
+        await all_sent(owner)
+        await closed(owner)
+        before = await rows_between(await stage.another(), stage, 0, 6)
+        assert before == [(2, b"of spark"), (4, WHOLE), (5, b"after")]
+        assert (await compact(stage.client, "t")).merged
+        reader = await stage.another()
+        assert await rows_between(reader, stage, 0, 6) == before
+        assert await rows_between(reader, stage, 4, 6) == before[1:]
+
+    play(act)
+
+
+class Consuming:
+    """A consumer of the owner's partition, from `mark` on; without the tail if not `kept`."""
+
+    async def begin(self, stage, owner, mark=0, *, kept=True, permits=100):
+        self.stage, self.owner = stage, owner
+        self.state = await owner.commits.state()
+        budget = TailBudget(1 << 20 if kept else 1)
+        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
+        self.partition.writer = owner.writer
+        if kept:
+            owner.writer._stored = lambda _, offset, run: self.partition.stored(offset, run)
+        self.frames = []
+        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
+        self.place = subscription.place(self.partition, 7, mark)
+        self.consumer = Consumer(self, 1, "c", 0, self.place, lambda one: None)
+        subscription.join(self.consumer)
+        self.consumer.flow(permits)
+        return self
+
+    def send(self, frame):
+        self.frames += FrameReader().feed(frame)
+
+    async def room(self):
+        """There is."""
+
+    async def got(self, count):
+        for _ in range(TURNS_MAX):
+            if len(self.frames) >= count:
+                break
+            self.state = await self.owner.commits.state()
+            self.partition.wake()
+            await asyncio.sleep(TURN_S)
+        return [(one.command.message.message_id.entryId, bytes(one.batch)) for one in self.frames]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("mark", range(5))
+def test_a_consumer_gets_a_message_whole_wherever_it_begins(mark, kept):
+    async def act(stage):
+        owner = await owner_of(stage)
+        made = await Consuming().begin(stage, owner, mark, kept=kept)
+        one, parts = Sending(owner), chunked(WHOLE, 3)
+        one.lone(b"first")
+        one.send(parts[0])
+        await all_sent(owner)
+        intent = await stage.intent()
+        await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        one.send(*parts[1:])
+        one.lone(b"after")
+        await all_sent(owner)
+        whole, after = [(4, part) for part in parts], (5, lone(message(b"after")))
+        before = [number for number in (0, 2) if number >= mark]
+        found = await made.got(len(before) + 4)
+        assert [at for at, _ in found[: len(before)]] == before
+        assert found[len(before) :] == [*whole, after]
+        await made.consumer.close()
+        await closed(owner)
+
+    play(act)
+
+
+def test_chunks_of_a_message_that_is_not_whole_are_sent_to_nobody_and_need_no_acknowledgement():
+    async def act(stage):
+        owner = await owner_of(stage)
+        made = await Consuming().begin(stage, owner)
+        one = Sending(owner)
+        one.lone(b"before")
+        one.send(*chunked(WHOLE, 3)[:2])
+        await all_sent(owner)
+        await made.got(1)
+        assert (await made.partition.last()).offset == 0
+        one.chunks.give_up("it left", refuse=False)
+        assert one.incomplete.count == 1
+        one.lone(b"after")
+        assert [at for at, _ in await made.got(2)] == [0, 3]
+        for offset in (0, 3):
+            made.place.acks.add(offset, offset + 1)
+        assert made.place.acks.mark == 4
+        await made.consumer.close()
+        await closed(owner)
+
+    play(act)
+
+
+def test_the_last_message_is_known_without_the_tail_and_is_no_chunk():
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        one.lone(b"before")
+        one.send(*chunked(WHOLE, 4)[:3])
+        await all_sent(owner)
+        made = await Consuming().begin(stage, owner, kept=False)
+        assert (await made.partition.last()).offset == 0
+        one.send(chunked(WHOLE, 4)[3])
+        await all_sent(owner)
+        assert (await made.partition.last()).offset == 4
+        await made.consumer.close()
+        await closed(owner)
+
+    play(act)
+
+
+def test_a_message_that_has_lost_a_chunk_is_passed_over(caplog):
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        one.send(*chunked(WHOLE, 3))
+        one.lone(b"after")
+        await all_sent(owner)
+        await closed(owner)
+        intent = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], intent)
+        made = await Consuming().begin(stage, owner, kept=False)
+        assert [at for at, _ in await made.got(1)] == [3]
+        assert "a message of 3 chunks is passed over" in caplog.text
+        await made.consumer.close()
+
+    play(act)
+
+
+async def lags(stage, *positions):
+    """How many rows each position is behind."""
+    state = await stage.client.log(stage.topic.id).fold(fresh=True)
+    lives = await ends_of(stage.client.ledgers, state)
+    return [topic_lag(state, {0: at}, NOW_MS, lives=lives)[0].rows for at in positions]
+
+
+@pytest.mark.parametrize("by_owner", [True, False])
+def test_chunks_before_the_last_one_are_no_lag(by_owner):
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        one.lone(b"a")
+        one.send(*chunked(WHOLE, 5))
+        one.lone(b"b")
+        one.lone(b"c")
+        await all_sent(owner)
+        expected = [4, 3, 3, 2, 1, 0]
+        assert await lags(stage, 0, 1, 5, 6, 7, 8) == expected
+        if by_owner:
+            await closed(owner)
+        else:
+            await (await another_of(stage)).take()
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert state.partitions[0].live is None
+        assert await lags(stage, 0, 1, 5, 6, 7, 8) == expected
+        assert state.partitions[0].rows_between(0, 8) == 4
+
+    play(act)
