@@ -140,7 +140,7 @@ class Partition:
         """The last batch with a row that is confirmed, None where there is none."""
         until = end = self.end
         if self._last is not None and self._last_until == end:
-            return self._last if self._last.end > self.start else None
+            return self._last
         while end > self.start:
             found = [one for one in await self.read(end - 1) if one.offset < end]
             if found and found[-1].has_rows:
