@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spark_ledger import errors
-from spark_ledger.broker.chunks import Incomplete
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.live_writer import LiveWriter
@@ -48,6 +47,13 @@ ENTRY_OVERHEAD_BYTES = 48 << 10
 """Beside a message of the largest size: its metadata, and the offsets of other chunks of it."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Incomplete:
+    """How many messages of a broker's producers were given up before their last chunk came."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ up, counted and logged.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from spark_ledger.broker.broker import Incomplete
 from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.producer import NO_ID, Producer, Run
@@ -21,13 +21,6 @@ from spark_ledger.broker.wire.sends import Send, receipts
 from spark_ledger.topic.entry import pulsar_batch
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Incomplete:
-    """How many messages of a broker's producers were given up."""
-
-    count: int = 0
 
 
 class ChunksOfProducer:

@@ -37,7 +37,7 @@ from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
-from spark_ledger.broker.owner.waiting import Chunk, StoredListener, Waiting
+from spark_ledger.broker.owner.waiting import Chunk, Entry, StoredListener, Waiting, taken
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
@@ -45,7 +45,7 @@ from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
 from spark_ledger.topic.commit.seal import NOTHING, Extent, ended_at, seal_of, sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
-from spark_ledger.topic.entry.rowless import NONE, Rowless
+from spark_ledger.topic.entry.rowless import NONE
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive, SealLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment
@@ -62,14 +62,6 @@ PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Entry:
-    runs: list[Waiting]
-    rows: int
-    rowless: Rowless
-    acked: "asyncio.Future[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +97,7 @@ class LiveWriter:
         self._ids = SequenceIds()
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
-        self._inflight: deque[_Entry] = deque()
+        self._inflight: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
@@ -254,18 +246,7 @@ class LiveWriter:
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
-            runs = [self._queue.popleft()]
-            size, rows = runs[0].size, runs[0].messages
-            while (
-                self._queue
-                and runs[-1].chunk is None
-                and self._queue[0].chunk is None
-                and size + self._queue[0].size <= ENTRY_BYTES_MAX
-                and rows + self._queue[0].messages <= ENTRY_ROWS_MAX
-            ):
-                runs.append(self._queue.popleft())
-                size += runs[-1].size
-                rows += runs[-1].messages
+            runs, size, rows = taken(self._queue, ENTRY_BYTES_MAX, ENTRY_ROWS_MAX)
             try:
                 self._send_entry(runs, size, rows)
             except Exception:  # a defect: they are told with all that waits
@@ -295,7 +276,7 @@ class LiveWriter:
             body = [b"".join(body)]
         acked = writer.append([head, *body], rows)
         acked.add_done_callback(self._acked)
-        self._inflight.append(_Entry(runs, rows, rowless, acked))
+        self._inflight.append(Entry(runs, rows, rowless, acked))
         self._entries += 1
         self._sent += rows
         self._rowless = rowless
@@ -326,7 +307,7 @@ class LiveWriter:
                 return
             self._is_stored(inflight.popleft())
 
-    def _is_stored(self, entry: _Entry) -> None:
+    def _is_stored(self, entry: Entry) -> None:
         assert self._live is not None
         offset = self._live.origin + self._confirmed
         self._confirmed += entry.rows
@@ -607,16 +588,10 @@ class LiveWriter:
         waiting = [run for entry in self._inflight for run in entry.runs]
         waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:
-            entry.acked.add_done_callback(_taken)
+            entry.drop()
         self._inflight.clear()
         self._queue.clear()
         self._start_over()
         self._ids.doubt()
         for run in waiting:
             run.failed(error)
-
-
-def _taken(acked: "asyncio.Future[int]") -> None:
-    """Its outcome is not used."""
-    if not acked.cancelled():
-        acked.exception()

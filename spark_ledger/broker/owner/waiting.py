@@ -1,10 +1,14 @@
 """What waits to be stored in a partition, and who hears that it is."""
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.rowless import Rowless
 
 
 class Chunk(Enum):
@@ -54,3 +58,36 @@ class Waiting(Protocol):
 
 class StoredListener(Protocol):
     def __call__(self, partition: int, offset: int, run: Waiting) -> None: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """Runs that are under way in one. `rowless`: the offsets without a row of its segment, with
+    its own."""
+
+    runs: list[Waiting]
+    rows: int
+    rowless: Rowless
+    acked: "asyncio.Future[int]"
+
+    def drop(self) -> None:
+        """Its outcome is not used."""
+        self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
+
+
+def taken(queue: deque[Waiting], bytes_max: int, rows_max: int) -> tuple[list[Waiting], int, int]:
+    """What goes into one entry, from the head of the queue, with its bytes and messages: more than
+    one run up to so many of both, or a chunk by itself."""
+    runs = [queue.popleft()]
+    size, rows = runs[0].size, runs[0].messages
+    while (
+        queue
+        and runs[-1].chunk is None
+        and queue[0].chunk is None
+        and size + queue[0].size <= bytes_max
+        and rows + queue[0].messages <= rows_max
+    ):
+        runs.append(queue.popleft())
+        size += runs[-1].size
+        rows += runs[-1].messages
+    return runs, size, rows

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.chunks import ChunksOfProducer, Incomplete
+from spark_ledger.broker.broker import Incomplete
+from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Tail, TailBudget

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.chunks import ChunksOfProducer, Incomplete
+from spark_ledger.broker.broker import Incomplete
+from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError

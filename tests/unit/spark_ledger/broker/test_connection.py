@@ -5,7 +5,7 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-from spark_ledger.broker.chunks import Incomplete
+from spark_ledger.broker.broker import Incomplete
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
