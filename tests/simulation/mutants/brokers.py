@@ -361,7 +361,7 @@ def looks_once(look: Any) -> Any:
             reader = await self._open(one)
             if reader is not None:
                 await reader.refresh_last_add_confirmed()
-                await self._heard(reader)
+                await self._heard(one, reader)
 
     return looked
 
