@@ -504,3 +504,33 @@ def test_partitions_that_are_opened_meanwhile_do_not_keep_a_batch_from_committin
         await asyncio.gather(*(writer.close() for writer in writers.values()))
 
     play(act, partitions=PARTITIONS)
+
+
+def test_who_asks_for_a_ledger_that_was_left_does_not_stop_the_next_one():
+    async def act(stage):
+        owner = reached(await owner_of(stage, limits=RollLimits(entries=2)))
+        await owner.all_stored(owner.send([b"a"]))
+        old = await live_segment(owner)
+        asked = (stage.topic.id, 0, old.ledger_id, old.opened)
+        commit, answers = owner.commits.commit, []
+
+        async def asked_meanwhile(*args):
+            owner.commits.commit = commit
+            request = hand_over.encode_request([asked], 2.0)
+            answer, let_go = await stage.owners.ask(owner.ownership.url, request)
+            answers.extend(hand_over.decode_answer(answer))
+            let_go()
+            await commit(*args)
+
+        owner.commits.commit = asked_meanwhile
+        await owner.all_stored(owner.send([b"b"]))
+        await asyncio.sleep(0.1)
+        began_s = now_s()
+        await owner.all_stored(owner.send([b"c"]))
+        took_s = now_s() - began_s
+        assert answers == []
+        assert (await live_segment(owner)).ledger_id != old.ledger_id
+        assert took_s < 0.5
+        await owner.writer.close()
+
+    play(act)
