@@ -43,6 +43,7 @@ LOADED = {
     NOTEBOOK: ("matplotlib.pyplot", "spark_ledger.local"),
 }
 """By module that can be run, what it imports when it runs."""
+ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_DISPLAY = {"MPLBACKEND": "agg"}
 REQUEST_BYTES_MAX = 1 << 16
 INT, FDS = "i", 4  # a pid or an exit status; standard input, output, error, the way back
@@ -98,7 +99,9 @@ class CommandServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.kit.commands", module, str(theirs.fileno())]
         environment = {**os.environ, **WITHOUT_DISPLAY}
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], cwd=ROOT, env=environment
+        )
         theirs.close()
         self._sending = threading.Lock()
         self._owner = os.getpid()

@@ -141,7 +141,7 @@ class Partition:
         `_read_at`."""
         until = end = self.end
         if self._last is not None and self._last_until == end:
-            return self._last if self._last.end > self.start else None
+            return self._last
         while end > self.start:
             found = [one for one in await self._read_at(end - 1) if one.offset < end]
             if found and found[-1].has_rows:

@@ -73,8 +73,8 @@ class BatchReads:
                     continue
                 found += ends[partition].rows
             self._work.judged(
-                *(invariants.a_read_has_what_had_a_receipt_before, self._work.world.ghost),
-                *(partition, found, end),
+                invariants.a_read_has_what_had_a_receipt_before,
+                *(self._work.world.ghost, partition, found, end),
             )
 
     def _awake(self) -> list[str]:

@@ -426,10 +426,10 @@ class BrokerWork:
                 after_s = self.rng.choice((0.02, 0.5)) * self.rng.random()
                 loop.call_later(after_s, driver.kill, context=loop.outside)
 
-    async def spark_batch(self, client: Client) -> None:
+    async def spark_batch(self, client: Client, version: int = 0) -> None:
         """One, all of it by this process."""
         info = await self.work.client(client).topics.open(BROKERED)
-        await self._batch(client, client, info, 0)
+        await self._batch(client, client, info, version)
 
     async def _batch(self, driver: Client, executor: Client, info: TopicInfo, version: int) -> None:
         topics, tasks = self.work.client(driver), self.work.client(executor)

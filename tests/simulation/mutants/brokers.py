@@ -361,7 +361,7 @@ def looks_once(look: Any) -> Any:
             reader = await self._open(one)
             if reader is not None:
                 await reader.refresh_last_add_confirmed()
-                await self._heard(reader)
+                await self._heard(one, reader)
 
     return looked
 
@@ -480,6 +480,8 @@ EVERY = (
 
 AT_POINTS: Mapping[str, tuple[str, ...]] = {
     "epoch not raised": ("broker that comes back",),
+    "late seal of an earlier segment": ("commit past an owner",),
+    "goes on after a hold without a commit": ("commit past an owner",),
     "nobody asks who owns": ("broker beside its successor",),
     "opened under the next intent": ("broker whose intent ended",),
     "partition as it was known before": ("broker that comes back",),

@@ -25,6 +25,7 @@ class BrokerStage(Stage):
     """One topic with deduplication, of one partition; nobody dies but the victim."""
 
     deduplicates = True
+    settings = SETTINGS
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class BrokerStage(Stage):
 
     async def serves(self, client: Client, seconds: float) -> BrokerProcess:
         """A broker begins, and serves for a while."""
-        broker = self.brokers.made(client, SETTINGS)
+        broker = self.brokers.made(client, self.settings)
         await broker.start()
         await asyncio.sleep(seconds)
         return broker

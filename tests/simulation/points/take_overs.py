@@ -12,9 +12,10 @@ from typing import Any
 from spark_ledger.broker import broker, owned_topic
 from spark_ledger.broker.broker import BrokerSettings
 from spark_ledger.broker.owner import live_writer
-from spark_ledger.broker.owner.live_writer import RollLimits
 from spark_ledger.broker.wire.commands import MessageId, SubscriptionType
+from spark_ledger.errors import UnsupportedFormat
 from spark_ledger.topic.upkeep.janitor import Janitor
+from tests.simulation import invariants
 from tests.simulation.brokers.consumer import ENDS, ConsumerModel
 from tests.simulation.brokers.link import Link, Lost
 from tests.simulation.brokers.process import ENTRY_BYTES_MAX, BrokerProcess
@@ -27,7 +28,6 @@ from tests.simulation.world import Client
 
 SUBSCRIPTION = "failing-over"
 PARTITIONS = 6
-SETTINGS = BrokerSettings(roll=RollLimits(entries=4))
 SERVES_S, SLICE_S, SOON_S = 3.0, 0.1, 0.1
 AWAY_S = 7.0
 """So long a broker stands still: another one takes its partitions, and its session lives on."""
@@ -223,6 +223,12 @@ class Condemned(BrokerStage):
         await super().judge()
 
 
+class OneLedger(Condemned):
+    """Where nothing but a commit past it ends a segment."""
+
+    settings = BrokerSettings()
+
+
 async def a_broker_with_spares(stage: Stage) -> None:
     """Ledgers are made ahead for both partitions, since Spark committed past those before."""
     assert isinstance(stage, Condemned)
@@ -234,6 +240,15 @@ async def takes_it_for_gone(stage: Stage, client: Client) -> None:
     janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
     await janitor.clean(condemn=stage.brokers.intents_of_brokers(), force=True)
     await janitor.clean(force=True)
+
+
+async def commits_past_its_segments(stage: Stage, client: Client) -> None:
+    """Who is late plans again: what the owner did meanwhile is no reason to give up."""
+    assert isinstance(stage, Condemned)
+    try:
+        await stage.brokers.spark_batch(client, 1)
+    except UnsupportedFormat as error:
+        invariants.every_committer_ends(stage.world.ghost, f"driver: {error}", False)
 
 
 async def the_broker_goes_on(stage: Stage) -> None:
@@ -312,6 +327,13 @@ DEEDS = (
         fates=(*ALONE, Fate.BESIDE),
         small=SMALL,
         stage=Condemned,
+    ),
+    Deed(
+        *("commit past an owner", a_broker_with_spares, commits_past_its_segments),
+        *(the_broker_goes_on,),
+        fates=(*ALONE, Fate.BESIDE),
+        small=SMALL,
+        stage=OneLedger,
     ),
     Deed(
         *("broker whose intent ended", a_topic, serves_all_of_it, a_janitor_cleans),

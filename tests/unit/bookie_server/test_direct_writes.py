@@ -339,7 +339,6 @@ def test_a_ledger_that_is_buried_while_its_large_entry_is_on_the_way_goes_and_st
 def test_an_append_waits_for_what_came_before_it_whichever_way_that_went():
     async def test(node):
         slow(node.ledgers["d0"], 1.0)
-        writes, journals = node.storage._direct_writes, node.storage._journals
         order: list[str] = []
         node.storage.put_all(1, {1: large(1, 1)})
         node.storage.put_all(1, {2: large(1, 2)})
@@ -350,7 +349,7 @@ def test_an_append_waits_for_what_came_before_it_whichever_way_that_went():
             ("barrier", [], Lane.BULK, ()),
             ("fence", [Record(RecordKind.FENCE, 1, -1, b"", 0)], Lane.RECOVERY, ()),
         ):
-            done = writes.append(journals, records, lane, after)
+            done = node.storage.append(records, lane, after)
             done.add_done_callback(lambda _, name=name: order.append(name))
         await done
         await asyncio.sleep(0.1)

@@ -135,13 +135,13 @@ def test_a_ledger_that_is_just_being_met_is_not_forgotten():
     async def test(node):
         await node.crash("all")  # states are known, no handle is
         ledgers = node.handles
-        plain = ledgers._last
+        plain = node.storage.last_entry
 
         async def slow(ledger_id):
             await asyncio.sleep(1)
             return await plain(ledger_id)
 
-        ledgers._last = slow
+        node.storage.last_entry = slow
         meeting = asyncio.ensure_future(ledgers.meet(2))
         await asyncio.sleep(0.5)
         assert not ledgers.forget(2)

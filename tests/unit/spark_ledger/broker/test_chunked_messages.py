@@ -155,9 +155,12 @@ def test_a_reader_that_keeps_little_reads_the_first_chunks_again(monkeypatch):
     play(act)
 
 
-def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole():
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole(hands_over):
     async def act(stage):
         owner = await owner_of(stage)
+        if hands_over:  # the chunks are in segments of one ledger
+            reached(owner)
         one = Sending(owner)
         first, second, third = chunked(WHOLE, 3)
         one.send(first)
@@ -172,7 +175,9 @@ def test_a_commit_of_spark_in_the_middle_of_a_message_leaves_it_whole():
         expected = [(1, b"of spark"), (3, b"more"), (4, WHOLE)]
         assert await rows_between(stage.client, stage, 0, 5) == expected
         assert await rows_between(await stage.another(), stage, 4, 5) == [(4, WHOLE)]
+        assert await lags(stage, 0, 1, 2, 3, 4, 5) == [3, 3, 2, 2, 1, 0]
         await closed(owner)
+        assert await lags(stage, 0, 1, 2, 3, 4, 5) == [3, 3, 2, 2, 1, 0]
         assert await rows_between(await stage.another(), stage, 2, 5) == expected[1:]
 
     play(act)
