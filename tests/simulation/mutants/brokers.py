@@ -484,6 +484,7 @@ AT_POINTS: Mapping[str, tuple[str, ...]] = {
     "goes on after a hold without a commit": ("commit past an owner",),
     "nobody asks who owns": ("broker beside its successor",),
     "opened under the next intent": ("broker whose intent ended",),
+    "seek in memory alone": ("broker that comes back",),
     "partition as it was known before": ("broker that comes back",),
 }
 """Those for which several things have to come together: at the points of these deeds."""

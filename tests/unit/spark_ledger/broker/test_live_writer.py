@@ -130,8 +130,8 @@ def test_nothing_is_sent_before_the_own_opening_was_read_back():
         owner = await owner_of(stage)
         states, commit = [], owner.commits.commit
 
-        async def lost_response(actions):
-            await commit(actions)
+        async def lost_response(*asked):
+            await commit(*asked)
             states.append(owner.writer.live)
             raise errors.Unavailable("the response was lost")
 
