@@ -464,3 +464,30 @@ def test_the_last_message_is_not_one_before_rows_of_spark_that_the_log_tells_of_
         await closed(owner)
 
     play(act)
+
+
+def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowledged():
+    async def act(stage):
+        owner = await owner_of(stage)
+        made = await Consuming().begin(stage, owner)
+        one, at = Sending(owner), []
+        cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
+        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
+        one.lone(b"before")
+        one.send(*chunked(WHOLE, 3))
+        one.lone(b"after")
+        await all_sent(owner)
+        await made.got(5)
+        for offset in (0, 4, 3):
+            made.place.acks.add(offset, offset + 1)
+            subscription.moved(made.place)
+        assert at == [1, 1, 5]
+        await made.consumer.close()
+        again = await Consuming().begin(stage, owner, at[1], kept=False)
+        assert [number for number, _ in await again.got(4)] == [3, 3, 3, 4]
+        subscription.seek(again.place, 4)
+        assert at[-1] == 4
+        await again.consumer.close()
+        await closed(owner)
+
+    play(act)
