@@ -29,9 +29,16 @@ class Held:
             if hold is not None:
                 self._holds.append(hold)
 
-    async def answer(self) -> bytes:
-        """What is handed over; other live segments than those in it are not."""
-        some = await asyncio.gather(*(hold.handed() for hold in self._holds))
+    async def answer(self, within_s: float) -> bytes:
+        """What is handed over by then; other live segments than those in it are not."""
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(hold.handed()) for hold in self._holds]
+        try:
+            done = (await asyncio.wait(asked, timeout=within_s))[0] if asked else ()
+            some = [one.result() for one in asked if one in done]
+        finally:
+            for one in asked:
+                one.cancel()
         return hand_over.encode_answer([one for one in some if one is not None])
 
     def let_go(self) -> None:
@@ -63,10 +70,11 @@ class CommitterConnection(asyncio.Protocol):
             lives, hold_s = asked
             loop = asyncio.get_running_loop()
             self._held = Held(self._broker, lives, loop.time() + hold_s)
-            self._answering = loop.create_task(self._answer(self._held))
+            within_s = hand_over.answer_within_s(hold_s, len(lives))
+            self._answering = loop.create_task(self._answer(self._held, within_s))
 
-    async def _answer(self, held: Held) -> None:
-        self._transport.write(await held.answer())
+    async def _answer(self, held: Held, within_s: float) -> None:
+        self._transport.write(await held.answer(within_s))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -3,7 +3,7 @@
 import asyncio
 
 from spark_ledger.broker.committers import Held
-from spark_ledger.topic.commit.hand_over import decode_request
+from spark_ledger.topic.commit.hand_over import answer_within_s, decode_request
 
 DELAY_S = 0.001
 
@@ -24,7 +24,7 @@ class OwnerCalls:
         until_s = asyncio.get_running_loop().time() + hold_s
         held = Held(self.brokers[url], lives, until_s)
         try:
-            answer = await held.answer()
+            answer = await held.answer(answer_within_s(hold_s, len(lives)))
             await asyncio.sleep(DELAY_S)
         except BaseException:
             held.let_go()

@@ -212,6 +212,7 @@ class Consumer:
         sent = self._messages.command(last.offset, ())
         self._sent[last.offset] = 1
         offsets = earlier_offsets(last.data)
+        self.place.on_its_way(min(offsets, default=last.offset), last.offset)
         for offset in offsets:
             chunk = await partition.chunk(offset)
             if chunk is None:
@@ -252,6 +253,26 @@ class PlaceInPartition:
         self.ledger = ledger
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
+        self._firsts: dict[int, int] = {}  # by the last chunk of a message that was sent, its first
+
+    def on_its_way(self, first: int, last: int) -> None:
+        """A message with chunks from `first` to `last` is sent."""
+        self._firsts[last] = first
+        if len(self._firsts) > SENT_BATCHES_MAX:
+            del self._firsts[next(iter(self._firsts))]
+
+    @property
+    def kept_from(self) -> int:
+        """The mark, but not beyond the first chunk of a message that was sent and is not
+        acknowledged: retention is to leave it whole."""
+        mark = self.acks.mark
+        self._firsts = {last: first for last, first in self._firsts.items() if last >= mark}
+        return min([mark, *self._firsts.values()])
+
+    def reset(self, offset: int) -> None:
+        """It is there, whatever was sent."""
+        self.acks.reset(offset)
+        self._firsts.clear()
 
     def active(self, kind: SubscriptionType) -> Consumer | None:
         if not self.consumers:
@@ -336,11 +357,11 @@ class Subscription:
         """Make durable where it is."""
         if self.cursor is not None:
             self.cursor.check()
-            self.cursor.advance(place.partition.number, place.acks.mark)
+            self.cursor.advance(place.partition.number, place.kept_from)
 
     def seek(self, place: PlaceInPartition, offset: int) -> None:
         """Put it to the offset in that partition; its consumers there are sent away."""
-        place.acks.reset(offset)
+        place.reset(offset)
         self.sought = True
         self.moved(place)
         for one in list(place.consumers):

@@ -167,8 +167,9 @@ class LiveWriter:
             asked = self._asked = Hold(ledger_id, live.opened, until_s)
             self._wake.set()
         elif following is not None and (asked is None or asked.opened < opened):
-            if self._asked_next is None and not self._closing:
-                self._asked_next = Hold(following.writer.ledger_id, opened, until_s)
+            new = self._asked_next is None and following.writer.ledger_id == ledger_id
+            if new and not self._closing:
+                self._asked_next = Hold(ledger_id, opened, until_s)
             asked = self._asked_next
         if asked is None or asked.ledger_id != ledger_id:
             return None

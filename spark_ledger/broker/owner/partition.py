@@ -137,12 +137,13 @@ class Partition:
         return found
 
     async def last(self) -> Stored | None:
-        """The last batch with a row that is confirmed, None where there is none."""
+        """The last batch with a row that is confirmed, None where there is none. Raises as
+        `_read_at`."""
         until = end = self.end
         if self._last is not None and self._last_until == end:
             return self._last
         while end > self.start:
-            found = [one for one in await self.read(end - 1) if one.offset < end]
+            found = [one for one in await self._read_at(end - 1) if one.offset < end]
             if found and found[-1].has_rows:
                 self._last, self._last_until = found[-1], until
                 return self._last
@@ -150,12 +151,21 @@ class Partition:
         return None
 
     async def chunk(self, offset: int) -> Stored | None:
-        """The chunk of a message at that offset; None where it is not kept any more. Raises as
-        `read`."""
+        """The chunk of a message at that offset, which is confirmed; None where it is not kept any
+        more. Raises as `_read_at`."""
         if offset < self.start:
             return None
-        found = await self.read(offset, 1)
+        found = await self._read_at(offset, 1)
         return found[0] if found and found[0].offset == offset and not found[0].has_rows else None
+
+    async def _read_at(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
+        """As `read`, of an offset that is confirmed: none only where no batch has it. Raises as
+        `read` and `_readable`."""
+        found = await self.read(offset, bytes_max)
+        if not found:
+            await self._readable(offset)
+            found = await self.read(offset, bytes_max)
+        return found
 
     def _before_hole(self, end: int) -> int:
         """The end of the last rows that are kept below `end`."""

@@ -33,6 +33,8 @@ HOLD_S, HOLD_S_MAX = 2.0, 8.0
 """After its answer an owner is asked to hold for so long: by a first try, and by later ones."""
 HOLDS_S_MAX = 20.0
 ANSWER_S_EACH = 0.01
+ANSWERS_WITHIN = 0.8
+"""Of the patience of who asks: the rest is for the way."""
 REQUEST_BYTES_MAX = 4 << 20
 ANSWER_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
@@ -64,6 +66,13 @@ def patience_s(hold_s: float, lives: int) -> float:
     """How long an answer of so many live segments is waited for, before they are fenced: half a
     second of one by a first try; owners of many, or that are slow, come through by and by."""
     return hold_s / 4 + ANSWER_S_EACH * lives
+
+
+def answer_within_s(asked_s: float, lives: int) -> float:
+    """By then an owner that is asked to hold for so long in all answers with what it has, before
+    who asked loses patience: one segment that is slow is not to have all others fenced."""
+    settling_s = ANSWER_S_EACH * lives
+    return ANSWERS_WITHIN * (max(0.0, asked_s - settling_s) / 5 + settling_s)
 
 
 def owner_name(broker_id: str) -> str:

@@ -28,8 +28,11 @@ class Rowless(NamedTuple):
         return Rowless(self.lo + by, self.hi + by, self.number) if self.number else NONE
 
     def within(self, lo: int, hi: int) -> int:
-        """How many, about, are in [lo, hi)."""
-        inside = min(hi, self.hi) - max(lo, self.lo)
+        """How many, about, are in [lo, hi); in ranges that follow each other as many as in all."""
+        return self._below(hi) - self._below(lo) if lo < hi else 0
+
+    def _below(self, place: int) -> int:
+        inside = min(place, self.hi) - self.lo
         return self.number * inside // (self.hi - self.lo) if inside > 0 else 0
 
 

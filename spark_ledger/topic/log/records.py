@@ -35,7 +35,8 @@ FIRST_VERSION = 1
 COUNTED_VERSION = 2
 """What a commit with a `counted` segment asks for, and every later one of its topic."""
 CONTINUED_VERSION = 3
-"""Likewise where a ledger has more than one live segment, one after the other."""
+"""Likewise where a ledger has more than one live segment, one after the other, or offsets of chunks
+have no row: an older writer's checkpoint would forget which."""
 NO_VERSION = -1  # of a transaction: nothing committed yet
 NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
 
@@ -246,7 +247,8 @@ def needed_by(some: Iterable[Action]) -> int:
     """The version that the actions ask of readers and of later writers."""
     some = tuple(some)
     brought = [s for action in some for s in actions.segments_of(action) if s.counted]
-    if _continues(some) or any(segment.rows_before for segment in brought):
+    rowless = any(isinstance(one, SealLive) and one.rowless.number for one in some)
+    if rowless or _continues(some) or any(segment.rows_before for segment in brought):
         return CONTINUED_VERSION
     return COUNTED_VERSION if brought else FIRST_VERSION
 

@@ -24,7 +24,7 @@ from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.upkeep.compactor import compact
 from tests.kit.pulsar_batches import chunked, lone, message
 from tests.unit.spark_ledger.broker.test_chunks import Link
-from tests.unit.spark_ledger.broker.test_hand_over import reached
+from tests.unit.spark_ledger.broker.test_hand_over import by_spark, reached, request_for
 from tests.unit.spark_ledger.broker.test_live_writer import (
     Owner,
     another_of,
@@ -416,5 +416,78 @@ def test_chunks_before_the_last_one_are_no_lag(by_owner):
         assert state.partitions[0].live is None
         assert await lags(stage, 0, 1, 5, 6, 7, 8) == expected
         assert state.partitions[0].rows_between(0, 8) == 4
+
+    play(act)
+
+
+def test_a_message_whose_segment_is_handed_over_when_its_last_chunk_comes_is_not_passed_over():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        made = await Consuming().begin(stage, owner)
+        made.partition._tail, made.partition._read = Tail(TailBudget(1)), Tail(TailBudget(1))
+        one, parts = Sending(owner), chunked(WHOLE, 3)
+        one.send(*parts[:2])
+        await all_sent(owner)
+        await made.got(0)
+        await until(lambda: made.consumer._position == 2)
+        request = await request_for(owner)
+        one.send(parts[2])
+        await asyncio.sleep(0)
+        await until(lambda: owner.writer._inflight)
+        _, let_go = await stage.owners.ask(owner.ownership.url, request)
+        await asyncio.sleep(1)
+        let_go()
+        one.lone(b"after")
+        await all_sent(owner)
+        found = await made.got(4)
+        assert found == [*((2, part) for part in parts), (3, lone(message(b"after")))]
+        await made.consumer.close()
+        await owner.writer.close()
+
+    play(act)
+
+
+def test_the_last_message_is_not_one_before_rows_of_spark_that_the_log_tells_of_in_a_moment():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        made = await Consuming().begin(stage, owner, kept=False)
+        one = Sending(owner)
+        one.lone(b"a")
+        await all_sent(owner)
+        await by_spark(stage)
+        await until(lambda: owner.writer.live is not None and owner.writer.live.base == 2)
+        found = asyncio.create_task(made.partition.last())
+        await asyncio.sleep(0.1)
+        made.state = await owner.commits.state()
+        assert (await found).offset == (await made.partition.last()).offset == 1
+        await made.consumer.close()
+        await closed(owner)
+
+    play(act)
+
+
+def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowledged():
+    async def act(stage):
+        owner = await owner_of(stage)
+        made = await Consuming().begin(stage, owner)
+        one, at = Sending(owner), []
+        cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
+        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
+        one.lone(b"before")
+        one.send(*chunked(WHOLE, 3))
+        one.lone(b"after")
+        await all_sent(owner)
+        await made.got(5)
+        for offset in (0, 4, 3):
+            made.place.acks.add(offset, offset + 1)
+            subscription.moved(made.place)
+        assert at == [1, 1, 5]
+        await made.consumer.close()
+        again = await Consuming().begin(stage, owner, at[1], kept=False)
+        assert [number for number, _ in await again.got(4)] == [3, 3, 3, 4]
+        subscription.seek(again.place, 4)
+        assert at[-1] == 4
+        await again.consumer.close()
+        await closed(owner)
 
     play(act)

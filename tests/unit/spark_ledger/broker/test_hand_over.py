@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.metadata import paths
@@ -504,3 +505,64 @@ def test_partitions_that_are_opened_meanwhile_do_not_keep_a_batch_from_committin
         await asyncio.gather(*(writer.close() for writer in writers.values()))
 
     play(act, partitions=PARTITIONS)
+
+
+def test_who_asks_for_a_ledger_that_was_left_does_not_stop_the_next_one():
+    async def act(stage):
+        owner = reached(await owner_of(stage, limits=RollLimits(entries=2)))
+        await owner.all_stored(owner.send([b"a"]))
+        old = await live_segment(owner)
+        asked = (stage.topic.id, 0, old.ledger_id, old.opened)
+        commit, answers = owner.commits.commit, []
+
+        async def asked_meanwhile(*args):
+            owner.commits.commit = commit
+            request = hand_over.encode_request([asked], 2.0)
+            answer, let_go = await stage.owners.ask(owner.ownership.url, request)
+            answers.extend(hand_over.decode_answer(answer))
+            let_go()
+            await commit(*args)
+
+        owner.commits.commit = asked_meanwhile
+        await owner.all_stored(owner.send([b"b"]))
+        await asyncio.sleep(0.1)
+        began_s = now_s()
+        await owner.all_stored(owner.send([b"c"]))
+        took_s = now_s() - began_s
+        assert answers == []
+        assert (await live_segment(owner)).ledger_id != old.ledger_id
+        assert took_s < 0.5
+        await owner.writer.close()
+
+    play(act)
+
+
+class NeverStops:
+    """A partition's writer that is asked, and is not done with what is under way."""
+
+    def hand_over(self, ledger_id, opened, until_s):
+        hold = Hold(ledger_id, opened, until_s)
+        hold.join()
+        return hold
+
+
+def test_one_segment_that_is_slow_does_not_have_the_others_of_its_owner_fenced():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        slow = LiveWriter(owner.commits, 1, RollLimits(), owner.stored)
+        for writer in (owner.writer, slow):
+            sent = Sent(b"p")
+            writer.append(sent)
+            await owner.all_stored([sent])
+        ledger, writers = await live(owner), [owner.writer, NeverStops()]
+        stage.owners.brokers[owner.ownership.url].live_writer = lambda _, n: writers[n]
+        batches = await another_process(stage)
+        intent, began_s = await batches.intent(), now_s()
+        rows = [b"%d" % i for i in range(50)]  # some to every partition
+        await batches.commit(intent, 1, await batches.written(intent, rows))
+        assert now_s() - began_s < 1.5
+        await owner.all_stored(owner.send([b"q"]))
+        assert await live(owner) == ledger
+        await asyncio.gather(owner.writer.close(), slow.close())
+
+    play(act, partitions=2)

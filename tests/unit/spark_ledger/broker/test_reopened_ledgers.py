@@ -10,6 +10,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.topic.commit.seal import sealed
+from spark_ledger.topic.entry.rowless import Rowless
 from spark_ledger.topic.log import actions, checkpoint, records
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, SegmentTable
@@ -492,9 +493,10 @@ def test_a_ledger_that_goes_on_asks_for_a_reader_that_knows_of_it():
             (SealLive(0, 7, more, (), 1),),
             (empty_seal, opened),
             (empty_seal, replace(opened, ledger_id=8)),
+            (replace(seal, rowless=Rowless(0, 2, 2)),),
         )
     ]
-    assert [one["min_reader"] for one in needed] == [1, 2, 3, 3, 3, 1]
+    assert [one["min_reader"] for one in needed] == [1, 2, 3, 3, 3, 1, 3]
     state = state_of([opened], [seal, on], [SealLive(0, 7, more, (), 1)])
     assert (state.min_writer, state.partitions[0].end_offset) == (3, 11)
     again = checkpoint.decode_root(checkpoint.encode_root(checkpoint.Root(state))).state

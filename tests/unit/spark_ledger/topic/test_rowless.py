@@ -44,6 +44,14 @@ def test_a_range_without_a_break_is_counted_exactly_and_others_outside_of_it():
     assert NONE.moved(10) == NONE
 
 
+def test_ranges_that_follow_each_other_have_as_many_as_all_together():
+    apart = Rowless(2, 12, 3)
+    for cut in range(14):
+        assert apart.within(0, cut) + apart.within(cut, 14) == 3
+    assert sum(apart.within(at, at + 1) for at in range(14)) == 3
+    assert max(apart.within(at, at + 1) for at in range(14)) == 1
+
+
 def test_so_many_are_kept_and_the_oldest_are_put_together(monkeypatch):
     monkeypatch.setattr(rowless, "KEPT_MAX", 2)
     kept = ()
