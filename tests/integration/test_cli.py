@@ -89,8 +89,8 @@ def test_status_lists_the_bookies_and_brokers_of_the_folders_cluster(up):
     assert said["broker_url"] in succeeds("broker", "list", "--service-url", said["service_url"])
 
 
-def test_a_cluster_that_never_had_a_broker_has_none(cluster: LocalCluster):
-    url = ("--service-url", cluster.service_url)
+def test_a_cluster_that_never_had_a_broker_has_none(fresh_cluster):
+    url = ("--service-url", fresh_cluster(bookies=1).service_url)
     assert json.loads(succeeds("broker", "list", "--json", *url)) == []
     assert "no brokers" in succeeds("status", *url)
 
