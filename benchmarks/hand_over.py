@@ -13,6 +13,7 @@ speed between two receipts of one partition. E=3 Qw=3 Qa=2, synced before every 
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -220,6 +221,7 @@ def main() -> None:
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--produce", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    gc.freeze()  # as Spark's processes of ours do: a collection that visits all modules takes 0.2 s
     if given.produce:
         url, topic, rate, seconds = given.produce
         produce(url, topic, float(rate), float(seconds))
