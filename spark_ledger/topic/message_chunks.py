@@ -28,6 +28,8 @@ from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
 
 KEPT_BYTES = 64 << 20
+EACH_BYTES = 256
+"""What one that is kept takes beside its payload."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,10 +106,10 @@ class _Chunks:
         if not self._value:
             payload = b""
         self._kept[partition, offset] = payload
-        self._kept_bytes += len(payload)
+        self._kept_bytes += EACH_BYTES + len(payload)
         while self._kept_bytes > KEPT_BYTES:
             _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= len(oldest)
+            self._kept_bytes -= EACH_BYTES + len(oldest)
 
     async def _earlier(
         self, fetched: FetchedEntry, partition: int, last: int, needed: Collection[int]
@@ -117,7 +119,7 @@ class _Chunks:
         for offset in needed:
             payload = self._kept.pop((partition, offset), None)
             if payload is not None:
-                self._kept_bytes -= len(payload)
+                self._kept_bytes -= EACH_BYTES + len(payload)
                 found[offset] = payload
         missing = [offset for offset in needed if offset not in found]
         if missing:

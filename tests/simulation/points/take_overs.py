@@ -229,8 +229,8 @@ class OneLedger(Condemned):
     settings = BrokerSettings()
 
 
-async def a_broker_with_spares(stage: Stage) -> None:
-    """Ledgers are made ahead for both partitions, since Spark committed past those before."""
+async def a_broker_committed_past(stage: Stage) -> None:
+    """It has both partitions, and Spark has committed past the segments before."""
     assert isinstance(stage, Condemned)
     await stage.begins_here()
 
@@ -323,13 +323,13 @@ DEEDS = (
         away_s=AWAY_S,
     ),
     Deed(
-        *("janitor of a broker", a_broker_with_spares, takes_it_for_gone, the_broker_goes_on),
+        *("janitor of a broker", a_broker_committed_past, takes_it_for_gone, the_broker_goes_on),
         fates=(*ALONE, Fate.BESIDE),
         small=SMALL,
         stage=Condemned,
     ),
     Deed(
-        *("commit past an owner", a_broker_with_spares, commits_past_its_segments),
+        *("commit past an owner", a_broker_committed_past, commits_past_its_segments),
         *(the_broker_goes_on,),
         fates=(*ALONE, Fate.BESIDE),
         small=SMALL,
