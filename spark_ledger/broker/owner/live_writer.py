@@ -481,7 +481,7 @@ class LiveWriter:
         if live is not None and self._is_next(live):
             self._goes_on(live, state)
             return
-        await self._commits.check_owner(self._number)
+        owned = await self._commits.check_owner(self._number)
         actions: list[Action] = []
         if live is not None:
             ended = self._ended if self._is_mine(live) else None
@@ -494,7 +494,7 @@ class LiveWriter:
             return
         following = await self._next_ledger()
         opened = self._opening(following)
-        await self._commits.commit([*actions, opened], following.intent)
+        await self._commits.commit([*actions, opened], following.intent, owned)
         state = await self._commits.state()
         live = state.partitions[self._number].live
         if live is None or not self._is_next(live):

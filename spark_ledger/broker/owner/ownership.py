@@ -6,8 +6,9 @@
 
 Always true: a partition has one owner in the record; that only says where clients are sent, and it
 changes by compare-and-set with the partition's epoch raised. That an owner's successor may write is
-decided by the fence of the live ledger alone (hazard 45: one ephemeral a process, however many
-topics). A broker that finds another in the record gives the partition up, and keeps the others.
+decided by the fence of the live ledger (hazard 45: one ephemeral a process, however many topics),
+and no owner opens one in a commit that is made after the record has changed. A broker that finds
+another in the record gives the partition up, and keeps the others.
 
 A record {"broker", "epoch", "url"} is of a time when a broker had all partitions of a topic.
 """
@@ -26,6 +27,7 @@ from spark_ledger.broker.owner.probes import Probes, neighbours
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
+    Check,
     MetadataStore,
     NodeExists,
     NoNode,
@@ -194,14 +196,17 @@ class Ownership:
     ) -> Owner | None:
         return (await self.owners(topic_id, fresh=fresh)).of(partition)
 
-    async def check(self, topic_id: str, partition: int, epoch: int) -> None:
-        """Raises Deposed unless this broker has the partition in that epoch."""
-        now = await self.owner(topic_id, partition, fresh=True)
+    async def check(self, topic_id: str, partition: int, epoch: int) -> Check:
+        """What holds as long as the record is this one. Raises Deposed unless this broker has the
+        partition in that epoch."""
+        found = await self.owners(topic_id, fresh=True)
+        now, version = found.of(partition), found.version
         if now is None or (now.broker, now.epoch) != (self.broker_id, epoch):
             raise Deposed(
                 f"broker {now.broker if now else 'none'} has partition {partition} of topic"
                 f" {topic_id} now"
             )
+        return Check(paths.brokers_of_topic(topic_id), version)
 
     async def give(self, topic_id: str, some_max: int) -> int:
         """Give partitions that fall on other brokers to these, so many at most; returns how many.

@@ -4,6 +4,8 @@ Always true: one commit is under way for a topic at a time, and what partitions 
 the next one (hazard 16); where one of them cannot be committed, the others are, each by itself. All
 is under one intent of this broker, whose heartbeat says that it lives; where that has ended, what
 was made under it is not committed under the one that follows (hazard 4: a janitor deletes it).
+Where another broker has taken a partition nothing is opened there any more: what that one has not
+found when it looked does not come later (hazard 31).
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata.store import Check
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.log.actions import Action
@@ -29,7 +32,7 @@ LEDGERS_AT_ONCE = 100
 _log = logging.getLogger(__name__)
 Made = tuple[AsyncLedgerWriter, Intent]
 """A ledger, and the intent that it was made under."""
-_Asked = tuple[tuple[Action, ...], Intent | None, "asyncio.Future[None]"]
+_Asked = tuple[tuple[Action, ...], Intent | None, Check | None, "asyncio.Future[None]"]
 
 
 class TopicCommits:
@@ -70,11 +73,12 @@ class TopicCommits:
         self._last_ms = max(self._last_ms, self._clock_ms())
         return self._last_ms
 
-    async def check_owner(self, partition: int) -> None:
-        """Raises Deposed, errors.Unavailable."""
+    async def check_owner(self, partition: int) -> Check:
+        """What holds as long as no partition of the topic gets another owner. Raises Deposed,
+        errors.Unavailable."""
         if partition not in self.epochs:
             raise Deposed(f"this broker gave partition {partition} of {self.topic.name} up")
-        await self._ownership.check(self.topic.id, partition, self.epochs[partition])
+        return await self._ownership.check(self.topic.id, partition, self.epochs[partition])
 
     async def lost(self) -> list[int]:
         """The partitions that this broker has no more. Raises errors.Unavailable."""
@@ -192,12 +196,18 @@ class TopicCommits:
                 )
                 return [(writer, intent) for writer in writers]
 
-    async def commit(self, actions: Sequence[Action], made_under: Intent | None = None) -> None:
+    async def commit(
+        self,
+        actions: Sequence[Action],
+        made_under: Intent | None = None,
+        owned: Check | None = None,
+    ) -> None:
         """Commit these, with what other partitions ask for. `made_under`: the intent of a ledger
-        that they open. Raises as TopicClient.commit_actions, and errors.LedgerFenced where that is
-        not this broker's intent any more."""
+        that they open, `owned`: what `check_owner` said before. Raises as
+        TopicClient.commit_actions, and errors.LedgerFenced where that is not this broker's intent
+        any more."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked.append((tuple(actions), made_under, future))
+        self._asked.append((tuple(actions), made_under, owned, future))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
         await future
@@ -217,7 +227,8 @@ class TopicCommits:
             some = _made_under(intent, some)
             actions = [action for asked, *_ in some for action in asked]
             if actions:
-                await self.client.commit_actions(self.topic.id, actions, intent)
+                owned = dict.fromkeys(one for _, _, one, _ in some if one is not None)
+                await self.client.commit_actions(self.topic.id, actions, intent, checks=[*owned])
         except errors.LedgerFenced as error:
             await self.renew_intent(intent)
             _fail([future for *_, future in some], error)
@@ -239,7 +250,7 @@ def _made_under(intent: Intent, some: list[_Asked]) -> list[_Asked]:
     """Those that open no ledger, or one that was made under the intent; the others fail."""
     good = [one for one in some if one[1] is None or one[1].id == intent.id]
     error = errors.LedgerFenced("the intent has ended that a ledger was made under")
-    _fail([one[2] for one in some if one not in good], error)
+    _fail([one[-1] for one in some if one not in good], error)
     return good
 
 

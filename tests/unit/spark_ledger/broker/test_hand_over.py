@@ -10,6 +10,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over
@@ -566,3 +567,18 @@ def test_one_segment_that_is_slow_does_not_have_the_others_of_its_owner_fenced()
         await asyncio.gather(owner.writer.close(), slow.close())
 
     play(act, partitions=2)
+
+
+def test_who_was_deposed_while_it_opened_a_ledger_opens_none_after_its_successor_has_looked():
+    async def act(stage):
+        old = await deduplicating(Owner(stage, stage.client, "a"))
+        new = await another_of(stage)
+        before_the_commit(stage, new.take)
+        (late,) = old.send([b"late"])
+        await late.over.wait()
+        assert [type(error) for error in late.errors] == [Deposed]
+        assert (await new.commits.state()).partitions[0].live is None
+        assert await sent_by(new, 0) == [False]
+        await new.writer.close()
+
+    play(act)
