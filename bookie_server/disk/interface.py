@@ -75,8 +75,10 @@ class Disk(Protocol):
     async def rename(self, old: str, new: str) -> None:
         """Replace `new` by `old` in one step; durable after `sync_dir`."""
 
-    async def remove(self, path: str) -> None:
-        """Remove a file; durable after `sync_dir`. Raises NoSuchFile."""
+    async def remove(self, path: str, *, unread: bool = False) -> None:
+        """Remove a file; durable after `sync_dir`. `unread` promises that nobody has it open; its
+        space is then given back in parts, so that others can write in between. Raises NoSuchFile,
+        DiskFailed."""
 
     async def make_folder(self, path: str) -> None:
         """Make the folder and its parents if absent."""

@@ -484,8 +484,8 @@ class _WatchedDisk(Disk):
     async def rename(self, old: str, new: str) -> None:
         await self._disk.rename(old, new)
 
-    async def remove(self, path: str) -> None:
-        await self._disk.remove(path)
+    async def remove(self, path: str, *, unread: bool = False) -> None:
+        await self._disk.remove(path, unread=unread)
 
     async def make_folder(self, path: str) -> None:
         await self._disk.make_folder(path)

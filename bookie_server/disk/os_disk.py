@@ -18,6 +18,7 @@ import math
 import mmap
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
+_FREED_BYTES, _FREED_PARTS_MAX = 1 << 20, 256
 _WRITERS = 4
 _READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
 _RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
@@ -73,8 +75,8 @@ class OsDisk(Disk):
     async def rename(self, old: str, new: str) -> None:
         await self._alter(os.replace, self._root / old, self._root / new)
 
-    async def remove(self, path: str) -> None:
-        await self._alter(os.unlink, self._root / path)
+    async def remove(self, path: str, *, unread: bool = False) -> None:
+        await self._alter(_remove_in_parts if unread else os.unlink, self._root / path)
 
     async def make_folder(self, path: str) -> None:
         await self._alter(_make_folder, self._root / path)
@@ -221,6 +223,24 @@ def _list(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
         return []
+
+
+def _remove_in_parts(path: Path) -> None:
+    """The name goes in one step, then the space from the end on. A file system that discards what
+    it frees lets nobody write until that is done: 64 MiB at once are 10 to 270 ms for every journal
+    on it. So after each part the disk is left to others for as long as the part took."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.unlink(path)
+        end = os.fstat(fd).st_size
+        part_bytes = max(_FREED_BYTES, end // _FREED_PARTS_MAX)
+        while end > 0:
+            began_s = time.monotonic()
+            end = max(0, end - part_bytes)
+            os.ftruncate(fd, end)
+            time.sleep(time.monotonic() - began_s)
+    finally:
+        os.close(fd)
 
 
 def _make_folder(folder: Path) -> None:

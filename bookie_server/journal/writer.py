@@ -301,7 +301,7 @@ class Journal:
         needed = min(mark.file_id, self._segment.file_id)
         unneeded = [i for i in await segment_ids(self._disk) if i < needed]
         for file_id in unneeded:
-            await self._disk.remove(segment_path(file_id))
+            await self._disk.remove(segment_path(file_id), unread=True)
         if unneeded:
             await self._disk.sync_dir(FOLDER)
 

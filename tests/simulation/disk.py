@@ -4,7 +4,7 @@ Always true:
 - reads see the page cache; `crash` falls back to the durable image plus a random subset of the
   writes since the last sync, each of them whole, gone, or torn at 512 or 4,096 bytes;
 - a name made, renamed or removed is durable only after `sync_dir` of its folder; at a crash each
-  such change is kept or reverted by chance;
+  such change is kept or reverted by chance; a file that was removed `unread` comes back cut;
 - a failed write or sync is final for its file, and what it covered is not durable;
 - after a crash, files opened before it raise DiskFailed: they belong to a dead process;
 - what takes time, or hangs, is a call in one of a disk's threads to its caller: production's own
@@ -69,6 +69,7 @@ class _Inode:
         self.unsynced: list[tuple[int, bytes]] = []
         self.dead = False
         self.rotten = False
+        self.given_back = False
         self.unreadable: dict[int, None] = {}
 
     def write(self, position: int, data: bytes) -> None:
@@ -106,6 +107,9 @@ class _Inode:
         self.unsynced.clear()
         if not self.reserved_durably and keep != "all" and (keep == "none" or rng.random() < 0.5):
             self.reserved = 0
+        if self.given_back:
+            self.reserved //= 2
+            del self.durable[len(self.durable) // 2 :]
         self.cache = bytearray(self.durable)
 
 
@@ -309,9 +313,9 @@ class SimDisk:
             self.faults.renamed(self, new)
         return None
 
-    async def remove(self, path: str) -> None:
+    async def remove(self, path: str, *, unread: bool = False) -> None:
         self.deadline.check()
-        self.inode_of(path)
+        self.inode_of(path).given_back = unread
         self._change(_NameChange(path, None))
 
     async def make_folder(self, path: str) -> None:

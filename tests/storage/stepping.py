@@ -136,10 +136,10 @@ class SteppedDisk(SimDisk):
         await self.steps.take(what)
         await self.steps.around(what, super().rename, old, new)
 
-    async def remove(self, path: str) -> None:
+    async def remove(self, path: str, *, unread: bool = False) -> None:
         what = f"remove {self.label}{path}"
         await self.steps.take(what)
-        await self.steps.around(what, super().remove, path)
+        await self.steps.around(what, super().remove, path, unread=unread)
 
     async def sync_dir(self, folder: str = "") -> None:
         what = f"sync folder {self.label}{folder}"

@@ -332,6 +332,24 @@ def test_a_bad_segment_header_loses_nothing():
     run(main())
 
 
+def test_nobody_reads_a_segment_that_is_forgotten_so_its_space_goes_in_parts(monkeypatch):
+    removed = []
+    remove = SimDisk.remove
+
+    async def noted(disk, path, *, unread=False):
+        removed.append((path, unread))
+        await remove(disk, path, unread=unread)
+
+    async def main():
+        disk = await _segment_with_ten()
+        journal = await opened(disk, 3, Position(1, 12 * BLOCK_BYTES))
+        monkeypatch.setattr(SimDisk, "remove", noted)
+        await journal.forget_before(journal.synced)
+        assert removed == [(segment_path(1), True), (segment_path(2), True)]
+
+    run(main())
+
+
 def test_a_damaged_segment_set_aside_is_kept_and_not_read_again():
     async def main():
         disk = await _segment_with_ten()

@@ -179,7 +179,7 @@ def test_a_journal_that_the_only_checkpoint_does_not_know_is_not_taken_for_whole
 
 def test_a_journal_directory_that_removes_nothing_any_more_is_dropped_alone():
     async def test(node):
-        async def remove(path):
+        async def remove(path, *, unread=False):
             raise DiskFailed(f"{path}: read-only file system")
 
         node.journals["j0"].remove = remove

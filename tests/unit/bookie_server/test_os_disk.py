@@ -132,6 +132,42 @@ def test_names_are_made_listed_renamed_and_removed(tmp_path):
     on_a_disk(tmp_path, test)
 
 
+def test_the_space_of_a_file_that_nobody_reads_is_given_back_in_parts_after_its_name(
+    tmp_path, monkeypatch
+):
+    ends = []
+    truncate = os.ftruncate
+
+    def noted(fd, end):
+        assert not (tmp_path / "disk/a").exists()
+        ends.append(end)
+        truncate(fd, end)
+
+    async def test(disk):
+        for path in ("a", "b"):
+            await (await disk.create(path, (3 << 20) + 5)).close()
+        monkeypatch.setattr(os, "ftruncate", noted)
+        await disk.remove("a", unread=True)
+        assert ends == [(2 << 20) + 5, (1 << 20) + 5, 5, 0]
+        await disk.remove("b")
+        assert len(ends) == 4
+        assert await disk.list() == []
+        with pytest.raises(NoSuchFile):
+            await disk.remove("a", unread=True)
+
+    on_a_disk(tmp_path, test)
+
+
+def test_of_a_file_that_is_being_read_the_rest_can_be_read_after_its_removal(tmp_path):
+    async def test(disk):
+        file = await disk.create("a")
+        await file.append([b"abc"])
+        await disk.remove("a")
+        assert await file.read(0, 3) == b"abc"
+
+    on_a_disk(tmp_path, test)
+
+
 def test_threads_are_named_by_their_work(tmp_path, monkeypatch):
     names = set()
     monkeypatch.setattr(os, "fdatasync", lambda _: names.add(threading.current_thread().name))
