@@ -192,8 +192,8 @@ class Adder:
             await self._ledgers.settled(wanted)
             stored: _Stored = {}
             for ledger_id, ids in wanted.items():
-                for entry_id, header in (await self._storage.headers(ledger_id, ids)).items():
-                    stored[ledger_id, entry_id] = header
+                found = await self._storage.reader.headers(ledger_id, ids)
+                stored.update(((ledger_id, each), header) for each, header in found.items())
             if flushes == self._storage.flushes:  # else one may have moved, or come and moved
                 return stored
         return {}

@@ -286,7 +286,8 @@ class Bookie:
             if not locate or not request.ahead:
                 return response
             ahead = ids_in(request.ahead, RESULTS_MAX)
-            return response._replace(ahead=await self.storage.locations(request.ledger_id, ahead))
+            located = await self.storage.reader.locations(request.ledger_id, ahead)
+            return response._replace(ahead=located)
         finally:  # handler.encoded_response counts its own bytes, with no await in between
             self.responses.give_back(bytes_max, caller)
 
@@ -295,7 +296,7 @@ class Bookie:
         before: then it is looked up again. Raises DiskFailed."""
         while True:
             doubt = self.storage.limbo(ledger_id)
-            found = await self.storage.read(ledger_id, ids, max_bytes, locate=locate)
+            found = await self.storage.reader.read(ledger_id, ids, max_bytes, locate=locate)
             now = self.storage.limbo(ledger_id)
             if worse(doubt, now) == now:
                 return found
@@ -340,7 +341,7 @@ class Bookie:
         flushes = -1
         while flushes != self.storage.flushes:  # else one may have moved meanwhile
             flushes = self.storage.flushes
-            found = await self.storage.stored(request.ledger_id, first, through)
+            found = await self.storage.reader.stored(request.ledger_id, first, through)
         return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
 
     def _absence(self, handle: LedgerHandle) -> Status:
@@ -419,6 +420,7 @@ def _has_failed(done: asyncio.Future[None]) -> bool:
 
 
 _UNDELIVERABLE = m.EntryResult(Status.IO_ERROR)
+_RESPONSES = dict(m.METHODS.values())
 
 
 def _is_recovery(request: m.Request) -> bool:
@@ -433,14 +435,5 @@ def _refuse_all(request: m.Request, status: Status, reason: str) -> m.Response:
     if isinstance(request, m.AddRequest):
         results: Sequence[m.AddResult] = [m.AddResult(status, reason=reason)] * len(request.adds)
         return m.AddResponse(results)
-    if isinstance(request, m.ReadRequest):
-        return m.ReadResponse(status, reason=reason)
-    if isinstance(request, m.ReadLacRequest):
-        return m.ReadLacResponse(status, reason=reason)
-    if isinstance(request, m.WriteLacRequest):
-        return m.WriteLacResponse(status, reason=reason)
-    if isinstance(request, m.ClearLimboRequest):
-        return m.ClearLimboResponse(status, reason=reason)
-    if isinstance(request, m.StoredRequest):
-        return m.StoredResponse(status, reason=reason)
-    return m.InfoResponse(status, reason=reason)
+    refusal: m.Response = _RESPONSES[type(request)](status=status, reason=reason)
+    return refusal

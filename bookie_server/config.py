@@ -56,8 +56,7 @@ class BookieConfig(StorageConfig):
         " free one, which is registered.",
     )
     advertised: str = Field(
-        "",
-        description="host or host:port for gRPC that is registered; empty: as in listen.",
+        "", description="host or host:port for gRPC that is registered; empty: as in listen."
     )
     frames_listen: str = Field(
         "auto",

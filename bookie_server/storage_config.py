@@ -14,14 +14,10 @@ class StorageConfig(Settings):
     """Sizes are bytes, times seconds (or ms where the name says so)."""
 
     journal_bytes_max: int = Field(
-        64 * MIB,
-        gt=0,
-        description="Size of one journal segment, reserved when it is made.",
+        64 * MIB, gt=0, description="Size of one journal segment, reserved when it is made."
     )
     journal_batch_bytes_max: int = Field(
-        8 * MIB,
-        gt=0,
-        description="Most bytes of one group commit; a larger entry goes alone.",
+        8 * MIB, gt=0, description="Most bytes of one group commit; a larger entry goes alone."
     )
     journal_pending_bytes_max: int = Field(
         32 * MIB,
@@ -35,9 +31,7 @@ class StorageConfig(Settings):
         " entry.",
     )
     page_cache_sync_s: float = Field(
-        1.0,
-        gt=0,
-        description="Longest time that entries of page-cache ledgers stay unsynced.",
+        1.0, gt=0, description="Longest time that entries of page-cache ledgers stay unsynced."
     )
     receive_bytes_max: int = Field(
         128 * MIB,
@@ -56,9 +50,7 @@ class StorageConfig(Settings):
         description="Longest time that an entry waits in the write cache before a flush begins.",
     )
     flush_chunk_bytes: int = Field(
-        4 * MIB,
-        gt=0,
-        description="Bytes that a flush gives to the disk at once.",
+        4 * MIB, gt=0, description="Bytes that a flush gives to the disk at once."
     )
     entry_log_bytes_max: int = Field(
         512 * MIB,
@@ -84,9 +76,7 @@ class StorageConfig(Settings):
         description="Responses being read from disk; beyond it the response is BUSY.",
     )
     retry_after_ms: int = Field(
-        20,
-        gt=0,
-        description="How long a caller that got BUSY waits before asking again.",
+        20, gt=0, description="How long a caller that got BUSY waits before asking again."
     )
     read_cache_bytes: int = Field(
         48 * MIB,
@@ -128,9 +118,7 @@ class StorageConfig(Settings):
         description="Minor compaction takes the entry logs with a smaller share of live bytes.",
     )
     minor_compaction_s: float = Field(
-        3600.0,
-        gt=0,
-        description="Pause between two minor compactions.",
+        3600.0, gt=0, description="Pause between two minor compactions."
     )
     major_compaction_share: float = Field(
         0.5,
@@ -139,24 +127,16 @@ class StorageConfig(Settings):
         description="Major compaction takes the entry logs with a smaller share of live bytes.",
     )
     major_compaction_s: float = Field(
-        86_400.0,
-        gt=0,
-        description="Pause between two major compactions.",
+        86_400.0, gt=0, description="Pause between two major compactions."
     )
     compaction_bytes_per_s: int = Field(
-        32 * MIB,
-        gt=0,
-        description="Most bytes that compaction copies in a second.",
+        32 * MIB, gt=0, description="Most bytes that compaction copies in a second."
     )
     scrub_interval_s: float = Field(
-        604_800.0,
-        gt=0,
-        description="Time in which the scrub reads every entry log once.",
+        604_800.0, gt=0, description="Time in which the scrub reads every entry log once."
     )
     scrub_bytes_per_s: int = Field(
-        8 * MIB,
-        gt=0,
-        description="Most bytes that the scrub reads in a second.",
+        8 * MIB, gt=0, description="Most bytes that the scrub reads in a second."
     )
 
     disk_usage_high: float = Field(
@@ -166,10 +146,7 @@ class StorageConfig(Settings):
         description="Used share of a disk beyond which it is full: the node becomes read-only.",
     )
     disk_usage_low: float = Field(
-        0.90,
-        gt=0,
-        le=1,
-        description="Used share below which a full disk is writable again.",
+        0.90, gt=0, le=1, description="Used share below which a full disk is writable again."
     )
     disk_free_bytes_min: int = Field(
         256 * MIB,

@@ -36,8 +36,7 @@ class ClientConfig(Settings):
     """The headings of its file, each above the setting that is named."""
 
     service_url: str = Field(
-        DEFAULT_SERVICE_URL,
-        description="Where the cluster is: zk://host:port[,host:port...]/root.",
+        DEFAULT_SERVICE_URL, description="Where the cluster is: zk://host:port[,host:port...]/root."
     )
 
     ensemble_size: int = Field(

@@ -9,8 +9,7 @@ leave the file that owns them.
 class LedgerError(Exception):
     """Base of all errors of Spark Ledger. `error_class` is stable and listed in docs/errors.md."""
 
-    error_class = "LEDGER.INTERNAL"
-    sql_state = "XX000"
+    error_class, sql_state = "LEDGER.INTERNAL", "XX000"
     remedy = "Report this with the log."
 
     def __init__(self, what: str, remedy: str | None = None, **facts: object) -> None:
@@ -39,24 +38,21 @@ def _rebuild(kind: type[LedgerError], what: str, remedy: str, facts: dict[str, o
 class Unavailable(LedgerError):
     """The metadata store or the bookies cannot be reached now."""
 
-    error_class = "LEDGER_UNAVAILABLE"
-    sql_state = "08001"
+    error_class, sql_state = "LEDGER_UNAVAILABLE", "08001"
     remedy = "Check that the cluster is up (`spark-ledger status`) and the service URL is right."
 
 
 class NotEnoughBookies(LedgerError):
     """Fewer bookies respond than the quorum needs. Nothing was acknowledged."""
 
-    error_class = "LEDGER_WRITE.NOT_ENOUGH_BOOKIES"
-    sql_state = "53000"
+    error_class, sql_state = "LEDGER_WRITE.NOT_ENOUGH_BOOKIES", "53000"
     remedy = "Start the missing bookies or write with a smaller ensemble."
 
 
 class TimedOut(LedgerError):
     """An operation did not end in its time; an append may or may not have been stored."""
 
-    error_class = "LEDGER_WRITE.TIMEOUT"
-    sql_state = "08006"
+    error_class, sql_state = "LEDGER_WRITE.TIMEOUT", "08006"
     remedy = "Look whether the rows are there before writing them again."
 
 
@@ -66,8 +62,7 @@ class TimedOut(LedgerError):
 class CommitOutcomeUnknown(LedgerError):
     """A commit was sent and whether it was applied is unknown. Replaying it is safe."""
 
-    error_class = "LEDGER_WRITE.OUTCOME_UNKNOWN"
-    sql_state = "08007"
+    error_class, sql_state = "LEDGER_WRITE.OUTCOME_UNKNOWN", "08007"
     remedy = "Run the same batch again from its checkpoint: it is committed once."
 
 
@@ -77,16 +72,14 @@ class CommitOutcomeUnknown(LedgerError):
 class CheckpointBehind(LedgerError):
     """A query's batch has a number below the last one committed. Nothing of it was written."""
 
-    error_class = "LEDGER_WRITE.CHECKPOINT_BEHIND"
-    sql_state = "40001"
+    error_class, sql_state = "LEDGER_WRITE.CHECKPOINT_BEHIND", "40001"
     remedy = "Restore the newest checkpoint, start with a new one, or write with onReplay=append."
 
 
 class ReplayDiffers(LedgerError):
     """A query's batch was committed under this number with other rows. Nothing was committed."""
 
-    error_class = "LEDGER_WRITE.REPLAY_DIFFERS"
-    sql_state = "40001"
+    error_class, sql_state = "LEDGER_WRITE.REPLAY_DIFFERS", "40001"
     remedy = "Restore the newest checkpoint, start with a new one, or give onReplay skip or append."
 
 
@@ -96,8 +89,7 @@ class ReplayDiffers(LedgerError):
 class LedgerFenced(LedgerError):
     """Another process took over, or closed the ledger: this writer can add nothing any more."""
 
-    error_class = "LEDGER_WRITE.FENCED"
-    sql_state = "40001"
+    error_class, sql_state = "LEDGER_WRITE.FENCED", "40001"
     remedy = (
         "Another run has taken over: stop this one. If there is none, self-healing closed the "
         "ledger of a writer that it could not see: go on in a new ledger."
@@ -107,16 +99,14 @@ class LedgerFenced(LedgerError):
 class LedgerClosed(LedgerError):
     """The ledger is closed: nothing can be added."""
 
-    error_class = "LEDGER_WRITE.CLOSED"
-    sql_state = "55019"
+    error_class, sql_state = "LEDGER_WRITE.CLOSED", "55019"
     remedy = "Create a new ledger."
 
 
 class ClientClosed(LedgerError):
     """The client, with its writers and readers, was closed, maybe while this call was under way."""
 
-    error_class = "LEDGER_CLIENT.CLOSED"
-    sql_state = "08003"
+    error_class, sql_state = "LEDGER_CLIENT.CLOSED", "08003"
     remedy = "Make a new client; an append under way may or may not have been stored."
 
     def __init__(
@@ -128,16 +118,14 @@ class ClientClosed(LedgerError):
 class LedgerNotClosed(LedgerError):
     """Only a closed ledger is deleted: this one may have a writer."""
 
-    error_class = "LEDGER_WRITE.NOT_CLOSED"
-    sql_state = "55000"
+    error_class, sql_state = "LEDGER_WRITE.NOT_CLOSED", "55000"
     remedy = "Close or recover it first."
 
 
 class LedgerInUse(LedgerError):
     """The ledger was made for a topic: only the janitor deletes such ledgers."""
 
-    error_class = "LEDGER_WRITE.IN_USE"
-    sql_state = "55006"
+    error_class, sql_state = "LEDGER_WRITE.IN_USE", "55006"
     remedy = "Delete the topic (`spark-ledger topic delete`); its ledgers go with it, later."
 
 
@@ -145,24 +133,21 @@ class LedgerInUse(LedgerError):
 
 
 class NoSuchLedger(LedgerError):
-    error_class = "LEDGER_DATA_LOSS.LEDGER_MISSING"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.LEDGER_MISSING", "22000"
     remedy = "It was deleted, or the service URL names another cluster."
 
 
 class NoSuchEntry(LedgerError):
     """An entry beyond the end of a closed ledger, or beyond what is confirmed, was asked for."""
 
-    error_class = "LEDGER_OFFSETS.OUT_OF_RANGE"
-    sql_state = "22003"
+    error_class, sql_state = "LEDGER_OFFSETS.OUT_OF_RANGE", "22003"
     remedy = "Read up to last_add_confirmed."
 
 
 class DataUnavailable(LedgerError):
     """A confirmed entry cannot be read now: its bookies are unreachable or respond *unknown*."""
 
-    error_class = "LEDGER_UNAVAILABLE"
-    sql_state = "08001"
+    error_class, sql_state = "LEDGER_UNAVAILABLE", "08001"
     remedy = "Start the bookies named; confirmed data is never given up."
 
 
@@ -170,34 +155,29 @@ class DataUnavailable(LedgerError):
 
 
 class DigestMismatch(LedgerError):
-    error_class = "LEDGER_DATA_LOSS.CHECKSUM"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.CHECKSUM", "22000"
     remedy = "Every copy of the entry is damaged; restore the bookies' disks."
 
 
 class Unauthorized(LedgerError):
-    error_class = "LEDGER_WRITE.UNAUTHORIZED"
-    sql_state = "28000"
+    error_class, sql_state = "LEDGER_WRITE.UNAUTHORIZED", "28000"
     remedy = "Give the ledger's password."
 
 
 class MessageTooBig(LedgerError):
-    error_class = "LEDGER_WRITE.MESSAGE_TOO_BIG"
-    sql_state = "54000"
+    error_class, sql_state = "LEDGER_WRITE.MESSAGE_TOO_BIG", "54000"
     remedy = "Make the row smaller or raise entry_bytes_max on bookies and clients."
 
 
 class RecordTooBig(LedgerError):
     """A ledger's record would not fit into the metadata store. Nothing was written."""
 
-    error_class = "LEDGER_WRITE.RECORD_TOO_BIG"
-    sql_state = "54000"
+    error_class, sql_state = "LEDGER_WRITE.RECORD_TOO_BIG", "54000"
     remedy = "Keep less in the ledger's custom metadata, and large values in its entries."
 
 
 class BadConfig(LedgerError):
-    error_class = "LEDGER_CONFIG.INVALID"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_CONFIG.INVALID", "22023"
     remedy = "Correct the setting; conf/ lists every one with its meaning."
 
 
@@ -205,116 +185,99 @@ class BadConfig(LedgerError):
 
 
 class OptionMissing(LedgerError):
-    error_class = "LEDGER_OPTION.MISSING"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_OPTION.MISSING", "22023"
     remedy = "Add the option."
 
 
 class OptionInvalid(LedgerError):
-    error_class = "LEDGER_OPTION.INVALID_VALUE"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_OPTION.INVALID_VALUE", "22023"
     remedy = "Correct the option's value."
 
 
 class OptionUnknown(LedgerError):
-    error_class = "LEDGER_OPTION.UNKNOWN"
-    sql_state = "42703"
+    error_class, sql_state = "LEDGER_OPTION.UNKNOWN", "42703"
     remedy = "Correct its name or leave it out."
 
 
 class OptionConflict(LedgerError):
-    error_class = "LEDGER_OPTION.CONFLICT"
-    sql_state = "42613"
+    error_class, sql_state = "LEDGER_OPTION.CONFLICT", "42613"
     remedy = "Give one of them."
 
 
 class NewerSparkNeeded(LedgerError):
     """The Spark that runs has no way to do what an option or a call asks for."""
 
-    error_class = "LEDGER_OPTION.NEWER_SPARK_NEEDED"
-    sql_state = "0A000"
+    error_class, sql_state = "LEDGER_OPTION.NEWER_SPARK_NEEDED", "0A000"
     remedy = "Leave it out, or run Spark 4.2."
 
 
 class OffsetsMalformed(LedgerError):
-    error_class = "LEDGER_OFFSETS.MALFORMED"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_OFFSETS.MALFORMED", "22023"
     remedy = 'Give earliest, latest or JSON as {"topic":{"0":23,"1":-2}} (-2 earliest, -1 latest).'
 
 
 class OffsetsNotAssigned(LedgerError):
     """Offsets name a topic or partition that is not read, or miss one that is."""
 
-    error_class = "LEDGER_OFFSETS.NOT_ASSIGNED"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_OFFSETS.NOT_ASSIGNED", "22023"
     remedy = "Name each partition of each topic that is read, and no other."
 
 
 class OffsetsOutOfRange(LedgerError):
-    error_class = "LEDGER_OFFSETS.OUT_OF_RANGE"
-    sql_state = "22003"
+    error_class, sql_state = "LEDGER_OFFSETS.OUT_OF_RANGE", "22003"
     remedy = "Stay within the rows that the topic has, or say earliest or latest."
 
 
 class OffsetsStartAfterEnd(LedgerError):
-    error_class = "LEDGER_OFFSETS.START_AFTER_END"
-    sql_state = "22003"
+    error_class, sql_state = "LEDGER_OFFSETS.START_AFTER_END", "22003"
     remedy = "Give startingOffsets at or before endingOffsets."
 
 
 class TimestampNotFound(LedgerError):
     """No row was committed at or after the time at which a read is to start."""
 
-    error_class = "LEDGER_OFFSETS.TIMESTAMP_NOT_FOUND"
-    sql_state = "22003"
+    error_class, sql_state = "LEDGER_OFFSETS.TIMESTAMP_NOT_FOUND", "22003"
     remedy = "Give an earlier time, or startingOffsetsByTimestampStrategy latest or earliest."
 
 
 class SchemaMissingColumn(LedgerError):
-    error_class = "LEDGER_SCHEMA.MISSING_COLUMN"
-    sql_state = "42703"
+    error_class, sql_state = "LEDGER_SCHEMA.MISSING_COLUMN", "42703"
     remedy = "Select it, for example with selectExpr('key', 'to_json(struct(*)) AS value')."
 
 
 class SchemaUnknownColumn(LedgerError):
-    error_class = "LEDGER_SCHEMA.UNKNOWN_COLUMN"
-    sql_state = "42703"
+    error_class, sql_state = "LEDGER_SCHEMA.UNKNOWN_COLUMN", "42703"
     remedy = "Leave it out or pack it into value."
 
 
 class SchemaTypeMismatch(LedgerError):
-    error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
-    sql_state = "42K09"
+    error_class, sql_state = "LEDGER_SCHEMA.TYPE_MISMATCH", "42K09"
     remedy = "Cast the column."
 
 
 class SchemaIncompatible(LedgerError):
     """Columns or rows do not fit the schema that the topic has, or was read with."""
 
-    error_class = "LEDGER_SCHEMA.INCOMPATIBLE"
-    sql_state = "42K09"
+    error_class, sql_state = "LEDGER_SCHEMA.INCOMPATIBLE", "42K09"
     remedy = "Use columns that fit the schema, or let it grow with schemaMode=evolve."
 
 
 class SchemaReservedColumn(LedgerError):
-    error_class = "LEDGER_SCHEMA.RESERVED_COLUMN"
-    sql_state = "42K05"
+    error_class, sql_state = "LEDGER_SCHEMA.RESERVED_COLUMN", "42K05"
     remedy = "Rename it: names that begin with two underscores are metadata."
 
 
 class SchemaNotRegistered(LedgerError):
     """A topic is to be read or written by its registered schema and has none."""
 
-    error_class = "LEDGER_SCHEMA.NOT_REGISTERED"
-    sql_state = "42704"
+    error_class, sql_state = "LEDGER_SCHEMA.NOT_REGISTERED", "42704"
     remedy = "Write to it once with valueFormat=arrow, or declare the columns with .schema(...)."
 
 
 class NullTopic(LedgerError):
     """A row to be written names no topic, and no option does."""
 
-    error_class = "LEDGER_NULL_TOPIC_IN_DATA"
-    sql_state = "22004"
+    error_class, sql_state = "LEDGER_NULL_TOPIC_IN_DATA", "22004"
     remedy = "Fill the column topic in every row, or name the topic with option topic."
 
 
@@ -322,52 +285,45 @@ class NullTopic(LedgerError):
 
 
 class TopicNameInvalid(LedgerError):
-    error_class = "LEDGER_TOPIC.INVALID_NAME"
-    sql_state = "42K05"
+    error_class, sql_state = "LEDGER_TOPIC.INVALID_NAME", "42K05"
     remedy = "A topic is `name` or `persistent://tenant/namespace/name`."
 
 
 class TopicNotFound(LedgerError):
-    error_class = "LEDGER_TOPIC.NOT_FOUND"
-    sql_state = "42704"
+    error_class, sql_state = "LEDGER_TOPIC.NOT_FOUND", "42704"
     remedy = "Create it with `spark-ledger topic create NAME`, or correct the name."
 
 
 class TopicExists(LedgerError):
-    error_class = "LEDGER_TOPIC.ALREADY_EXISTS"
-    sql_state = "42710"
+    error_class, sql_state = "LEDGER_TOPIC.ALREADY_EXISTS", "42710"
     remedy = "Choose another name, or use the topic that is there."
 
 
 class TopicDeleted(LedgerError):
     """The topic was deleted while it was in use."""
 
-    error_class = "LEDGER_DATA_LOSS.TOPIC_DELETED"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.TOPIC_DELETED", "22000"
     remedy = "Create the topic again and start with a new checkpoint."
 
 
 class TopicRecreated(LedgerError):
     """The name now means another topic than the one whose offsets or rows are at hand."""
 
-    error_class = "LEDGER_DATA_LOSS.TOPIC_RECREATED"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.TOPIC_RECREATED", "22000"
     remedy = "Start with a new checkpoint: offsets of the old topic mean nothing in the new one."
 
 
 class RowsTrimmed(LedgerError):
     """Rows that a read asks for were removed by retention or by hand. `facts` says how many."""
 
-    error_class = "LEDGER_DATA_LOSS.TRIMMED"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.TRIMMED", "22000"
     remedy = "Read on with failOnDataLoss=false; keep rows longer, or hold them by a subscription."
 
 
 class PartitionRemoved(LedgerError):
     """A checkpoint names a partition that the topic does not have, or that is not read any more."""
 
-    error_class = "LEDGER_DATA_LOSS.PARTITION_REMOVED"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.PARTITION_REMOVED", "22000"
     remedy = (
         "Read the partitions that the checkpoint names, set failOnDataLoss to false to go on"
         " without them, or start with a new checkpoint."
@@ -377,44 +333,38 @@ class PartitionRemoved(LedgerError):
 class RowsLost(LedgerError):
     """Committed rows lie beyond the end of a closed ledger. `facts` says which rows."""
 
-    error_class = "LEDGER_DATA_LOSS.ROWS_MISSING"
-    sql_state = "22000"
+    error_class, sql_state = "LEDGER_DATA_LOSS.ROWS_MISSING", "22000"
     remedy = "Restore the bookies' disks, or read on with failOnDataLoss=false."
 
 
 class UnsupportedFormat(LedgerError):
     """A record was written by a newer version, or is damaged: nothing of it is guessed."""
 
-    error_class = "LEDGER_TOPIC.UNSUPPORTED_FORMAT"
-    sql_state = "0A000"
+    error_class, sql_state = "LEDGER_TOPIC.UNSUPPORTED_FORMAT", "0A000"
     remedy = "Upgrade spark-ledger to the version that writes this cluster."
 
 
 class CommitContended(LedgerError):
     """Other writers won every time. Nothing was committed."""
 
-    error_class = "LEDGER_TXN.CONFLICT"
-    sql_state = "40001"
+    error_class, sql_state = "LEDGER_TXN.CONFLICT", "40001"
     remedy = "Run the batch again, or commit to this topic from fewer jobs at once."
 
 
 class TxnConflict(LedgerError):
     """What the commit was planned on has changed. Nothing was committed."""
 
-    error_class = "LEDGER_TXN.CONFLICT"
-    sql_state = "40001"
+    error_class, sql_state = "LEDGER_TXN.CONFLICT", "40001"
     remedy = "Look at the topic as it is now and plan again."
 
 
 class TxnVersionRequired(LedgerError):
-    error_class = "LEDGER_TXN.VERSION_REQUIRED"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_TXN.VERSION_REQUIRED", "22023"
     remedy = "Give txnVersion, a number that rises with each batch of that txnAppId."
 
 
 class TopicTerminated(LedgerError):
-    error_class = "LEDGER_TOPIC.TERMINATED"
-    sql_state = "55019"
+    error_class, sql_state = "LEDGER_TOPIC.TERMINATED", "55019"
     remedy = "Write to another topic."
 
 
@@ -422,22 +372,19 @@ class CommitOverTooManyTopics(LedgerError):
     """One commit holds all topics of a batch or none: there is a limit. No row was written; the
     topics that its tasks had made by then are there, empty, and the error of a write names them."""
 
-    error_class = "LEDGER_OPTION.TOO_MANY_TOPICS"
-    sql_state = "54000"
+    error_class, sql_state = "LEDGER_OPTION.TOO_MANY_TOPICS", "54000"
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
 
 
 class CommitTooBig(LedgerError):
-    error_class = "LEDGER_WRITE.COMMIT_TOO_BIG"
-    sql_state = "54000"
+    error_class, sql_state = "LEDGER_WRITE.COMMIT_TOO_BIG", "54000"
     remedy = "Write with fewer tasks or partitions per batch."
 
 
 class PartitionInvalid(LedgerError):
     """A row asks for a partition that the topic does not have (routing by column)."""
 
-    error_class = "LEDGER_WRITE.PARTITION_INVALID"
-    sql_state = "22023"
+    error_class, sql_state = "LEDGER_WRITE.PARTITION_INVALID", "22023"
     remedy = (
         "Make or grow the topic with as many partitions, or give option routing, as hash: it goes"
         " before the column partition."
@@ -445,8 +392,7 @@ class PartitionInvalid(LedgerError):
 
 
 class ColumnTypeMismatch(LedgerError):
-    error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
-    sql_state = "42K09"
+    error_class, sql_state = "LEDGER_SCHEMA.TYPE_MISMATCH", "42K09"
     remedy = "Cast key and value to STRING or BINARY."
 
 
@@ -454,22 +400,19 @@ class ColumnTypeMismatch(LedgerError):
 
 
 class SubscriptionNotFound(LedgerError):
-    error_class = "LEDGER_SUBSCRIPTION.NOT_FOUND"
-    sql_state = "42704"
+    error_class, sql_state = "LEDGER_SUBSCRIPTION.NOT_FOUND", "42704"
     remedy = "Correct the name, or create it: a query with option subscription does at its start."
 
 
 class SubscriptionExists(LedgerError):
-    error_class = "LEDGER_SUBSCRIPTION.ALREADY_EXISTS"
-    sql_state = "42710"
+    error_class, sql_state = "LEDGER_SUBSCRIPTION.ALREADY_EXISTS", "42710"
     remedy = "Choose another name, or use the subscription that is there."
 
 
 class SubscriptionBusy(LedgerError):
     """Another query, or consumers, use the subscription, or did until not long ago."""
 
-    error_class = "LEDGER_SUBSCRIPTION.BUSY"
-    sql_state = "55006"
+    error_class, sql_state = "LEDGER_SUBSCRIPTION.BUSY", "55006"
     remedy = (
         "Stop what uses it, or choose another name; a query that reads a topic twice needs two."
         " A query that was killed keeps it for some minutes, unless it is taken from it:"

@@ -127,7 +127,7 @@ def encode(
     message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
 ) -> bytes:
     """The bytes of a request or a response."""
-    return _ENCODERS[type(message)](message)
+    return _ENCODERS.get(type(message), _encode_alike)(message)
 
 
 def encode_buffers(
@@ -514,17 +514,10 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     m.ReadRequest: _encode_read_request,
     m.ReadStreamRequest: _encode_read_stream_request,
     m.ReadResponse: _encode_read_response,
-    m.ReadLacRequest: _encode_alike,
-    m.ReadLacResponse: _encode_alike,
-    m.WriteLacRequest: _encode_alike,
-    m.WriteLacResponse: _encode_alike,
-    m.ClearLimboRequest: _encode_alike,
-    m.ClearLimboResponse: _encode_alike,
-    m.InfoRequest: _encode_alike,
     m.InfoResponse: _encode_info_response,
-    m.StoredRequest: _encode_alike,
     m.StoredResponse: _encode_stored_response,
 }
+"""Of other messages `_encode_alike`."""
 _BUFFER_ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
     m.PackedAddRequest: _packed_add_request_buffers,
     m.ReadResponse: _read_response_buffers,
@@ -535,14 +528,8 @@ _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.ReadRequest: _decode_read_request,
     m.ReadStreamRequest: _decode_read_stream_request,
     m.ReadResponse: _decode_read_response,
-    m.ReadLacRequest: _like(m.ReadLacRequest),
-    m.ReadLacResponse: _like(m.ReadLacResponse),
-    m.WriteLacRequest: _like(m.WriteLacRequest),
-    m.WriteLacResponse: _like(m.WriteLacResponse),
-    m.ClearLimboRequest: _like(m.ClearLimboRequest),
-    m.ClearLimboResponse: _like(m.ClearLimboResponse),
-    m.InfoRequest: _like(m.InfoRequest),
     m.InfoResponse: _decode_info_response,
-    m.StoredRequest: _like(m.StoredRequest),
     m.StoredResponse: _decode_stored_response,
 }
+for _kind in (kind for both in m.METHODS.values() for kind in both):
+    _DECODERS.setdefault(_kind, _like(_kind))

@@ -53,6 +53,7 @@ from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord, ledger_ids
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, StoreError
+from spark_ledger.metadata.store_calls import names_in
 
 GATHER_S = 0.1  # ledgers that get into limbo together are listed together
 _log = logging.getLogger(__name__)
@@ -235,10 +236,7 @@ class Limbo:
 
     async def _read_list(self) -> dict[int, str]:
         """What an earlier run listed; the reasons are written again."""
-        try:
-            names = await self._metadata.children(paths.limbo(self._bookie_id))
-        except NoNode:
-            return {}
+        names = await names_in(self._metadata, paths.limbo(self._bookie_id))
         return {int(name): "" for name in names if name.isdecimal()}
 
     async def _list(self, ledger_id: int, reason: str) -> None:

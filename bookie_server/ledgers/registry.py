@@ -335,7 +335,7 @@ class LedgerHandles:
                 window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
                 kept = [each for each in window if keeps(record, slot, each)]
                 if kept:
-                    here = await self._storage.stored(record.ledger_id, kept[0], kept[-1])
+                    here = await self._storage.reader.stored(record.ledger_id, kept[0], kept[-1])
                     if any(each not in here for each in kept):
                         return True
                     await asyncio.sleep(len(kept) / COUNTED_PER_S)
@@ -481,10 +481,10 @@ class LedgerHandles:
 
     async def _last(self, ledger_id: int) -> tuple[int, int]:
         """The highest entry stored, and the last add confirmed that its header carries."""
-        last = await self._storage.last_entry(ledger_id)
+        last = await self._storage.reader.last_entry(ledger_id)
         if last is None:
             return NO_ENTRY, NO_ENTRY
-        header = (await self._storage.headers(ledger_id, [last])).get(last)
+        header = (await self._storage.reader.headers(ledger_id, [last])).get(last)
         if header is None or isinstance(header, Undeliverable):
             return last, NO_ENTRY
         return last, header.last_add_confirmed

@@ -15,8 +15,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from functools import partial
 
-from bookie_server import __version__
-from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer
 from bookie_server.api.frames import (
@@ -32,11 +30,15 @@ from bookie_server.api.frames import (
     pack_head,
     pack_wait,
 )
-from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 from bookie_server.serve.gateway import CannotListen
-from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted, serve_stream
+from bookie_server.serve.handler import (
+    REQUEST_OVERHEAD_BYTES,
+    STARTING,
+    respond_counted,
+    serve_stream,
+)
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
 CREDITS_MAX = 100  # messages of one stream that are not processed yet
@@ -276,7 +278,7 @@ class _Caller:
     def _refuse(self, head: Head) -> None:
         bookie = self._service.bookie
         if bookie is None and head.method == METHOD_NUMBERS["Info"]:
-            self._send(FrameKind.ANSWER, head.call, _STARTING)
+            self._send(FrameKind.ANSWER, head.call, STARTING)
         elif bookie is None:
             self._send(FrameKind.REFUSED, head.call, b"the bookie is starting")
         elif self._service.stopping:
@@ -317,6 +319,3 @@ class _Requests(AsyncIterator[Buffer]):
             self._news.clear()
             await self._news.wait()
         return self._waiting.popleft()
-
-
-_STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))

@@ -16,14 +16,11 @@ from typing import Any, NoReturn
 import grpc
 from grpc_reflection.v1alpha import reflection
 
-from bookie_server import __version__
-from bookie_server.api import bookie_pb2, codec
-from bookie_server.api import messages as m
+from bookie_server.api import bookie_pb2
 from bookie_server.api.messages import METHODS
-from bookie_server.api.status import Status
 from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.handler import respond, serve_stream
+from bookie_server.serve.handler import STARTING, respond, serve_stream
 
 LARGE_MESSAGES = (
     ("grpc.http2.max_frame_size", 4 << 20),
@@ -97,9 +94,7 @@ class BookieService:
     def _method(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def call(request: bytes, context: Any) -> bytes:
             if self._ready_bookie is None and method == "Info":
-                return codec.encode(
-                    m.InfoResponse(Status.OK, state="starting", version=__version__)
-                )
+                return STARTING
             bookie = self._ready_bookie or await _refuse(context)
             calling.set(context.peer())
             try:
@@ -167,9 +162,6 @@ async def _until(
     finally:
         coming.cancel()
         ending.cancel()
-
-
-_STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))
 
 
 async def _refuse(context: Any) -> NoReturn:

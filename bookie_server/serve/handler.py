@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
+from bookie_server import __version__
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer
@@ -28,6 +29,8 @@ from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 
 REQUEST_OVERHEAD_BYTES = 2048  # what Python and gRPC keep for a call, however small
+STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))
+"""The response to Info before the bookie is ready."""
 
 
 class EncodedResponse(NamedTuple):

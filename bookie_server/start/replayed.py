@@ -129,12 +129,12 @@ class Replayed:
         of, if it is damaged; a location is as good then as any that it might have, but none that
         came from a journal. Raises DiskHung."""
         try:
-            return await self._storage.stored(ledger_id, first, last, directory)
+            return await self._storage.reader.stored(ledger_id, first, last, directory)
         except DiskHung:
             raise
         except DiskFailed as error:
             _log.error("what is stored of ledger %d cannot be said: %s", ledger_id, error)
-            return self._storage.stored_in_cache(ledger_id, first, last)
+            return self._storage.reader.stored_in_cache(ledger_id, first, last)
 
     async def _when_there_is_room(self, put: Callable[[], bool]) -> None:
         while not put():
@@ -180,7 +180,7 @@ class LateReplayed(Replayed):
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         if self._known(ledger_id).deleted:
             return
-        here = await self._storage.stored(ledger_id, min(entries), max(entries))
+        here = await self._storage.reader.stored(ledger_id, min(entries), max(entries))
         absent = {i: entry for i, entry in entries.items() if i not in here}
         if absent:
             await super()._put(ledger_id, absent)

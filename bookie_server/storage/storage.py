@@ -29,9 +29,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
-from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
-from bookie_server.api.entry_ids import EntryIds
-from bookie_server.api.messages import EntryLocation
+from bookie_server.api.entry import Buffer, unpack_header
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
@@ -48,7 +46,7 @@ from bookie_server.logs.index import (
 )
 from bookie_server.storage.appends import DirectWrites, Journals
 from bookie_server.storage.directories import Directories, DirectoryStore
-from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
+from bookie_server.storage.entry_reader import EntryReader
 from bookie_server.storage.flush import Space, Stores
 from bookie_server.storage.write_cache import (
     ENTRY_OVERHEAD_BYTES,
@@ -80,7 +78,8 @@ class LedgerStorage:
         self._config = config
         self._cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
         self._states = LedgerStates()
-        self._reader = EntryReader(self._cache, self._stores_of, self.quarantine, config)
+        self.reader = EntryReader(self._cache, self._stores_of, self.quarantine, config)
+        """Reads what is stored; told here of what changes."""
         stores.on_drop = self._directory_dropped
         stores.on_damage = lambda: self.on_doubt()
         self.on_doubt: Callable[[], None] = lambda: None
@@ -176,7 +175,7 @@ class LedgerStorage:
         self._journals.fail(directory_id, error)
 
     def _directory_dropped(self) -> None:
-        self._reader.lost_directory()
+        self.reader.lost_directory()
         may_flush = self._attached and self._flush_begun is None and self._stores.live
         if may_flush and self._cache.active.locations:
             self.begin_flush()  # what lay there is in memory alone
@@ -270,12 +269,12 @@ class LedgerStorage:
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
         self._direct_writes.forget(ledger_id)
-        self._reader.deleted(ledger_id)
+        self.reader.deleted(ledger_id)
 
     def dropped(self, ledger_id: int) -> None:
         """The ledger's entries were deleted from the indexes, or are to be compared as they lie on
         disk: the read cache lets go of them."""
-        self._reader.deleted(ledger_id)
+        self.reader.deleted(ledger_id)
 
     # -- journals --
 
@@ -361,7 +360,7 @@ class LedgerStorage:
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
         """Readable from now on, in place of an earlier copy; durable with the caller's record."""
         self._cache.active.put(ledger_id, entry_id, entry)
-        self._reader.overwritten(ledger_id, entry_id)
+        self.reader.overwritten(ledger_id, entry_id)
         if self._cache.half_used and self._flush_begun is None:
             self.begin_flush()
 
@@ -375,37 +374,6 @@ class LedgerStorage:
     def in_cache(self, ledger_id: int) -> bool:
         """Whether entries of the ledger are still to be flushed."""
         return self._cache.last(ledger_id) is not None
-
-    async def last_entry(self, ledger_id: int) -> int | None:
-        """The highest entry id stored of the ledger. Raises DiskFailed."""
-        return await self._reader.last_entry(ledger_id)
-
-    async def stored(
-        self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
-    ) -> dict[int, None]:
-        """See EntryReader.stored: what cache and index say; no log is read."""
-        return await self._reader.stored(ledger_id, first_entry, last_entry, since)
-
-    def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
-        """As `stored`, of the write cache alone."""
-        return self._reader.stored_in_cache(ledger_id, first_entry, last_entry)
-
-    async def locations(self, ledger_id: int, entry_ids: EntryIds) -> Sequence[EntryLocation]:
-        """See EntryReader.locations."""
-        return await self._reader.locations(ledger_id, entry_ids)
-
-    async def read(
-        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
-    ) -> Range:
-        """See EntryReader.read."""
-        return await self._reader.read(ledger_id, entry_ids, max_bytes, locate=locate)
-
-    async def headers(
-        self, ledger_id: int, entry_ids: Sequence[int]
-    ) -> dict[int, EntryHeader | Undeliverable]:
-        """See EntryReader.headers. A response taken while `flushes` moved on may miss an entry
-        that moved."""
-        return await self._reader.headers(ledger_id, entry_ids)
 
     # -- flush --
 
@@ -491,7 +459,7 @@ class LedgerStorage:
         if self._attached and not self._lacks_final_place:
             retired = {i: mark._replace(retired=True) for i, mark in self._marks.items()}
             await self._stores.write_checkpoint(retired)
-        await self._reader.close()
+        await self.reader.close()
         await self._stores.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
@@ -558,7 +526,7 @@ class LedgerStorage:
                 await asyncio.sleep(SPACE_PAUSE_S)
         states = [state for each in homes if (state := self._states.get(each)) is not None]
         if any(len(state.directories) > 1 for state in states):
-            self._reader.moving()
+            self.reader.moving()
             await self._stores.delete_replaced(flush.half, homes, states)
 
     async def _move_checkpoint(self, flush: _Flush) -> None:

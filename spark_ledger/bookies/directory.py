@@ -27,6 +27,7 @@ from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
+from spark_ledger.metadata.store_calls import names_in
 
 RETRY_S = 1.0
 REFRESH_S = 30.0
@@ -123,7 +124,7 @@ class BookieDirectory:
 
     async def known(self) -> int:
         """How many bookies ever registered. Raises StoreError."""
-        names = await self._names_now(paths.BOOKIES_KNOWN)
+        names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
         for name in names:
             await self.find(name)
         return len({**dict.fromkeys(names), **self._addresses})
@@ -256,12 +257,6 @@ class BookieDirectory:
                 self._changed.set()
 
         return fired
-
-    async def _names_now(self, folder: str) -> list[str]:
-        try:
-            return await self._metadata.children(folder)
-        except NoNode:
-            return []
 
     async def _read(self, path: str, bookie_id: str) -> BookieInfo | None:
         """One registration; None if it is gone or damaged."""

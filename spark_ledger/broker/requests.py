@@ -94,18 +94,24 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
     )
 
 
-def _error(connection: Client, part: Any, refused: Refusal) -> None:
-    connection.send(
-        encode(
-            command(
-                "error", request_id=part.request_id, error=refused.code, message=refused.message
-            )
-        )
-    )
+def _reply(connection: Client, part: Any, name: str, **fields: Any) -> None:
+    """The response of that name to the request in `part`."""
+    connection.send(encode(command(name, request_id=part.request_id, **fields)))
 
 
-def _success(connection: Client, part: Any) -> None:
-    connection.send(encode(command("success", request_id=part.request_id)))
+def _refusing(
+    name: str, code: str = "error", message: str = "message", **fields: Any
+) -> Callable[[Client, Any, Refusal], None]:
+    """By a response of that name, which says why in these fields."""
+
+    def refuse(connection: Client, part: Any, refused: Refusal) -> None:
+        why = {code: refused.code, message: refused.message}
+        _reply(connection, part, name, **fields, **why)
+
+    return refuse
+
+
+_error = _refusing("error")
 
 
 # -- where topics are ------------------------------------------------------------------------------
@@ -114,53 +120,20 @@ def _success(connection: Client, part: Any) -> None:
 async def _partitioned_metadata(connection: Client, part: Any) -> None:
     create = part.metadata_auto_creation_enabled
     count = await connection.broker.partitions_of(names.parse(part.topic), create=create)
-    response = command(
-        "partitioned_metadata_response", request_id=part.request_id, partitions=count, response=0
-    )
-    connection.send(encode(response))
-
-
-def _no_metadata(connection: Client, part: Any, refused: Refusal) -> None:
-    response = command(
-        "partitioned_metadata_response",
-        request_id=part.request_id,
-        response=1,
-        error=refused.code,
-        message=refused.message,
-    )
-    connection.send(encode(response))
+    _reply(connection, part, "partitioned_metadata_response", partitions=count, response=0)
 
 
 async def _lookup(connection: Client, part: Any) -> None:
     name = names.parse(part.topic)
     url, here = await connection.broker.lookup(name, authoritative=part.authoritative)
-    response = command(
-        "lookup_response",
-        request_id=part.request_id,
-        brokerServiceUrl=url,
-        response=LookupType.CONNECT if here else LookupType.REDIRECT,
-        authoritative=True,
-    )
-    connection.send(encode(response))
-
-
-def _no_lookup(connection: Client, part: Any, refused: Refusal) -> None:
-    response = command(
-        "lookup_response",
-        request_id=part.request_id,
-        response=LookupType.FAILED,
-        error=refused.code,
-        message=refused.message,
-    )
-    connection.send(encode(response))
+    where = LookupType.CONNECT if here else LookupType.REDIRECT
+    fields = {"brokerServiceUrl": url, "response": where, "authoritative": True}
+    _reply(connection, part, "lookup_response", **fields)
 
 
 async def _topics_of_namespace(connection: Client, part: Any) -> None:
     found = await connection.broker.names_in(part.namespace)
-    response = command(
-        "topics_of_namespace_response", request_id=part.request_id, topics=found, filtered=False
-    )
-    connection.send(encode(response))
+    _reply(connection, part, "topics_of_namespace_response", topics=found, filtered=False)
 
 
 # -- producers -------------------------------------------------------------------------------------
@@ -197,14 +170,8 @@ async def _producer(connection: Client, part: Any) -> None:
     connection.add_producer(made)
     if ready:
         made.ready()
-        return
-    waits = command(
-        "producer_success",
-        request_id=part.request_id,
-        producer_name=made.name,
-        producer_ready=False,
-    )
-    connection.send(encode(waits))
+    else:
+        _reply(connection, part, "producer_success", producer_name=made.name, producer_ready=False)
 
 
 def _check_schema(part: Any) -> None:
@@ -219,7 +186,7 @@ async def _close_producer(connection: Client, part: Any) -> None:
     known = connection.producers.get(part.producer_id)
     if known is not None:
         connection.forget_producer(known)
-    _success(connection, part)
+    _reply(connection, part, "success")
 
 
 # -- consumers -------------------------------------------------------------------------------------
@@ -264,7 +231,7 @@ async def _subscribe(connection: Client, part: Any) -> None:
     if not connection.open:
         connection.forget_consumer(consumer)
         return
-    _success(connection, part)
+    _reply(connection, part, "success")
 
 
 async def _start(connection: Client, partition: Partition, ledger: int, part: Any) -> int:
@@ -302,14 +269,14 @@ async def _close_consumer(connection: Client, part: Any) -> None:
     found = connection.consumers.get(part.consumer_id)
     if found is not None:
         connection.forget_consumer(found[0])
-    _success(connection, part)
+    _reply(connection, part, "success")
 
 
 async def _unsubscribe(connection: Client, part: Any) -> None:
     consumer, topic, name = _of(connection, part)
     await topic.unsubscribe(name, consumer)
     connection.forget_consumer(consumer)
-    _success(connection, part)
+    _reply(connection, part, "success")
 
 
 async def _seek(connection: Client, part: Any) -> None:
@@ -320,7 +287,7 @@ async def _seek(connection: Client, part: Any) -> None:
     else:
         offset = await partition.since(part.message_publish_time)
     await topic.seek(name, consumer.place, offset)
-    _success(connection, part)
+    _reply(connection, part, "success")
 
 
 async def _get_last_message_id(connection: Client, part: Any) -> None:
@@ -335,13 +302,11 @@ async def _get_last_message_id(connection: Client, part: Any) -> None:
         found = message_id(ledger, last.offset, number, index)
         if last.batched:
             found.batch_size = last.messages
-    response = command(
-        "last_message_id_response",
-        request_id=part.request_id,
-        last_message_id=found,
-        consumer_mark_delete_position=message_id(ledger, place.acks.mark - 1, number),
-    )
-    connection.send(encode(response))
+    fields = {
+        "last_message_id": found,
+        "consumer_mark_delete_position": message_id(ledger, place.acks.mark - 1, number),
+    }
+    _reply(connection, part, "last_message_id_response", **fields)
 
 
 # -- schemas ---------------------------------------------------------------------------------------
@@ -351,32 +316,9 @@ async def _get_schema(connection: Client, part: Any) -> None:
     raise Refusal(ServerError.TOPIC_NOT_FOUND, f"topic {part.topic} has no schema for Pulsar")
 
 
-def _no_schema(connection: Client, part: Any, refused: Refusal) -> None:
-    response = command(
-        "get_schema_response",
-        request_id=part.request_id,
-        error_code=refused.code,
-        error_message=refused.message,
-    )
-    connection.send(encode(response))
-
-
 async def _get_or_create_schema(connection: Client, part: Any) -> None:
     _check_schema(part)
-    response = command(
-        "get_or_create_schema_response", request_id=part.request_id, schema_version=b""
-    )
-    connection.send(encode(response))
-
-
-def _no_new_schema(connection: Client, part: Any, refused: Refusal) -> None:
-    response = command(
-        "get_or_create_schema_response",
-        request_id=part.request_id,
-        error_code=refused.code,
-        error_message=refused.message,
-    )
-    connection.send(encode(response))
+    _reply(connection, part, "get_or_create_schema_response", schema_version=b"")
 
 
 # -- what is not built -----------------------------------------------------------------------------
@@ -389,9 +331,12 @@ def _not_built(what: str) -> Answer:
     return Answer(refuse, _error)
 
 
+SCHEMA_WHY = "error_code", "error_message"
 ANSWERS: dict[str, Answer] = {
-    "partitioned_metadata": Answer(_partitioned_metadata, _no_metadata),
-    "lookup": Answer(_lookup, _no_lookup),
+    "partitioned_metadata": Answer(
+        _partitioned_metadata, _refusing("partitioned_metadata_response", response=1)
+    ),
+    "lookup": Answer(_lookup, _refusing("lookup_response", response=LookupType.FAILED)),
     "topics_of_namespace": Answer(_topics_of_namespace, _error),
     "producer": Answer(_producer, _error),
     "close_producer": Answer(_close_producer, _error),
@@ -400,8 +345,10 @@ ANSWERS: dict[str, Answer] = {
     "unsubscribe": Answer(_unsubscribe, _error),
     "seek": Answer(_seek, _error),
     "get_last_message_id": Answer(_get_last_message_id, _error),
-    "get_schema": Answer(_get_schema, _no_schema),
-    "get_or_create_schema": Answer(_get_or_create_schema, _no_new_schema),
+    "get_schema": Answer(_get_schema, _refusing("get_schema_response", *SCHEMA_WHY)),
+    "get_or_create_schema": Answer(
+        _get_or_create_schema, _refusing("get_or_create_schema_response", *SCHEMA_WHY)
+    ),
     "consumer_stats": _not_built("statistics of consumers"),
     "new_txn": _not_built("transactions"),
     "tc_client_connect": _not_built("transactions"),

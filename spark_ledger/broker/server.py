@@ -25,8 +25,6 @@ GC_THRESHOLDS = 50_000, 20, 100
 """Each message that is kept is objects, none of which are in a cycle: by Python's own thresholds a
 quarter of the time of a lone message went into looking for some."""
 
-_log = logging.getLogger(__name__)
-
 
 class BrokerServer:
     """A broker and the ports that it listens on."""

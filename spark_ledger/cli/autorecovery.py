@@ -19,7 +19,6 @@ from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import BadConfig, counted
 
 if TYPE_CHECKING:
-    from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.autorecovery import Settings
     from spark_ledger.repair.status import Status
 
@@ -47,23 +46,15 @@ def start(
     """Host self-healing and upkeep of topics in this process, until it is told to stop."""
     from spark_ledger.local.maintenance import serve
 
-    serve(
-        resolve_service_url(service_url),
-        merge_bytes=merge_bytes,
-        parent_pipe=parent_pipe,
-    )
+    serve(resolve_service_url(service_url), merge_bytes=merge_bytes, parent_pipe=parent_pipe)
 
 
 @app.command()
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """How self-healing stands: settings, who audits, which bookies are lost, what is listed."""
+    from spark_ledger.repair.status import status
 
-    async def work(ledgers: "LedgerStore") -> "Status":
-        from spark_ledger.repair.status import status
-
-        return await status(ledgers.metadata)
-
-    found = with_ledgers(service_url, work)
+    found = with_ledgers(service_url, lambda ledgers: status(ledgers.metadata))
     if json:
         print_json(asdict(found))
         return
@@ -102,13 +93,9 @@ def enable(
     service_url: UrlOption = None,
 ) -> None:
     """Repair from now on."""
+    from spark_ledger.repair.status import enable
 
-    async def work(ledgers: "LedgerStore") -> "Settings":
-        from spark_ledger.repair.status import enable
-
-        return await enable(ledgers.metadata, force=force)
-
-    settings = with_ledgers(service_url, work)
+    settings = with_ledgers(service_url, lambda ledgers: enable(ledgers.metadata, force=force))
     lost = f"; accepted as lost: {', '.join(settings.accepted) or 'none'}" if force else ""
     print(f"autorecovery is enabled{lost}")
 
@@ -142,12 +129,9 @@ def set_(
 
 
 def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
-    async def work(ledgers: "LedgerStore") -> "Settings":
-        from spark_ledger.repair.status import change
+    from spark_ledger.repair.status import change
 
-        return await change(ledgers.metadata, **changes)
-
-    return with_ledgers(service_url, work)
+    return with_ledgers(service_url, lambda ledgers: change(ledgers.metadata, **changes))
 
 
 def _settings(now: "Settings | Status") -> dict[str, str]:

@@ -100,13 +100,9 @@ def forget(
     service_url: UrlOption = None,
 ) -> None:
     """Take a lost bookie off the list; refused while it runs or a ledger names it."""
+    from spark_ledger.repair import decommission as repair
 
-    async def work(ledgers: "LedgerStore") -> None:
-        from spark_ledger.repair import forget as repair
-
-        await repair.forget(ledgers, bookie_id)
-
-    with_ledgers(service_url, work)
+    with_ledgers(service_url, lambda ledgers: repair.forget(ledgers, bookie_id))
     print(f"bookie {bookie_id} is forgotten")
 
 
@@ -174,12 +170,9 @@ def _stop_looking(bookie_id: str, *, begun: bool) -> NoReturn:
 
 
 def _cancel(bookie_id: str, service_url: str | None) -> None:
-    async def work(ledgers: "LedgerStore") -> bool:
-        from spark_ledger.repair.decommission import cancel
+    from spark_ledger.repair.decommission import cancel
 
-        return await cancel(ledgers, bookie_id)
-
-    if not with_ledgers(service_url, work):
+    if not with_ledgers(service_url, lambda ledgers: cancel(ledgers, bookie_id)):
         raise BadConfig(
             f"bookie {bookie_id} is not being drained", "`spark-ledger autorecovery status` tells."
         )

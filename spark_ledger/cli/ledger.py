@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
     from spark_ledger.repair.audit import Audit, Checked
-    from spark_ledger.repair.limbo import Listed, Repaired
-    from spark_ledger.repair.service import Pass
     from spark_ledger.repair.status import Status
     from spark_ledger.repair.work_list import Work
     from spark_ledger.topic.client import TopicClient
@@ -91,12 +89,12 @@ def recover(
     or cannot deliver. Exit status 1 when something is still missing or a bookie does not
     respond."""
 
-    async def work(ledgers: "LedgerStore") -> "tuple[LedgerRecord, list[Repaired]]":
-        from spark_ledger.repair.limbo import repair_everywhere
+    from spark_ledger.repair.limbo import repair_everywhere
 
-        return await repair_everywhere(ledgers, ledger_id, password.encode(), set(gone or ()))
-
-    record, repaired = with_ledgers(service_url, work)
+    known, lost = password.encode(), set(gone or ())
+    record, repaired = with_ledgers(
+        service_url, lambda ledgers: repair_everywhere(ledgers, ledger_id, known, lost)
+    )
     if json:
         print_json({**_plain(record), "repaired": [one._asdict() for one in repaired]})
     else:
@@ -131,12 +129,9 @@ def limbo(
         _repair_all(idle_s, json, service_url)
         return
 
-    async def work(ledgers: "LedgerStore") -> "list[Listed]":
-        from spark_ledger.repair.limbo import listed
+    from spark_ledger.repair.limbo import listed
 
-        return await listed(ledgers.metadata)
-
-    found = with_ledgers(service_url, work)
+    found = with_ledgers(service_url, lambda ledgers: listed(ledgers.metadata))
     if json:
         print_json([one._asdict() for one in found])
         return
@@ -146,13 +141,9 @@ def limbo(
 
 def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
     """Prints what became of each; exit status 1 when a ledger is left in limbo."""
+    from spark_ledger.repair.service import repair_once
 
-    async def work(ledgers: "LedgerStore") -> "Pass":
-        from spark_ledger.repair.service import repair_once
-
-        return await repair_once(ledgers, idle_s)
-
-    done = with_ledgers(service_url, work)
+    done = with_ledgers(service_url, lambda ledgers: repair_once(ledgers, idle_s))
     cleared = sum(one.cleared for one in done.repaired)
     copied = sum(one.copied for one in done.repaired)
     failed = len(done.repaired) - cleared
@@ -271,13 +262,8 @@ def _lacking(one: "Checked") -> str:
 
 
 def _work(one: "Work") -> dict[str, object]:
-    reasons = [reason._asdict() for reason in one.reasons]
-    return {
-        "ledger_id": one.ledger_id,
-        "reasons": reasons,
-        "blocked": one.blocked,
-        "damaged": list(one.damaged),
-    }
+    plain = {name: getattr(one, name) for name in ("ledger_id", "blocked", "damaged")}
+    return {**plain, "reasons": [reason._asdict() for reason in one.reasons]}
 
 
 @app.command()
@@ -336,23 +322,14 @@ def _print(record: "LedgerRecord", json: bool) -> None:
 
 def _plain(record: "LedgerRecord") -> dict[str, object]:
     """The record as JSON; what checks passwords stays away."""
-    return {
-        "ledger_id": record.ledger_id,
-        "state": record.state.value,
-        "ensemble_size": record.ensemble_size,
-        "write_quorum": record.write_quorum,
-        "ack_quorum": record.ack_quorum,
-        "last_entry": record.last_entry,
-        "length_bytes": record.length_bytes,
-        "rows": record.rows,
-        "durability": record.durability,
-        "topic": record.topic,
-        "intent": record.intent,
-        "custom": dict(record.custom),
-        "fragments": [
-            {"first_entry": f.first_entry, "ensemble": list(f.ensemble)} for f in record.fragments
-        ],
-    }
+    shown = (
+        *("ledger_id", "ensemble_size", "write_quorum", "ack_quorum", "last_entry"),
+        *("length_bytes", "rows", "durability", "topic", "intent"),
+    )
+    fragments = [{"first_entry": f.first_entry, "ensemble": f.ensemble} for f in record.fragments]
+    plain = {name: getattr(record, name) for name in shown}
+    plain |= {"state": record.state.value, "custom": dict(record.custom), "fragments": fragments}
+    return plain
 
 
 def _entries(record: "LedgerRecord") -> object:

@@ -16,7 +16,6 @@ from spark_ledger.cli.common import (
 from spark_ledger.cli.topic import changes_of
 
 if TYPE_CHECKING:
-    from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.log.policies import NamespacePolicies
 
 app = App(help="Namespaces: what their topics have.", no_args_is_help=True)
@@ -39,33 +38,22 @@ def change(
     """Change what its topics have where it was not set on them; it is made if it is not there.
     NAME=inherit: it says nothing of that any more."""
     changes = changes_of(policy or [])
-
-    async def work(client: "TopicClient") -> "NamespacePolicies":
-        return await client.topics.set_namespace(name, changes)
-
-    _print(with_topics(service_url, work), json)
+    _print(with_topics(service_url, lambda t: t.topics.set_namespace(name, changes)), json)
 
 
 @app.command()
 def show(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
     """What it says of its topics; policies left out are the defaults."""
+    from spark_ledger.topic.log.policies import NamespacePolicies
 
-    async def work(client: "TopicClient") -> "NamespacePolicies":
-        from spark_ledger.topic.log.policies import NamespacePolicies
-
-        return await client.topics.namespace(name) or NamespacePolicies()
-
-    _print(with_topics(service_url, work), json)
+    found = with_topics(service_url, lambda client: client.topics.namespace(name))
+    _print(found or NamespacePolicies(), json)
 
 
 @app.command("list")
 def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every namespace."""
-
-    async def work(client: "TopicClient") -> list[str]:
-        return await client.topics.namespaces()
-
-    found = with_topics(service_url, work)
+    found = with_topics(service_url, lambda client: client.topics.namespaces())
     if json:
         print_json(found)
     else:
@@ -73,10 +61,7 @@ def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> 
 
 
 def _print(found: "NamespacePolicies", json: bool) -> None:
-    own = {
-        "auto_create": found.auto_create,
-        "auto_create_partitions": found.auto_create_partitions,
-    }
+    own = {name: getattr(found, name) for name in ("auto_create", "auto_create_partitions")}
     facts = {**own, **found.topics}
     if json:
         print_json(facts)

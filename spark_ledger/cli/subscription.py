@@ -1,6 +1,7 @@
 """`spark-ledger subscription list|create|seek|delete|lag`."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -10,14 +11,16 @@ from spark_ledger.cli.common import (
     UrlOption,
     print_json,
     print_table,
+    target_of,
     with_topics,
 )
-from spark_ledger.cli.places import target_of
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.subscription.lag import PartitionLag
-    from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
+    from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo, Subscriptions
+
+T = TypeVar("T")
 
 app = App(help="Subscriptions: where readers of a topic are.", no_args_is_help=True)
 Topic = Annotated[str, typer.Argument(help="The topic.")]
@@ -36,12 +39,7 @@ def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
     """Every subscription of a topic, and where it is."""
-
-    async def work(client: "TopicClient") -> "list[SubscriptionInfo]":
-        info = await client.topics.open(topic)
-        return await client.subscriptions.list(info.id, exact=True)
-
-    found = with_topics(service_url, work)
+    found = _done(service_url, topic, lambda all_, id_: all_.list(id_, exact=True))
     if json:
         print_json([_plain(one) for one in found])
         return
@@ -65,12 +63,8 @@ def create(
     """Make a subscription (at the latest row, if nothing is said): all rows from there on are
     kept."""
     target = target_of(to if to or to_offset else "latest", to_offset or [])
-
-    async def work(client: "TopicClient") -> dict[int, int]:
-        info = await client.topics.open(topic)
-        return await client.subscriptions.create(info.id, name, target)
-
-    _print_positions(topic, name, with_topics(service_url, work), json)
+    at = _done(service_url, topic, lambda all_, id_: all_.create(id_, name, target))
+    _print_positions(topic, name, at, json)
 
 
 @app.command()
@@ -86,12 +80,8 @@ def seek(
     """Put a subscription elsewhere. `--to here --force` leaves it where it is, and takes it from
     the query or the consumers that use it."""
     target = {} if to == "here" and not to_offset else target_of(to, to_offset or [])
-
-    async def work(client: "TopicClient") -> dict[int, int]:
-        info = await client.topics.open(topic)
-        return await client.subscriptions.seek(info.id, name, target, force=force)
-
-    _print_positions(topic, name, with_topics(service_url, work), json)
+    at = _done(service_url, topic, lambda all_, id_: all_.seek(id_, name, target, force=force))
+    _print_positions(topic, name, at, json)
 
 
 @app.command()
@@ -106,12 +96,7 @@ def delete(
     """Delete a subscription: it keeps no row any more."""
     if not yes:
         typer.confirm(f"Delete subscription {name} of topic {topic}?", abort=True)
-
-    async def work(client: "TopicClient") -> None:
-        info = await client.topics.open(topic)
-        await client.subscriptions.delete(info.id, name, force=force)
-
-    with_topics(service_url, work)
+    _done(service_url, topic, lambda all_, id_: all_.delete(id_, name, force=force))
     if json:
         print_json({"topic": topic, "subscription": name})
     else:
@@ -122,14 +107,12 @@ def delete(
 def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
     """How far a subscription is behind the end of its topic."""
 
-    async def work(client: "TopicClient") -> "dict[int, PartitionLag]":
+    async def work(every: "Subscriptions", topic_id: str) -> "dict[int, PartitionLag]":
         from spark_ledger.metadata.store_calls import store_now_ms
 
-        info = await client.topics.open(topic)
-        now_ms = await store_now_ms(client.store)
-        return await client.subscriptions.lag(info.id, name, now_ms)
+        return await every.lag(topic_id, name, await store_now_ms(every.store))
 
-    lags = with_topics(service_url, work)
+    lags = _done(service_url, topic, work)
     rows = [(p, one.position, one.end, one.rows, one.bytes, one.millis) for p, one in lags.items()]
     if json:
         names = ("partition", "position", "end", "rows", "bytes", "millis")
@@ -137,6 +120,17 @@ def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOpti
         return
     columns = ("PARTITION", "POSITION", "END", "ROWS BEHIND", "BYTES", "MS")
     print_table(columns, rows, "no partitions")
+
+
+def _done(
+    service_url: str | None, topic: str, work: "Callable[[Subscriptions, str], Awaitable[T]]"
+) -> T:
+    """What `work` makes of the subscriptions, given the topic's id."""
+
+    async def opened(client: "TopicClient") -> T:
+        return await work(client.subscriptions, (await client.topics.open(topic)).id)
+
+    return with_topics(service_url, opened)
 
 
 def _print_positions(topic: str, name: str, positions: dict[int, int], json: bool) -> None:

@@ -4,6 +4,8 @@ terminate|delete|compact|clean`."""
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,13 +15,14 @@ from spark_ledger.cli.common import (
     JsonOption,
     UrlOption,
     in_json,
+    offsets_of,
     print_facts,
     print_json,
     print_table,
     readable,
+    time_ms,
     with_topics,
 )
-from spark_ledger.cli.places import offsets_of, time_ms
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -27,8 +30,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.log.topics import TopicInfo
     from spark_ledger.topic.read.row_blocks import Rows
     from spark_ledger.topic.subscription.seek_target import SeekTarget
-    from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, Trimmed
-    from spark_ledger.topic.upkeep.compactor import Compacted
+    from spark_ledger.topic.upkeep.admin import TopicAdmin, Trimmed
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
 LIVE_LOOK_S = 0.5  # how often a tail asks where live segments end
@@ -52,11 +54,7 @@ def create(
 ) -> None:
     """Make a topic."""
     policies = changes_of(policy or [])
-
-    async def work(client: "TopicClient") -> "TopicInfo":
-        return await _admin(client).create(name, partitions, policies)
-
-    info = with_topics(service_url, work)
+    info = with_topics(service_url, lambda t: _admin(t).create(name, partitions, policies))
     if json:
         print_json(_plain(info))
     else:
@@ -66,11 +64,7 @@ def create(
 @app.command("list")
 def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every topic."""
-
-    async def work(client: "TopicClient") -> "list[TopicInfo]":
-        return await client.topics.list()
-
-    found = with_topics(service_url, work)
+    found = with_topics(service_url, lambda client: client.topics.list())
     if json:
         print_json([_plain(info) for info in found])
         return
@@ -81,25 +75,14 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
 @app.command()
 def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
     """A topic's partitions: offsets, segments, bytes."""
-
-    async def work(client: "TopicClient") -> "TopicFacts":
-        return await _admin(client).describe(name)
-
-    facts = with_topics(service_url, work)
+    facts = with_topics(service_url, lambda client: _admin(client).describe(name))
     columns = ("partition", "start_offset", "end_offset", "rows", "segments", "bytes")
     partitions = [{name: getattr(one, name) for name in columns} for one in facts.partitions]
     policies = _policies(facts.info)
     if json:
-        more = {
-            "commits": facts.commits,
-            "terminated": facts.terminated,
-            "rows": facts.rows,
-            "bytes": facts.bytes,
-            "ledgers": list(facts.ledgers),
-            "reclaimable": list(facts.reclaimable),
-            "policies": policies,
-            "offsets": partitions,
-        }
+        shown = ("commits", "terminated", "rows", "bytes", "ledgers", "reclaimable")
+        more = {name: getattr(facts, name) for name in shown}
+        more |= {"policies": policies, "offsets": partitions}
         print_json({**_plain(facts.info), "partitions": len(partitions), **more})
         return
     print_facts(
@@ -127,11 +110,7 @@ def grow(
     service_url: UrlOption = None,
 ) -> None:
     """Give a topic more partitions. Rows stay; keys may go to other partitions from now on."""
-
-    async def work(client: "TopicClient") -> "TopicInfo":
-        return await _admin(client).grow(name, partitions)
-
-    info = with_topics(service_url, work)
+    info = with_topics(service_url, lambda client: _admin(client).grow(name, partitions))
     if json:
         print_json({**_plain(info), "partitions": partitions})
     else:
@@ -149,11 +128,7 @@ def set_policies(
 ) -> None:
     """Change a topic's policies: retention, delete delay, quorums and rolling of new ledgers."""
     changes = changes_of(policy)
-
-    async def work(client: "TopicClient") -> "TopicInfo":
-        return await _admin(client).change_policies(name, changes)
-
-    info = with_topics(service_url, work)
+    info = with_topics(service_url, lambda client: _admin(client).change_policies(name, changes))
     if json:
         print_json({**_plain(info), "policies": _policies(info)})
     else:
@@ -169,15 +144,9 @@ def truncate(
     service_url: UrlOption = None,
 ) -> None:
     """All rows that a topic has go; offsets go on."""
-    if not yes:
-        typer.confirm(f"Let all rows of topic {name} go?", abort=True)
+    from spark_ledger.topic.subscription.seek_target import End
 
-    async def work(client: "TopicClient") -> "Trimmed":
-        from spark_ledger.topic.subscription.seek_target import End
-
-        return await _admin(client).trim(name, End.LATEST, force=force)
-
-    _print_trimmed(name, with_topics(service_url, work), json)
+    _trim(name, End.LATEST, f"all rows of topic {name}", yes, force, json, service_url)
 
 
 @app.command()
@@ -197,13 +166,7 @@ def trim(
 ) -> None:
     """Let old rows go, by offset or by the time they were committed at."""
     target = _target(to_offset or [], before)
-    if not yes:
-        typer.confirm(f"Let these rows of topic {name} go?", abort=True)
-
-    async def work(client: "TopicClient") -> "Trimmed":
-        return await _admin(client).trim(name, target, force=force)
-
-    _print_trimmed(name, with_topics(service_url, work), json)
+    _trim(name, target, f"these rows of topic {name}", yes, force, json, service_url)
 
 
 @app.command()
@@ -213,11 +176,7 @@ def terminate(
     """Nothing is appended to a topic any more. It can be read, trimmed, merged and deleted."""
     if not yes:
         typer.confirm(f"End topic {name} for ever?", abort=True)
-
-    async def work(client: "TopicClient") -> "TopicInfo":
-        return await _admin(client).terminate(name)
-
-    info = with_topics(service_url, work)
+    info = with_topics(service_url, lambda client: _admin(client).terminate(name))
     if json:
         print_json({**_plain(info), "terminated": True})
     else:
@@ -235,26 +194,15 @@ def compact(
     service_url: UrlOption = None,
 ) -> None:
     """Merge a topic's small segments. It can be ended at any time and begun again."""
+    from spark_ledger.topic.upkeep.compactor import compact
+    from spark_ledger.topic.upkeep.merge_plan import MergeLimits
 
-    async def work(client: "TopicClient") -> "Compacted":
-        from spark_ledger.topic.upkeep.compactor import compact
-        from spark_ledger.topic.upkeep.merge_plan import MergeLimits
-
-        limits = MergeLimits(bytes_max=merged_mib << 20)
-        rate = None if max_mib_per_s is None else max_mib_per_s * (1 << 20)
-        return await compact(client, name, limits=limits, bytes_per_s=rate)
-
-    done = with_topics(service_url, work)
+    limits = MergeLimits(bytes_max=merged_mib << 20)
+    rate = None if max_mib_per_s is None else max_mib_per_s * (1 << 20)
+    merging = partial(compact, name=name, limits=limits, bytes_per_s=rate)
+    done = with_topics(service_url, merging)
     if json:
-        print_json(
-            {
-                "topic": name,
-                "segments": done.segments,
-                "merged": done.merged,
-                "bytes": done.bytes,
-                "commits": done.commits,
-            }
-        )
+        print_json({"topic": name, **asdict(done)})
     else:
         print(f"{done.segments} segment(s) became {done.merged}, {done.bytes} byte(s) were copied")
 
@@ -382,7 +330,18 @@ def _target(offsets: list[str], before: str | None) -> "SeekTarget":
     return offsets_of(offsets)
 
 
-def _print_trimmed(name: str, trimmed: "Trimmed", json: bool) -> None:
+def _trim(
+    name: str,
+    target: "SeekTarget",
+    rows: str,
+    yes: bool,
+    force: bool,
+    json: bool,
+    service_url: str | None,
+) -> None:
+    if not yes:
+        typer.confirm(f"Let {rows} go?", abort=True)
+    trimmed = with_topics(service_url, lambda t: _admin(t).trim(name, target, force=force))
     if json:
         print_json({"topic": name, "starts": _starts(trimmed), "rows": trimmed.rows})
     else:
@@ -445,15 +404,10 @@ def print_rows(part: "Rows", json: bool) -> None:
     each = zip(keys, values, part.each_ms().tolist(), strict=True)
     for offset, (key, value, written_ms) in enumerate(each, part.offset):
         if json:
-            print_json(
-                {
-                    "partition": part.partition,
-                    "offset": offset,
-                    "timestamp_ms": written_ms,
-                    "key": None if key is None else readable(key),
-                    "value": readable(value) if isinstance(value, bytes) else value,
-                }
-            )
+            shown = {"partition": part.partition, "offset": offset, "timestamp_ms": written_ms}
+            shown["key"] = None if key is None else readable(key)
+            shown["value"] = readable(value) if isinstance(value, bytes) else value
+            print_json(shown)
         else:
             text = in_json(value) if isinstance(value, dict) else readable(value)
             print(f"{part.partition}\t{offset}\t{readable(key)}\t{text}", flush=True)

@@ -10,10 +10,9 @@ subscription that needs them is refused unless it is forced. All of a process's 
 connection to a cluster, and any thread may use one.
 """
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from spark_ledger import errors
@@ -32,7 +31,6 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import Compatibility, SchemaVersion
 from spark_ledger.topic.schema.registry import TopicSchema
 from spark_ledger.topic.subscription.lag import PartitionLag
-from spark_ledger.topic.subscription.records import SubscriptionKind
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
 from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
 from spark_ledger.topic.upkeep import compactor
@@ -218,23 +216,13 @@ class Admin:
         Durable on return: the subscription. Returns {partition: first offset not consumed}. Raises
         errors.OffsetsOutOfRange."""
         target = target_of(at)
-
-        async def work() -> dict[int, int]:
-            info = await self._client.topics.open(topic)
-            kind = SubscriptionKind.QUERY
-            subscriptions = self._client.subscriptions
-            return await subscriptions.create(info.id, name, target, kind=kind, exist_ok=True)
-
-        return self._run(work())
+        create = self._client.subscriptions.create
+        return self._of(topic, lambda info: create(info.id, name, target, exist_ok=True))
 
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
         """Every subscription of the topic, sorted by name, with its positions. Changes nothing."""
-
-        async def work() -> list[SubscriptionInfo]:
-            info = await self._client.topics.open(topic)
-            return await self._client.subscriptions.list(info.id, exact=True)
-
-        return self._run(work())
+        every = self._client.subscriptions
+        return self._of(topic, lambda info: every.list(info.id, exact=True))
 
     def seek(self, topic: str, name: str, to: Place, *, force: bool = False) -> dict[int, int]:
         """Set the subscription's positions to `to`, or to the first row kept where that is later;
@@ -245,49 +233,38 @@ class Admin:
         errors.SubscriptionBusy (in use, and not forced), errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned.
         """
-        target = target_of(to)
-
-        async def work() -> dict[int, int]:
-            info = await self._client.topics.open(topic)
-            return await self._client.subscriptions.seek(info.id, name, target, force=force)
-
-        return self._run(work())
+        target, seek = target_of(to), self._client.subscriptions.seek
+        return self._of(topic, lambda info: seek(info.id, name, target, force=force))
 
     def lag(self, topic: str, name: str) -> dict[int, PartitionLag]:
         """How far behind the subscription is, by partition: rows, bytes and milliseconds. Changes
         nothing. Raises errors.SubscriptionNotFound."""
 
-        async def work() -> dict[int, PartitionLag]:
-            info = await self._client.topics.open(topic)
+        async def work(info: TopicInfo) -> dict[int, PartitionLag]:
             now_ms = await store_now_ms(self._client.store)
             return await self._client.subscriptions.lag(info.id, name, now_ms)
 
-        return self._run(work())
+        return self._of(topic, work)
 
     def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> bool:
         """Delete the subscription; False if there was none. Durable on return: it holds no rows
         any more. Raises errors.SubscriptionBusy (in use, and not forced)."""
 
-        async def work() -> bool:
-            info = await self._client.topics.open(topic)
+        async def work(info: TopicInfo) -> bool:
             try:
                 await self._client.subscriptions.delete(info.id, name, force=force)
             except errors.SubscriptionNotFound:
                 return False
             return True
 
-        return self._run(work())
+        return self._of(topic, work)
 
     # -- schemas -----------------------------------------------------------------------------------
 
     def schema(self, topic: str) -> TopicSchema:
         """The versions of the topic's schema, and the compatibility that a new one must have.
         Changes nothing."""
-
-        async def work() -> TopicSchema:
-            return await self._client.schemas.of(await self._client.topics.open(topic))
-
-        return self._run(work())
+        return self._of(topic, self._client.schemas.of)
 
     def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
         """Register these columns (a Spark StructType or an Arrow schema) as a version of the
@@ -295,13 +272,8 @@ class Admin:
 
         Durable on return: the version. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
-        columns = _arrow(schema)
-
-        async def work() -> SchemaVersion:
-            info = await self._client.topics.open(topic)
-            return await self._client.schemas.register(info, columns)
-
-        return self._run(work())
+        columns, register = _arrow(schema), self._client.schemas.register
+        return self._of(topic, lambda info: register(info, columns))
 
     def set_compatibility(self, topic: str, compatibility: str) -> None:
         """Set the compatibility that later versions of the schema must have: "none", "backward",
@@ -309,13 +281,8 @@ class Admin:
         if compatibility not in (one.value for one in Compatibility):
             known = ", ".join(one.value for one in Compatibility)
             raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {known}.")
-        wanted = Compatibility(compatibility)
-
-        async def work() -> None:
-            info = await self._client.topics.open(topic)
-            await self._client.schemas.set_compatibility(info, wanted)
-
-        self._run(work())
+        wanted, change = Compatibility(compatibility), self._client.schemas.set_compatibility
+        self._of(topic, lambda info: change(info, wanted))
 
     # -- bookies ---------------------------------------------------------------------------------
 
@@ -397,16 +364,17 @@ class Admin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._calls.run(work)
+
+    def _of(self, topic: str, ask: Callable[[TopicInfo], Awaitable[T]]) -> T:
+        async def work() -> T:
+            return await ask(await self._client.topics.open(topic))
+
+        return self._run(work())
 
 
 def target_of(place: Place) -> SeekTarget:

@@ -9,12 +9,14 @@ jar on the class path helps nobody.
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.local.java import find_java
 
 MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"  # Spark's own variable
 FETCH_TIMEOUT_S = 300
@@ -73,15 +75,6 @@ def spark_jars() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def java() -> str:
-    """The java that Spark would run: JAVA_HOME first, then PATH."""
-    home = os.environ.get("JAVA_HOME")
-    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if not found:
-        raise JarsMissing("Java 17 or newer is needed; no java found on PATH, JAVA_HOME not set")
-    return found
-
-
 def delta_jars() -> list[Path]:
     """The jars to put on Spark's class path, fetched first if they are not there yet."""
     return jars_of(DELTA)
@@ -107,7 +100,7 @@ def _fetch(library: Library) -> None:
 
 
 def _run_ivy(work: Path, library: Library) -> None:
-    command = [java(), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-warn"]
+    command = [find_java(), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-warn"]
     command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
     command += ["-cache", str(work / "cache"), "-types", "jar", "bundle"]
     command += ["-retrieve", str(work / "jars" / "[artifact]-[revision].[ext]")]
@@ -157,6 +150,6 @@ if __name__ == "__main__":
     try:
         for jar in delta_jars():
             print(jar)
-    except JarsMissing as error:
+    except (JarsMissing, LedgerError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None

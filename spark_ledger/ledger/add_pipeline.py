@@ -38,7 +38,7 @@ from spark_ledger.errors import (
     Unauthorized,
 )
 from spark_ledger.ledger.cluster import Cluster
-from spark_ledger.ledger.quorum import MissingCopies, PendingAdd, PendingAdds, Quorum
+from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
 RETRY_AFTER_S = 0.05
@@ -105,7 +105,7 @@ class AddPipeline:
         self.pending = PendingAdds(self.quorum, last_add_confirmed)
         ensemble = record.last_fragment.ensemble
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
-        self.missing = MissingCopies(self.quorum)
+        self._lacked: dict[str, int] = {}  # bookie -> last entry of which it has no copy
         self._unconfirmed_bytes = 0
         self._lagging_bytes = 0  # of confirmed adds that not all bookies have responded
         self.confirmed_bytes = 0
@@ -213,6 +213,13 @@ class AddPipeline:
     def unsettled(self) -> list[PendingAdd]:
         """Confirmed adds that still wait for a response, in id order."""
         return [add for add in self._unsettled.values() if add.confirmed]
+
+    def lacking(self, first_entry: int) -> list[str]:
+        """The bookies that have not acknowledged a confirmed add from `first_entry` on which they
+        should keep, sorted."""
+        bookies = {bookie for bookie, last in self._lacked.items() if last >= first_entry}
+        waiting = (add for add in self.unsettled() if add.entry_id >= first_entry)
+        return sorted(bookies.union(*map(self._lacking, waiting)))
 
     # -- slots, for whoever mends them --------------------------------------------------------
 
@@ -402,7 +409,8 @@ class AddPipeline:
         """The last response is there, or will never come: note the copies that are missing."""
         if self._release(add):
             if add.acks != self.pending.write_mask(add.entry_id):
-                self.missing.note(add.entry_id, self.lacking_of(add))
+                for bookie in self._lacking(add):
+                    self._lacked[bookie] = max(add.entry_id, self._lacked.get(bookie, -1))
             if self._waiters:
                 self._wake()
 
@@ -412,14 +420,11 @@ class AddPipeline:
             return self.record.fragment_of(add.entry_id).ensemble[index]
         return self.slots[index].bookie_id
 
-    def lacking_of(self, add: PendingAdd) -> list[tuple[str, str]]:
-        """(bookie, why) of those that should keep the add and have not acknowledged it."""
+    def _lacking(self, add: PendingAdd) -> list[str]:
+        """The bookies that should keep the add and have not acknowledged it."""
         lacking = self.pending.write_mask(add.entry_id) & ~add.acks
-        return [
-            (self._owner(add, index), slot.why)
-            for index, slot in enumerate(self.slots)
-            if lacking >> index & 1
-        ]
+        slots = range(len(self.slots))
+        return [self._owner(add, index) for index in slots if lacking >> index & 1]
 
     def _release(self, add: PendingAdd) -> bool:
         if self._unsettled.pop(add.entry_id, None) is None:

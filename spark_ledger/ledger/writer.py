@@ -27,11 +27,9 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import EnsembleChange
-from spark_ledger.ledger.quorum import MissingCopy, PendingAdd
+from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
-
-__all__ = ["AsyncLedgerWriter", "MissingCopy"]
 
 ANNOUNCE_AGAIN_S = 1.0
 LAST_COPIES_S = 0.5
@@ -167,19 +165,11 @@ class AsyncLedgerWriter:
         """Return when `held_bytes` is `bytes_max` or less, 0 or more."""
         await self._pipeline.held_below(bytes_max)
 
-    async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[MissingCopy]:
-        """Wait up to `timeout_s` for the last responses to what is confirmed now; returns which
-        copies are missing of entries from `first_entry` on (none: all have Qw copies)."""
-        pipeline = self._pipeline
-        await pipeline.settled(timeout_s)
-        found = pipeline.missing.ranges(first_entry)
-        for add in pipeline.unsettled():
-            if add.entry_id >= first_entry:
-                found += [
-                    MissingCopy(add.entry_id, add.entry_id, bookie, why or "no answer yet")
-                    for bookie, why in pipeline.lacking_of(add)
-                ]
-        return found
+    async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[str]:
+        """Wait up to `timeout_s` for the last responses to what is confirmed now; returns the
+        bookies that lack a copy of an entry from `first_entry` on (none: all have Qw copies)."""
+        await self._pipeline.settled(timeout_s)
+        return self._pipeline.lacking(first_entry)
 
     def _refusal(self, size: int, rows: int) -> LedgerError | None:
         if not 0 <= rows <= COUNT_MAX - self._rows:

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
@@ -137,12 +136,7 @@ class LocalCluster:
     def __enter__(self) -> "LocalCluster":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self, count: int) -> None:

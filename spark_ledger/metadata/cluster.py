@@ -7,8 +7,8 @@ remembers it and serves no other cluster. The epoch counts re-creations from a b
 import json
 from dataclasses import dataclass
 
-from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
+from spark_ledger.metadata import paths, store_calls
+from spark_ledger.metadata.store import MetadataStore, NoNode
 
 FORMAT = 1
 FOLDERS = (
@@ -59,22 +59,10 @@ async def read(store: MetadataStore) -> Cluster | None:
 async def ensure(store: MetadataStore, new_id: str) -> Cluster:
     """The cluster at the store's root; one with the id `new_id` is made if there is none."""
     for folder in FOLDERS:
-        await _make(store, folder, b"")
+        await store_calls.ensure(store, folder)
     found = await read(store)
     if found is None:
-        await _make(store, paths.CLUSTER, encode(Cluster(new_id)))
+        await store_calls.ensure(store, paths.CLUSTER, encode(Cluster(new_id)))
         found = await read(store)
     assert found is not None, "made, or made by somebody else, and never deleted"
     return found
-
-
-async def _make(store: MetadataStore, path: str, value: bytes) -> None:
-    """Present when it returns, made by us or not: whoever reads it back sees whose it is."""
-    for _ in range(2):
-        try:
-            return await store.create(path, value, parents=True)
-        except NodeExists:
-            return None
-        except OutcomeUnknown:
-            await store.sync()
-    raise OutcomeUnknown(path)

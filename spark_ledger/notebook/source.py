@@ -9,6 +9,7 @@ Always true: every other cell is Python, and the file as a whole is Python too.
 """
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -133,3 +134,32 @@ def _literal(text: str) -> str:
         return str(ast.literal_eval(text))
     except ValueError:
         return ""
+
+
+def export(notebook: Notebook, out: Path) -> None:
+    """Write the file. Packages stay as a comment: Jupyter runs where they are installed."""
+    document = {
+        "cells": [_jupyter_cell(number, cell) for number, cell in enumerate(notebook.cells)],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _jupyter_cell(number: int, cell: Cell) -> dict[str, object]:
+    text = cell.text
+    if cell.kind == "pip":
+        text = "\n".join(f"# {line}" for line in text.split("\n"))
+    shared = {
+        "id": f"cell-{number}",
+        "metadata": {},
+        "source": text.splitlines(keepends=True),
+    }
+    if cell.kind == "md":
+        return {"cell_type": "markdown", **shared}
+    return {"cell_type": "code", "execution_count": None, "outputs": [], **shared}

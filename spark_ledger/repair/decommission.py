@@ -8,7 +8,9 @@ Always true: nothing is begun that would leave a ledger with fewer copies than i
 forced: than its ack quorum, and with fewer than without it, once all copies are made that can be;
 bookies that are down, or drain too, count as gone, and a bookie that another ledger needs as a
 spare counts as well; of two that are begun at once and cannot both be, not both go on; to stop
-looking stops nothing.
+looking stops nothing. One that is forgotten is taken off the list of those ever seen: never one
+that is registered, or that any ledger's record names, for its copies may be wanted still. What it
+listed as in limbo, that it was drained, and that it was accepted as lost, goes with it.
 """
 
 import asyncio
@@ -31,6 +33,7 @@ from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import each, names_in, reachable, store_now_ms
@@ -328,3 +331,48 @@ def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
         if bookie_id in fragment.ensemble
     )
     return record.length_bytes * kept / (record.last_entry + 1)
+
+
+# -- forgetting --------------------------------------------------------------------------------
+
+
+async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
+    """Raises BadConfig when the bookie was never seen, is registered, or is named by a ledger;
+    Unavailable: what was taken off already stays off, and a second call goes on."""
+    with reachable("forgetting a bookie"):
+        await _forget(ledgers, bookie_id)
+
+
+async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
+    store = ledgers.metadata
+    await store.sync()
+    if bookie_id not in await names_in(store, paths.BOOKIES_KNOWN):
+        raise BadConfig(
+            f"no bookie {bookie_id!r} was ever registered there",
+            "`spark-ledger bookie list` tells which were.",
+        )
+    for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+        if bookie_id in await names_in(store, folder):
+            raise BadConfig(f"bookie {bookie_id} is registered: it runs", "Stop it first.")
+    named = [record.ledger_id for record in await _all_naming(ledgers, bookie_id)]
+    if named:
+        raise BadConfig(
+            f"{counted(len(named), 'ledger')} still on bookie {bookie_id}, the first is {named[0]}",
+            "It may hold the copy that is needed: bring it back, or wait until its copies were made"
+            " elsewhere (`spark-ledger autorecovery status`).",
+        )
+    for name in await names_in(store, paths.limbo(bookie_id)):
+        await _delete(store, f"{paths.limbo(bookie_id)}/{name}")
+    await _delete(store, paths.limbo(bookie_id))
+    await _delete(store, paths.draining(bookie_id))
+    with suppress(BadSettings):
+        accepted = (await autorecovery.read_settings(store)).accepted
+        if bookie_id in accepted:
+            others = tuple(one for one in accepted if one != bookie_id)
+            await autorecovery.change_settings(store, accepted=others)
+    await _delete(store, f"{paths.BOOKIES_KNOWN}/{bookie_id}")
+
+
+async def _delete(store: MetadataStore, path: str) -> None:
+    with suppress(NoNode):
+        await store.delete(path)

@@ -98,18 +98,6 @@ async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -
     return Listed(bookie_id, ledger_id, reason, node.created_ms)
 
 
-async def repair(
-    ledgers: LedgerStore, ledger_id: int, bookie_ids: Sequence[str], password: bytes = b""
-) -> list[Repaired]:
-    """Close the ledger, then bring its copies on these bookies back and clear it there; where it
-    is not in limbo nothing is compared.
-
-    Raises what LedgerStore.recover raises; what hinders a bookie's repair is told in its result.
-    """
-    known = await ledgers.recover(ledger_id, password=password)
-    return await repair_known(ledgers, known, bookie_ids, derive(password), everything=False)
-
-
 async def repair_everywhere(
     ledgers: LedgerStore, ledger_id: int, password: bytes = b"", gone: Set[str] = frozenset()
 ) -> tuple[LedgerRecord, list[Repaired]]:

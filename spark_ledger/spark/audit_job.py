@@ -7,7 +7,6 @@ Always true: a task runs the code that the command runs without Spark; nothing i
 """
 
 import os
-import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,12 +18,12 @@ from spark_ledger.repair.audit import Audit, Referred, audit_some, referred_by
 from spark_ledger.repair.service import tokens_of
 from spark_ledger.spark.session import check_session
 from spark_ledger.spark.spread import run_each
+from spark_ledger.spark.worker.causes import cause_of
 from spark_ledger.spark.worker.worker_python import worker_python
 from spark_ledger.topic import blocking
 from spark_ledger.topic.client import TopicClient
 
 TASK_LEDGERS, TASK_LEDGERS_MIN, TASKS_MIN = 1000, 16, 32
-_OURS = re.compile(r"\[LEDGER_[A-Z_.]+\] [^\n]*")
 
 
 def audit(spark: SparkSession, service_url: str, *, deep: bool = False) -> Audit:
@@ -84,5 +83,4 @@ async def _survey(topics: TopicClient) -> tuple[list[int], Referred]:
 
 def _why(failure: Exception) -> str:
     """What a task of ours said, if any did; else what Spark said first."""
-    ours = _OURS.findall(str(failure))
-    return ours[-1] if ours else str(failure).strip().partition("\n")[0]
+    return cause_of(failure) or str(failure).strip().partition("\n")[0]

@@ -44,127 +44,58 @@ AT_ONCE = 16
 TRIES_MAX = 5
 
 _TIME = pa.timestamp("us", "UTC")
-_TEXT, _INT, _LONG, _FLAG = pa.string(), pa.int32(), pa.int64(), pa.bool_()
+_TYPES: Mapping[str, pa.DataType] = {
+    "text": pa.string(),
+    "texts": pa.list_(pa.string()),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "flag": pa.bool_(),
+    "time": _TIME,
+}
+
+
+def _schema(columns: str) -> pa.Schema:
+    """Of names and types: "topic text, partitions int"."""
+    each = (column.split() for column in columns.split(","))
+    return pa.schema([(name, _TYPES[kind]) for name, kind in each])
+
 
 SCHEMAS: Mapping[str, pa.Schema] = {
-    "topics": pa.schema(
-        [
-            ("topic", _TEXT),
-            ("topicId", _TEXT),
-            ("partitions", _INT),
-            ("rows", _LONG),
-            ("bytes", _LONG),
-            ("createdAt", _TIME),
-            ("commits", _LONG),
-            ("committedAt", _TIME),
-            ("terminated", _FLAG),
-            ("retentionMs", _LONG),
-            ("retentionBytes", _LONG),
-            ("schemaVersion", _INT),
-        ]
+    "topics": _schema(
+        "topic text, topicId text, partitions int, rows long, bytes long, createdAt time, "
+        "commits long, committedAt time, terminated flag, retentionMs long, "
+        "retentionBytes long, schemaVersion int"
     ),
-    "partitions": pa.schema(
-        [
-            ("topic", _TEXT),
-            ("partition", _INT),
-            ("earliestOffset", _LONG),
-            ("latestOffset", _LONG),
-            ("rows", _LONG),
-            ("bytes", _LONG),
-            ("liveLedgerId", _LONG),
-            ("writer", _TEXT),
-        ]
+    "partitions": _schema(
+        "topic text, partition int, earliestOffset long, latestOffset long, rows long, "
+        "bytes long, liveLedgerId long, writer text"
     ),
-    "segments": pa.schema(
-        [
-            ("topic", _TEXT),
-            ("partition", _INT),
-            ("firstOffset", _LONG),
-            ("lastOffset", _LONG),
-            ("rows", _LONG),
-            ("bytes", _LONG),
-            ("entries", _INT),
-            ("ledgerId", _LONG),
-            ("shared", _FLAG),
-            ("commit", _LONG),
-            ("committedAt", _TIME),
-            ("minTimestamp", _TIME),
-            ("maxTimestamp", _TIME),
-        ]
+    "segments": _schema(
+        "topic text, partition int, firstOffset long, lastOffset long, rows long, bytes long, "
+        "entries int, ledgerId long, shared flag, commit long, committedAt time, "
+        "minTimestamp time, maxTimestamp time"
     ),
-    "ledgers": pa.schema(
-        [
-            ("ledgerId", _LONG),
-            ("topic", _TEXT),
-            ("state", _TEXT),
-            ("lastEntry", _LONG),
-            ("rows", _LONG),
-            ("bytes", _LONG),
-            ("ensembleSize", _INT),
-            ("writeQuorum", _INT),
-            ("ackQuorum", _INT),
-            ("durability", _TEXT),
-            ("fragments", _INT),
-            ("ensemble", pa.list_(_TEXT)),
-            ("underReplicated", _FLAG),
-            ("intent", _TEXT),
-        ]
+    "ledgers": _schema(
+        "ledgerId long, topic text, state text, lastEntry long, rows long, bytes long, "
+        "ensembleSize int, writeQuorum int, ackQuorum int, durability text, fragments int, "
+        "ensemble texts, underReplicated flag, intent text"
     ),
-    "subscriptions": pa.schema(
-        [
-            ("topic", _TEXT),
-            ("subscription", _TEXT),
-            ("kind", _TEXT),
-            ("inUse", _FLAG),
-            ("queryId", _TEXT),
-            ("runId", _TEXT),
-            ("epoch", _LONG),
-            ("createdAt", _TIME),
-            ("cursorLedgerId", _LONG),
-        ]
+    "subscriptions": _schema(
+        "topic text, subscription text, kind text, inUse flag, queryId text, runId text, "
+        "epoch long, createdAt time, cursorLedgerId long"
     ),
-    "lag": pa.schema(
-        [
-            ("topic", _TEXT),
-            ("subscription", _TEXT),
-            ("partition", _INT),
-            ("committedOffset", _LONG),
-            ("latestOffset", _LONG),
-            ("rowsBehind", _LONG),
-            ("bytesBehind", _LONG),
-            ("millisBehind", _LONG),
-        ]
+    "lag": _schema(
+        "topic text, subscription text, partition int, committedOffset long, "
+        "latestOffset long, rowsBehind long, bytesBehind long, millisBehind long"
     ),
-    "commits": pa.schema(
-        [
-            ("topic", _TEXT),
-            ("commit", _LONG),
-            ("at", _TIME),
-            ("kinds", pa.list_(_TEXT)),
-            ("rows", _LONG),
-            ("bytes", _LONG),
-            ("appId", _TEXT),
-            ("version", _LONG),
-            ("runId", _TEXT),
-            ("target", _TEXT),
-            ("commitId", _TEXT),
-            ("userMetadata", _TEXT),
-            ("otherTopicIds", pa.list_(_TEXT)),
-            ("bodyLedgerId", _LONG),
-        ]
+    "commits": _schema(
+        "topic text, commit long, at time, kinds texts, rows long, bytes long, appId text, "
+        "version long, runId text, target text, commitId text, userMetadata text, "
+        "otherTopicIds texts, bodyLedgerId long"
     ),
-    "bookies": pa.schema(
-        [
-            ("bookieId", _TEXT),
-            ("state", _TEXT),
-            ("address", _TEXT),
-            ("rack", _TEXT),
-            ("freeBytes", _LONG),
-            ("totalBytes", _LONG),
-            ("limboLedgers", _LONG),
-            ("version", _TEXT),
-            ("why", _TEXT),
-        ]
+    "bookies": _schema(
+        "bookieId text, state text, address text, rack text, freeBytes long, totalBytes long, "
+        "limboLedgers long, version text, why text"
     ),
 }
 OffsetRange = tuple[int, int, int]

@@ -45,8 +45,7 @@ class LoopTask:
             return replace(self._nothing, segments=inline_segments(small))
         for entry in self._encoder.flush():
             await self._sender.send(entry)
-        segments, missing = await self._sender.finish()
-        return replace(self._nothing, segments=segments, missing=missing)
+        return replace(self._nothing, segments=await self._sender.finish())
 
     async def abort(self) -> None:
         await self._sender.abort()

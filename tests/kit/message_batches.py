@@ -14,7 +14,7 @@ from spark_ledger.topic.entry.message_batch import (
     Longs,
     Share,
     TimeRuns,
-    decode_body,
+    decode_body_and_times,
     decode_header,
     encode_body,
     encode_header,
@@ -70,7 +70,7 @@ def decode_batch(
     """
     header = decode_header(payload)
     at, share = _share_of(header, partition)
-    record_batch = decode_body(payload, header, columns)
+    record_batch, _ = decode_body_and_times(payload, header, columns)
     if len(header.index) > 1:
         record_batch = record_batch.slice(at, share.rows)
     times = header.each_ms()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_ledger.demo.jars import JarsMissing, Library, jars_of, java
+from spark_ledger.demo.jars import JarsMissing, Library, jars_of
+from spark_ledger.local.java import find_java
 
 CLIENT = Library("pulsar-client", "org.apache.pulsar", "pulsar-client", "4.2.4")
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
@@ -19,7 +20,7 @@ TIMEOUT_S = 180
 def run(program: Path, *arguments: str) -> str:
     """What it printed. Raises JarsMissing, and AssertionError with what it said of its failure."""
     classes = ":".join(map(str, jars_of(CLIENT)))
-    command = [java(), *QUICK_START, "-cp", classes, str(program), *arguments]
+    command = [find_java(), *QUICK_START, "-cp", classes, str(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -14,8 +14,9 @@ from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.metadata.autorecovery import Settings, repair_tokens
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, keeps
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.limbo import listed, repair
+from spark_ledger.repair.limbo import listed
 from spark_ledger.repair.worker import Worker
+from tests.kit.limbo_repair import repair
 from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.ledger_work import LedgerWork

@@ -18,7 +18,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import elected, store_now_ms
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.forget import forget
+from spark_ledger.repair.decommission import forget
 from spark_ledger.repair.limbo import repair_everywhere
 from spark_ledger.repair.worker import Worker
 from spark_ledger.topic import views

@@ -17,6 +17,7 @@ from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import fetch_task
 from spark_ledger.topic.write import entry_sender
 from tests.kit.segments_seen import rows_of
+from tests.kit.slices import as_planned
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import KEYS, TopicWork
@@ -95,7 +96,7 @@ class TopicKeys:
         """What a read gives, and of how many entries."""
         found, entries = Found(), 0
         hashes = None if keys is None else hashes_of(keys)
-        async with aclosing(fetch_task(topics.ledgers, task, hashes)) as runs:
+        async with aclosing(fetch_task(topics.ledgers, task, hashes, as_planned)) as runs:
             async for run in runs:
                 entries += len(run)
                 for rows in map(rows_of, run):

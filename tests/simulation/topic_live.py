@@ -27,8 +27,8 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import LiveEnds
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import ReadTask
-from spark_ledger.topic.read.slice_reader import read_task
 from tests.kit.message_batches import encode_batch
+from tests.kit.slices import read_task
 from tests.simulation import invariants
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.topic_ghost import LIVE, LogGhost, live_name

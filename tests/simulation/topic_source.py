@@ -21,7 +21,7 @@ from spark_ledger.spark.read.planning import Planner
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.read.live import LiveEnds
-from spark_ledger.topic.read.slice_reader import read_task
+from tests.kit.slices import read_task
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import TOPIC, TopicWork

@@ -28,10 +28,10 @@ from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import fold_agreeing
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, plan_read
-from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.write.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
 from tests.kit.history import History
 from tests.kit.loop_task import LoopTask
+from tests.kit.slices import read_task
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS

@@ -108,7 +108,6 @@ RARE: Mapping[str, str] = {
     "bookie_server.Journal.set_aside": "a journal's segment rotted, and its node started again",
     "bookie_server.Journals.set_aside": "as that",
     "bookie_server.LedgerHandles.make_sure": "an add comes between a torn start and its walk's end",
-    "bookie_server.LedgerStorage.stored_in_cache": "the index fails while direct logs are read",
     "bookies.BookieDirectory.heard_of": "the text of an error: too few bookies to create a ledger",
     "topic.Turns.take": "a commit loses five races",
 }

@@ -267,7 +267,7 @@ class Rig:
 
     async def stored(self, ledger_id: int) -> list[int]:
         """The entries of the ledger that cache and index know."""
-        return list(await self.storage.stored(ledger_id, 0, 1000))
+        return list(await self.storage.reader.stored(ledger_id, 0, 1000))
 
     async def flush(self) -> None:
         """Returns when a flush that began now is complete."""

@@ -13,7 +13,6 @@ from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId
 __all__ = ["BaseCommand", "MessageId"]
 
 PROTOCOL_VERSION = 21
-PROTOCOL_VERSION_MIN = 12
 EARLIEST, LATEST = -1, 2**63 - 1
 """Ledger and entry of the ids that mean the two ends."""
 _FIELDS = {field.number: field.name for field in BaseCommand.DESCRIPTOR.fields if field.number > 1}
@@ -28,14 +27,11 @@ class ServerError(IntEnum):
     CONSUMER_BUSY = 5
     SERVICE_NOT_READY = 6
     CHECKSUM = 9
-    UNSUPPORTED_VERSION = 10
     TOPIC_NOT_FOUND = 11
     SUBSCRIPTION_NOT_FOUND = 12
     CONSUMER_NOT_FOUND = 13
-    TOO_MANY_REQUESTS = 14
     TOPIC_TERMINATED = 15
     PRODUCER_BUSY = 16
-    INVALID_TOPIC_NAME = 17
     INCOMPATIBLE_SCHEMA = 18
     NOT_ALLOWED = 22
     PRODUCER_FENCED = 25

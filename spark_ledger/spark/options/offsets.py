@@ -150,20 +150,6 @@ def times_wanted(place: AtTime, known: Ends) -> dict[str, dict[int, int]]:
     return {t: {p: named[t][p] for p in ends.partitions} for t, ends in known.items()}
 
 
-def kept(start: Positions, known: Ends) -> tuple[Positions, list[Trimmed]]:
-    """`start` without what is kept no more, and what that was."""
-    lost = [
-        Trimmed(topic, p, at, known[topic].starts[p])
-        for topic, p, at in _each(start)
-        if at < known[topic].starts[p]
-    ]
-    moved = {
-        topic: {p: max(at, known[topic].starts[p]) for p, at in by_partition.items()}
-        for topic, by_partition in start.items()
-    }
-    return moved, lost
-
-
 def rows_trimmed(lost: Sequence[Trimmed]) -> RowsTrimmed:
     """The error that says so, with how many rows."""
     rows = sum(one.end - one.start for one in lost)

@@ -135,59 +135,45 @@ class Option:
         return (self.name, *self.aliases)
 
 
+def _service_url(uses: tuple[Use, ...]) -> Option:
+    return Option(
+        *("serviceUrl", uses, Text(), None),
+        "where the cluster is",
+        aliases=("bootstrap.servers", "service.url"),
+        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
+    )
+
+
 def _outage_timeout(uses: tuple[Use, ...]) -> Option:
     return Option(
-        "outageTimeout",
-        uses,
-        Millis(),
-        "5m",
+        *("outageTimeout", uses, Millis(), "5m"),
         "how long the query waits while the metadata store is away before it fails with "
         "`LEDGER_UNAVAILABLE` (see Outages); `0`: 15 s for each answer",
     )
 
 
 READ_OPTIONS = (
+    _service_url(READ),
     Option(
-        "serviceUrl",
-        READ,
-        Text(),
-        None,
-        "where the cluster is",
-        aliases=("bootstrap.servers", "service.url"),
-        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
-    ),
-    Option(
-        "subscribe",
-        READ,
-        Text(),
-        None,
+        *("subscribe", READ, Text(), None),
         "a topic, or several separated by commas; `load(...)` says the same",
         aliases=("topic", "topics", "path"),
         default_says="one of three",
     ),
     Option(
-        "subscribePattern",
-        READ,
-        Pattern(),
-        None,
+        *("subscribePattern", READ, Pattern(), None),
         "a regular expression for whole names of topics; a stream finds topics made"
         " later and reads them from their beginning",
         aliases=("topicsPattern",),
         default_says="one of three",
     ),
     Option(
-        "assign",
-        READ,
-        Text(),
-        None,
+        *("assign", READ, Text(), None),
         'these partitions only, as `{"t":[0,1]}`',
         default_says="one of three",
     ),
     Option(
-        "startingOffsets",
-        READ,
-        Text(),
-        None,
+        *("startingOffsets", READ, Text(), None),
         '`earliest`, `latest`, or JSON `{"t":{"0":23,"1":-2}}`: every partition, -2'
         " earliest, -1 latest; also the text of any progress's `endOffset`. A "
         "stream starts so when it has no checkpoint; partitions and topics that "
@@ -195,99 +181,63 @@ READ_OPTIONS = (
         default_says="batch `earliest`, stream `latest`",
     ),
     Option(
-        "startingTimestamp",
-        READ,
-        Text(64),
-        None,
+        *("startingTimestamp", READ, Text(64), None),
         "start at the first row committed at or after it (of rows that came by a broker: stored): "
         "milliseconds since 1970, "
         "or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
     ),
     Option(
-        "startingOffsetsByTimestamp",
-        READ,
-        Text(),
-        None,
+        *("startingOffsetsByTimestamp", READ, Text(), None),
         'the same for each partition, `{"t":{"0":1714557600000,"1":"2024-05-01T00:00Z"}}`.'
         " Goes before `startingOffsets`",
     ),
     Option(
-        "startingOffsetsByTimestampStrategy",
-        READ,
-        Choice(STRATEGIES),
-        "error",
+        *("startingOffsetsByTimestampStrategy", READ, Choice(STRATEGIES), "error"),
         "where a partition starts that has no such row: `error`, `latest` or `earliest`",
     ),
     Option(
-        "timeZone",
-        READ,
-        Zone(),
-        None,
+        *("timeZone", READ, Zone(), None),
         "of times in these options that say none, as `Europe/Berlin`, `UTC` or `+01:00`"
         " (see below)",
         default_says="the driver's, as the session's is",
     ),
     Option(
-        "startingSubscription",
-        READ,
-        Text(NAME_CHARS_MAX),
-        None,
+        *("startingSubscription", READ, Text(NAME_CHARS_MAX), None),
         "start where the subscription of that name stands",
     ),
     Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
     Option(
-        "endingTimestamp",
-        (Use.BATCH_READ,),
-        Text(64),
-        None,
+        *("endingTimestamp", (Use.BATCH_READ,), Text(64), None),
         "end before the first row committed at or after it; where there is none, at the latest",
     ),
     Option(
         "endingOffsetsByTimestamp", (Use.BATCH_READ,), Text(), None, "the same for each partition"
     ),
     Option(
-        "subscription",
-        (Use.STREAM_READ,),
-        Text(NAME_CHARS_MAX),
-        None,
+        *("subscription", (Use.STREAM_READ,), Text(NAME_CHARS_MAX), None),
         "a durable cursor of that name follows the query, holds retention and shows"
         " in lag; one live query per name",
         aliases=("predefinedSubscription",),
     ),
     Option(
-        "maxOffsetsPerTrigger",
-        (Use.STREAM_READ,),
-        Whole(),
-        None,
+        *("maxOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),
         "rows in one micro-batch at most, shared by the partitions according to their backlog",
     ),
     Option(
-        "maxBytesPerTrigger",
-        (Use.STREAM_READ,),
-        Bytes(),
-        None,
+        *("maxBytesPerTrigger", (Use.STREAM_READ,), Bytes(), None),
         "stored bytes in one micro-batch at most, shared likewise, but always at least one"
         " row; `64m`, `1g`",
     ),
     Option(
-        "minOffsetsPerTrigger",
-        (Use.STREAM_READ,),
-        Whole(),
-        None,
+        *("minOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),
         "wait for so many rows, but no longer than the next option says; not under `availableNow`",
     ),
     Option(
-        "maxTriggerDelay",
-        (Use.STREAM_READ,),
-        Millis(),
-        "15m",
+        *("maxTriggerDelay", (Use.STREAM_READ,), Millis(), "15m"),
         "how long `minOffsetsPerTrigger` may hold rows back",
     ),
     Option(
-        "minPartitions",
-        READ,
-        Whole(),
-        None,
+        *("minPartitions", READ, Whole(), None),
         "at least so many tasks, if there are so many rows; one partition may be read by several",
     ),
     Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
@@ -299,10 +249,7 @@ READ_OPTIONS = (
     ),
     _outage_timeout(READ),
     Option(
-        "valueFormat",
-        READ,
-        Choice(FORMATS),
-        "binary",
+        *("valueFormat", READ, Choice(FORMATS), "binary"),
         "`binary`; `string`: `value` is text; `json`: `value` is JSON text, its "
         "fields are columns; `arrow`: the columns that were written; `schema`: those "
         "of the topic's registered schema (see Typed values)",
@@ -310,70 +257,41 @@ READ_OPTIONS = (
     Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
     Option("includeMetadata", READ, Flag(), "false", "adds the columns that say where a row lies"),
     Option(
-        "includeProducer",
-        READ,
-        Flag(),
-        "false",
+        *("includeProducer", READ, Flag(), "false"),
         "adds the name and the sequence id that a Pulsar producer gave a row",
     ),
     Option(
-        "keyFilter",
-        READ,
-        Keys(),
-        None,
+        *("keyFilter", READ, Keys(), None),
         'only rows with this key, or one of several: `["AA","DL"]`; entries without'
         " it are not even fetched where they have fingerprints",
     ),
     Option(
-        "filterPushdown",
-        (Use.BATCH_READ,),
-        Flag(),
-        "false",
+        *("filterPushdown", (Use.BATCH_READ,), Flag(), "false"),
         "`true` is refused, as Spark 4.2.0 would give other queries the rows of one query's "
         "filters (see Known limits)",
     ),
     Option(
-        "metadata",
-        (Use.BATCH_READ,),
-        Choice(LISTINGS),
-        None,
+        *("metadata", (Use.BATCH_READ,), Choice(LISTINGS), None),
         "a listing instead of rows: `topics`, `partitions`, `segments`, `ledgers`, "
         "`subscriptions`, `lag`, `commits`, `bookies`",
     ),
 )
 WRITE_OPTIONS = (
+    _service_url(WRITE),
     Option(
-        "serviceUrl",
-        WRITE,
-        Text(),
-        None,
-        "where the cluster is",
-        aliases=("bootstrap.servers", "service.url"),
-        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
-    ),
-    Option(
-        "topic",
-        WRITE,
-        Text(),
-        None,
+        *("topic", WRITE, Text(), None),
         "where all rows go, made by the first write if it is not there; `save(...)`"
         " and `start(...)` say the same. It goes before a column `topic`",
         aliases=("path",),
         default_says="the column `topic`",
     ),
     Option(
-        "partitions",
-        WRITE,
-        Whole(1, PARTITIONS_MAX),
-        "1",
+        *("partitions", WRITE, Whole(1, PARTITIONS_MAX), "1"),
         "of a topic that this write makes; asking the topic of option `topic` for another"
         " number than it has is an error",
     ),
     Option(
-        "routing",
-        WRITE,
-        Choice(ROUTINGS),
-        None,
+        *("routing", WRITE, Choice(ROUTINGS), None),
         "a row's partition: `hash` of its key, `murmur2` of its key as Kafka's producers have it,"
         " `roundRobin`, `single` (one for each task), `column` (column `partition`), `spark`"
         " (Spark's task modulo partitions). It goes before a column `partition`",
@@ -381,59 +299,38 @@ WRITE_OPTIONS = (
     ),
     Option("compression", WRITE, Choice(COMPRESSIONS), "lz4", "of entries: `none`, `lz4`, `zstd`"),
     Option(
-        "ensembleSize",
-        WRITE,
-        Whole(),
-        None,
+        *("ensembleSize", WRITE, Whole(), None),
         "bookies over which a ledger of this write is striped; "
         "a topic is not made with more than are registered",
         default_says="the topic's, else 3",
     ),
     Option(
-        "writeQuorum",
-        WRITE,
-        Whole(),
-        None,
+        *("writeQuorum", WRITE, Whole(), None),
         "copies of each entry",
         default_says="the topic's, else 3",
     ),
     Option(
-        "ackQuorum",
-        WRITE,
-        Whole(),
-        None,
+        *("ackQuorum", WRITE, Whole(), None),
         "copies that are acknowledged before a row counts as written",
         default_says="the topic's, else 2",
     ),
     Option(
-        "durability",
-        WRITE,
-        Choice(DURABILITIES),
-        None,
+        *("durability", WRITE, Choice(DURABILITIES), None),
         "`synced`: acknowledged when it is on disk; `page-cache`: before, faster, "
         "and lost by a power failure of all copies",
         default_says="the topic's, else `synced`",
     ),
     Option(
-        "txnAppId",
-        (Use.BATCH_WRITE,),
-        Text(NAME_CHARS_MAX),
-        None,
+        *("txnAppId", (Use.BATCH_WRITE,), Text(NAME_CHARS_MAX), None),
         "with `txnVersion`: who writes, see Exactly once. A streaming write has its query id",
     ),
     Option(
-        "txnVersion",
-        (Use.BATCH_WRITE,),
-        Whole(0),
-        None,
+        *("txnVersion", (Use.BATCH_WRITE,), Whole(0), None),
         "a version at or below the last one committed under that name changes "
         "nothing. A streaming write has its batch id",
     ),
     Option(
-        "onReplay",
-        WRITE,
-        Choice(ON_REPLAY),
-        None,
+        *("onReplay", WRITE, Choice(ON_REPLAY), None),
         "what becomes of a query's batch whose number was committed with other rows (see Exactly"
         " once): `fail`; `skip` keeps what was committed; `append` writes it too, also where its"
         " number is lower, and goes on from there. In a batch write: with `txnAppId`, inside"
@@ -441,41 +338,26 @@ WRITE_OPTIONS = (
         default_says="`fail`; complete mode replaces",
     ),
     Option(
-        "badRecordsTopic",
-        WRITE,
-        Text(),
-        None,
+        *("badRecordsTopic", WRITE, Text(), None),
         "rows that do not fit go there, with the reason, instead of failing the write",
     ),
     Option(
-        "userMetadata",
-        WRITE,
-        Text(USER_METADATA_CHARS_MAX),
-        None,
+        *("userMetadata", WRITE, Text(USER_METADATA_CHARS_MAX), None),
         "text kept with the commit, seen in `metadata=commits`",
     ),
     Option(
-        "maxInFlightBytes",
-        WRITE,
-        Bytes(MIB),
-        "64m",
+        *("maxInFlightBytes", WRITE, Bytes(MIB), "64m"),
         "what a task holds in memory: gathered and not acknowledged",
     ),
     _outage_timeout(WRITE),
     Option(
-        "valueFormat",
-        WRITE,
-        Choice(FORMATS),
-        "binary",
+        *("valueFormat", WRITE, Choice(FORMATS), "binary"),
         "`binary` or `string`: a column `value`; `json`: your columns as JSON text; "
         "`arrow`: your columns as they are; `schema`: the same, by a schema that is "
         "registered already (see Typed values)",
     ),
     Option(
-        "schemaMode",
-        WRITE,
-        Choice(SCHEMA_MODES),
-        "validate",
+        *("schemaMode", WRITE, Choice(SCHEMA_MODES), "validate"),
         "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
         "`evolve` it where that is compatible, or `none`: compare and register nothing; "
         "of `binary` and `string`: `none` writes to a topic that has a schema all the same",

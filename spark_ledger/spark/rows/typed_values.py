@@ -45,10 +45,11 @@ from spark_ledger.spark.spark_version import arrow_schema, spark_schema
 from spark_ledger.topic.entry import json_values
 from spark_ledger.topic.entry.message_batch import VALUE, column_of
 from spark_ledger.topic.entry.payload_columns import check_convertible, conformed
+from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.records import UNREGISTERED, SchemaVersion, canonical
-from spark_ledger.topic.schema.registry import SchemaRegistry, TopicLike, not_registered
+from spark_ledger.topic.schema.registry import SchemaRegistry, not_registered
 from spark_ledger.topic.schema.rules import SchemaMode
 
 JSON, ARROW, SCHEMA = "json", "arrow", "schema"
@@ -113,7 +114,7 @@ class ValueWriter:
             )
         return cls(value_format, schema, None)
 
-    async def version(self, schemas: SchemaRegistry, topic: TopicLike) -> SchemaVersion | None:
+    async def version(self, schemas: SchemaRegistry, topic: TopicInfo) -> SchemaVersion | None:
         """The version of the topic's schema to write under, registered if need be; None for
         schemaMode=none. Raises as SchemaRegistry.for_write."""
         if self.mode is None:
@@ -223,7 +224,7 @@ class ValueReader:
 
 
 async def registered_schema(
-    schemas: SchemaRegistry, topics: Iterable[TopicLike], value_format: str, *, declared: bool
+    schemas: SchemaRegistry, topics: Iterable[TopicInfo], value_format: str, *, declared: bool
 ) -> pa.Schema | None:
     """What a read of the topics with payload columns sees; None if the user `declared` the columns
     and they cannot be compared with it: some topic has no schema, or there is no one type of a

@@ -290,20 +290,14 @@ def decode_header(payload: Buffer) -> Header:
     return Header(index, times, written_ms, *said)
 
 
-def decode_body(
-    payload: Buffer, header: Header, columns: Collection[str] | None = None
-) -> pa.RecordBatch:
-    """All rows of the entry, of all partitions. Uncompressed columns are views of
-    the payload, not copies; columns that are not among `columns` (None: all) are not even
-    decompressed. Raises errors.UnsupportedFormat for a header that does not fit the rows, a damaged
-    stream or one with other types, damaged or encrypted batches."""
-    return decode_body_and_times(payload, header, columns)[0]
-
-
 def decode_body_and_times(
     payload: Buffer, header: Header, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs | None]:
-    """As decode_body, and when each row was written; None: all at the header's `written_ms`."""
+    """All rows of the entry, of all partitions, and when each was written; None: all at the
+    header's `written_ms`. Uncompressed columns are views of the payload, not copies; columns that
+    are not among `columns` (None: all) are not even decompressed. Raises errors.UnsupportedFormat
+    for a header that does not fit the rows, a damaged stream or one with other types, damaged or
+    encrypted batches."""
     body = memoryview(payload)[header.body_at :]
     if header.batches:
         from spark_ledger.topic.entry import pulsar_columns  # for those alone who meet one

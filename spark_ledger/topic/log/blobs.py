@@ -18,7 +18,6 @@ import pyarrow as pa
 from bookie_server.api.entry import HEADER_BYTES, Buffer, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.quorum import MissingCopy
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
 from spark_ledger.topic.log.intents import Intent
@@ -129,7 +128,10 @@ class HeldLedgers:
                 if every_copy:
                     raise
         if missing and every_copy:
-            raise _lacking(missing)
+            raise errors.Unavailable(
+                f"not every copy was made in two ledgers: bookies {', '.join(missing)} did not"
+                " confirm theirs"
+            )
         self._last_of[stored.ledger_id] = stored.last
         return stored
 
@@ -156,9 +158,9 @@ class HeldLedgers:
 
     async def _store_once(
         self, payloads: Sequence[Buffer], rows: Sequence[int]
-    ) -> tuple[Stored, list[MissingCopy]]:
-        """The payloads in one ledger, and the copies that were not made in time: then the ledger
-        is left, so that the next has bookies that respond."""
+    ) -> tuple[Stored, list[str]]:
+        """The payloads in one ledger, and the bookies that did not confirm theirs in time: then the
+        ledger is left, so that the next has bookies that respond."""
         failed = 0
         while True:
             ledger = await self._open()
@@ -250,13 +252,6 @@ def moved_segments(segments: Sequence[Segment], stored: Stored) -> tuple[Segment
         entry = last + 1
     assert entry == stored.last + 1, "each payload has an entry"
     return tuple(moved)
-
-
-def _lacking(missing: Sequence[MissingCopy]) -> errors.Unavailable:
-    lacking = ", ".join(sorted({copy.bookie_id for copy in missing}))
-    return errors.Unavailable(
-        f"not every copy was made in two ledgers: bookies {lacking} did not confirm theirs"
-    )
 
 
 def _named(pointer: BlobPointer) -> str:

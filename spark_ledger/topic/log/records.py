@@ -177,7 +177,7 @@ class IdBlock:
 def encode_topic(record: TopicRecord) -> bytes:
     plain = {"name": record.name, "partitions": record.partitions}
     own = {} if record.own == NAMES else {"own": list(record.own)}
-    return _dump({**plain, "policies": policies.to_json(record.policies), **own})
+    return dump({**plain, "policies": policies.to_json(record.policies), **own})
 
 
 def decode_topic(value: bytes) -> TopicRecord:
@@ -192,7 +192,7 @@ def decode_topic(value: bytes) -> TopicRecord:
 
 
 def encode_namespace(namespace: NamespacePolicies) -> bytes:
-    return _dump(
+    return dump(
         {
             "auto_create": namespace.auto_create,
             "auto_create_partitions": namespace.auto_create_partitions,
@@ -212,7 +212,7 @@ def decode_namespace(value: bytes) -> NamespacePolicies:
 
 
 def encode_topic_pointer(topic_id: str) -> bytes:
-    return _dump({"id": topic_id})
+    return dump({"id": topic_id})
 
 
 def decode_topic_pointer(value: bytes) -> str:
@@ -221,7 +221,7 @@ def decode_topic_pointer(value: bytes) -> str:
 
 def encode_head(head: Head) -> bytes:
     turn = {"turn": head.turn} if head.turn else {}
-    return _dump({"next": head.next, "state": head.life.value, **turn})
+    return dump({"next": head.next, "state": head.life.value, **turn})
 
 
 def decode_head(value: bytes) -> Head:
@@ -240,7 +240,7 @@ def encode_commit(commit: Commit) -> bytes:
         plain["user_metadata"] = commit.user_metadata
     needed = needed_by(commit.actions)
     plain["min_writer"] = max(commit.min_writer, needed)
-    return _dump({"min_reader": needed, **plain})
+    return dump({"min_reader": needed, **plain})
 
 
 def needed_by(some: Iterable[Action]) -> int:
@@ -261,7 +261,7 @@ def _continues(some: Sequence[Action]) -> bool:
 
 
 def encode_spilled(spilled: Spilled) -> bytes:
-    return _dump({"commit_id": spilled.commit_id, "body": asdict(spilled.body)})
+    return dump({"commit_id": spilled.commit_id, "body": asdict(spilled.body)})
 
 
 def decode_commit(value: bytes) -> Commit | Spilled:
@@ -314,7 +314,7 @@ def encode_intent(record: IntentRecord) -> bytes:
     for name in ("snapshots", "random"):
         if not plain[name]:
             del plain[name]
-    return _dump(plain)
+    return dump(plain)
 
 
 def decode_intent(value: bytes) -> IntentRecord:
@@ -328,7 +328,7 @@ def decode_intent(value: bytes) -> IntentRecord:
 
 
 def encode_query_pointer(pointer: QueryPointer) -> bytes:
-    return _dump(asdict(pointer))
+    return dump(asdict(pointer))
 
 
 def decode_query_pointer(value: bytes) -> QueryPointer:
@@ -336,7 +336,7 @@ def decode_query_pointer(value: bytes) -> QueryPointer:
 
 
 def encode_block(block: IdBlock) -> bytes:
-    return _dump(asdict(block))
+    return dump(asdict(block))
 
 
 def decode_block(value: bytes) -> IdBlock:
@@ -353,7 +353,7 @@ def _txn_bytes(record: TxnRecord) -> bytes:
         }
     if record.content is not None:
         plain["content"] = asdict(record.content)
-    return _dump(plain)
+    return dump(plain)
 
 
 def _rows_to_json(rows: Mapping[int, int]) -> dict[str, int]:
@@ -368,7 +368,8 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain[name] for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
-def _dump(plain: Mapping[str, Any]) -> bytes:
+def dump(plain: Mapping[str, Any]) -> bytes:
+    """A record's JSON, which the first version reads and writes unless it says another."""
     versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
@@ -383,5 +384,5 @@ def load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
                 f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
             )
         return build(plain)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error

@@ -30,7 +30,7 @@ from spark_ledger.metadata.store import (
     Set,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, pause_s, reachable, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
     TopicName,
@@ -174,9 +174,9 @@ class Topics:
         """Every topic's name, with one read for each namespace and none for each topic."""
         found = []
         with reachable("listing the names of topics"):
-            for tenant in await self._children(paths.TOPICS):
-                for namespace in await self._children(f"{paths.TOPICS}/{tenant}"):
-                    names = await self._children(f"{paths.TOPICS}/{tenant}/{namespace}")
+            for tenant in await names_in(self.store, paths.TOPICS):
+                for namespace in await names_in(self.store, f"{paths.TOPICS}/{tenant}"):
+                    names = await names_in(self.store, f"{paths.TOPICS}/{tenant}/{namespace}")
                     found += [TopicName(tenant, namespace, name) for name in names]
         return found
 
@@ -260,8 +260,8 @@ class Topics:
         with reachable("listing namespaces"):
             return [
                 f"{tenant}/{name}"
-                for tenant in await self._children(paths.TOPICS)
-                for name in await self._children(f"{paths.TOPICS}/{tenant}")
+                for tenant in await names_in(self.store, paths.TOPICS)
+                for name in await names_in(self.store, f"{paths.TOPICS}/{tenant}")
             ]
 
     async def _set_record(self, topic_id: str, record: TopicRecord, version: int) -> bool:
@@ -328,12 +328,6 @@ class Topics:
             return await self._find(topic)
         record = records.decode_topic(node.value)
         return TopicInfo(topic_id, topic, record.partitions, _effective(record, above))
-
-    async def _children(self, path: str) -> builtins.list[str]:
-        try:
-            return await self.store.children(path)
-        except NoNode:
-            return []
 
     def _not_found(self, topic: TopicName, known: builtins.list[str]) -> errors.TopicNotFound:
         nearest = difflib.get_close_matches(topic.short, known, n=NEAREST_MAX)

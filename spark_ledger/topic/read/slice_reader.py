@@ -54,9 +54,7 @@ from spark_ledger.topic.read.pieces import (
     slices_of,
 )
 from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost, since
-from spark_ledger.topic.read.row_blocks import RUN, Block, Rows
-
-__all__ = ["Block", "Fetched", "FetchedEntry", "Rows", "fetch_task", "read_task"]
+from spark_ledger.topic.read.row_blocks import RUN, Block
 
 WINDOW_BYTES = 4 << 20
 WINDOW_ENTRIES_MAX = 1024
@@ -169,28 +167,12 @@ Fetched = AsyncGenerator[list[FetchedEntry], None]
 """In order, some at a time."""
 
 
-async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
-    """The rows of a task, those of each partition in order. Raises errors.NoSuchLedger (fold
-    again: it was replaced or trimmed), errors.RowsLost, errors.DataUnavailable,
-    errors.DigestMismatch, errors.UnsupportedFormat."""
-    async with aclosing(fetch_task(ledgers, task)) as runs:
-        async for run in runs:
-            for fetched in run:
-                for rows in fetched.block().parts():
-                    yield rows
-
-
 Again = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[ReadTask]]
 """Given what is left of a task and why it cannot be read as planned: the task to go on with."""
 
 
-async def as_planned(_: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
-    """The Again of a caller who has no other task to go on with: the error is raised."""
-    raise error
-
-
 async def fetch_task(
-    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None, again: Again = as_planned
+    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None, again: Again
 ) -> Fetched:
     """The entries of a task, in order, some at a time, not decoded yet; with `keys` (their hashes)
     without those that are known to have none of these keys. Raises as read_task, and as `again`."""
@@ -250,7 +232,7 @@ class _Fetching:
             yield self._task.live
 
     async def begin(self, step: Step) -> _Source:
-        """Raises as read_task, and so do its runs."""
+        """Raises as fetch_task, and so do its runs."""
         if isinstance(step, LiveRows):
             return self._counted(await self._open_live(step), step)
         if self._keys is not None:

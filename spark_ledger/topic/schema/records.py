@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic.log.records import FIRST_VERSION, READER_VERSION
+from spark_ledger.topic.log.records import dump, load
 
 VERSION_MAX = 1000  # versions of one topic; an entry's header has 16 bits for the number
 UNREGISTERED = 0  # the version of entries whose columns are in no schema of the topic
@@ -120,36 +120,37 @@ def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
 
 
 def encode_head(head: SchemaHead) -> bytes:
-    return _dump({"current": head.current, "compatibility": head.compatibility.value})
+    return dump({"current": head.current, "compatibility": head.compatibility.value})
 
 
 def decode_head(value: bytes) -> SchemaHead:
     """Raises errors.UnsupportedFormat."""
-    plain = _load(value, "schema")
-    try:
+
+    def build(plain: dict[str, Any]) -> SchemaHead:
         return SchemaHead(int(plain["current"]), Compatibility(plain["compatibility"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise errors.UnsupportedFormat(f"not a topic's schema: {error!r}") from error
+
+    return load(value, "topic's schema", build)
 
 
 def encode_version(version: SchemaVersion) -> bytes:
     fields = [_field_to_json(field) for field in version.schema]
     plain = {"version": version.number, "fingerprint": version.fingerprint, "fields": fields}
-    return _dump(plain)
+    return dump(plain)
 
 
 def decode_version(value: bytes) -> SchemaVersion:
     """Raises errors.UnsupportedFormat, also when the fingerprint is not that of the fields."""
-    plain = _load(value, "version of a schema")
-    try:
+
+    def build(plain: dict[str, Any]) -> SchemaVersion:
         schema = pa.schema([_field_from_json(field) for field in plain["fields"]])
-        version = SchemaVersion(int(plain["version"]), schema, str(plain["fingerprint"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise errors.UnsupportedFormat(f"not a version of a schema: {error!r}") from error
-    if fingerprint(schema) != version.fingerprint:
+        return SchemaVersion(int(plain["version"]), schema, str(plain["fingerprint"]))
+
+    version = load(value, "version of a schema", build)
+    found = fingerprint(version.schema)
+    if found != version.fingerprint:
         raise errors.UnsupportedFormat(
             f"version {version.number} of a schema says fingerprint {version.fingerprint},"
-            f" its fields have {fingerprint(schema)}"
+            f" its fields have {found}"
         )
     return version
 
@@ -283,22 +284,3 @@ def _sorted(plain: Any) -> Any:
 
 def _compact(plain: Any) -> str:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
-
-
-def _dump(plain: Mapping[str, Any]) -> bytes:
-    versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
-    return _compact({**versions, **plain}).encode()
-
-
-def _load(value: bytes, what: str) -> dict[str, Any]:
-    try:
-        plain = json.loads(value)
-        needed = int(plain["min_reader"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error
-    if needed > READER_VERSION:
-        raise errors.UnsupportedFormat(
-            f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
-        )
-    assert isinstance(plain, dict)
-    return plain

@@ -11,7 +11,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -28,9 +27,9 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, look_up, pause_s, reachable, read
-from spark_ledger.topic.log.names import TopicName
+from spark_ledger.metadata.store_calls import TRIES_MAX, each, look_up, pause_s, reachable, read
 from spark_ledger.topic.log.records import TopicLife, decode_head
+from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import records as schema_records
 from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.records import Compatibility, SchemaHead, SchemaVersion
@@ -38,16 +37,6 @@ from spark_ledger.topic.schema.rules import SchemaMode
 
 CACHE_BYTES_MAX = 16 << 20  # of versions' records, of all topics of a process
 READS_AT_ONCE = 32
-
-
-class TopicLike(Protocol):
-    """A TopicInfo, as far as its schema needs it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def name(self) -> TopicName: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +66,14 @@ class SchemaRegistry:
         self._kept: OrderedDict[str, tuple[tuple[SchemaVersion, ...], int]] = OrderedDict()
         self._kept_bytes = 0
 
-    async def of(self, topic: TopicLike, *, fresh: bool = True) -> TopicSchema:
+    async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
         """What is registered; with `fresh` everything that was before this call."""
         with reachable(f"reading the schema of topic '{topic.name}'"):
             if fresh:
                 await self._store.sync(paths.topic_schema(topic.id))
             return await self._read(topic.id)
 
-    async def for_read(self, topics: Iterable[TopicLike]) -> pa.Schema:
+    async def for_read(self, topics: Iterable[TopicInfo]) -> pa.Schema:
         """The columns of all versions of all the topics, by name: what a typed read offers.
 
         Raises errors.SchemaNotRegistered, errors.SchemaIncompatible.
@@ -99,7 +88,7 @@ class SchemaRegistry:
 
     async def for_write(
         self,
-        topic: TopicLike,
+        topic: TopicInfo,
         schema: pa.Schema,
         mode: SchemaMode = SchemaMode.VALIDATE,
         *,
@@ -127,7 +116,7 @@ class SchemaRegistry:
 
         return await self._registered(topic, decide)
 
-    async def register(self, topic: TopicLike, schema: pa.Schema) -> SchemaVersion:
+    async def register(self, topic: TopicInfo, schema: pa.Schema) -> SchemaVersion:
         """Make `schema`, with its NOT NULLs, a version of the topic's schema; the one that is
         exactly it, if there is. Raises as for_write."""
         wanted = schema_records.canonical(schema)
@@ -138,7 +127,7 @@ class SchemaRegistry:
 
         return await self._registered(topic, decide)
 
-    async def set_compatibility(self, topic: TopicLike, compatibility: Compatibility) -> None:
+    async def set_compatibility(self, topic: TopicInfo, compatibility: Compatibility) -> None:
         """What later versions are checked for; versions that are there are not checked again."""
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
@@ -150,7 +139,7 @@ class SchemaRegistry:
             await self._change(topic, change)
 
     async def _registered(
-        self, topic: TopicLike, decide: Callable[[TopicSchema], SchemaVersion]
+        self, topic: TopicInfo, decide: Callable[[TopicSchema], SchemaVersion]
     ) -> SchemaVersion:
         chosen: SchemaVersion | None = None
 
@@ -174,7 +163,7 @@ class SchemaRegistry:
 
     async def _change(
         self,
-        topic: TopicLike,
+        topic: TopicInfo,
         change: Callable[[TopicSchema], tuple[SchemaHead, list[Operation]] | None],
     ) -> None:
         """Until `change` says that what is there is as wanted, or its multi was applied."""
@@ -203,7 +192,7 @@ class SchemaRegistry:
             f"the schema of topic '{topic.name}' was changed by others {TRIES_MAX} times meanwhile"
         )
 
-    async def _check_alive(self, topic: TopicLike) -> None:
+    async def _check_alive(self, topic: TopicInfo) -> None:
         node = await read(self._store, paths.topic_head(topic.id))
         if node is None or decode_head(node.value).life is TopicLife.DELETED:
             raise errors.TopicDeleted(f"topic '{topic.name}' (id {topic.id}) was deleted")
@@ -215,11 +204,9 @@ class SchemaRegistry:
         head = schema_records.decode_head(node.value)
         kept, size = self._kept.get(topic_id, ((), 0))
         numbers = range(len(kept) + 1, head.current + 1)
-        at_once = asyncio.Semaphore(READS_AT_ONCE)
 
         async def one(number: int) -> bytes:
-            async with at_once:
-                found = await look_up(self._store, paths.topic_schema(topic_id, number))
+            found = await look_up(self._store, paths.topic_schema(topic_id, number))
             if found is None:
                 raise errors.UnsupportedFormat(
                     f"version {number} of the schema of topic id {topic_id} is not there"
@@ -228,7 +215,7 @@ class SchemaRegistry:
 
         if not numbers:
             return TopicSchema(head, kept[: head.current], node.version)
-        values = await asyncio.gather(*(one(number) for number in numbers))
+        values = await each(one, numbers, READS_AT_ONCE)
         versions = (*kept, *map(schema_records.decode_version, values))
         self._keep(topic_id, versions, size + sum(map(len, values)))
         return TopicSchema(head, versions, node.version)
@@ -243,6 +230,6 @@ class SchemaRegistry:
             self._kept_bytes -= freed
 
 
-def not_registered(topic: TopicLike) -> errors.SchemaNotRegistered:
+def not_registered(topic: TopicInfo) -> errors.SchemaNotRegistered:
     """The error of a topic that is to be read or written by a schema."""
     return errors.SchemaNotRegistered(f"topic '{topic.name}' has no registered schema")

@@ -27,7 +27,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreUnavailable,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
 from spark_ledger.topic.log.names import escape, unescape
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.moves import Mark, needed_before_going_back, stored
@@ -96,10 +96,7 @@ class SubscriptionNodes:
         raise StoreUnavailable(f"{self.folder} could not be made: {TRIES_MAX} answers were lost")
 
     async def names(self) -> list[str]:
-        try:
-            return [unescape(name) for name in await self.store.children(self.folder)]
-        except NoNode:
-            return []
+        return [unescape(name) for name in await names_in(self.store, self.folder)]
 
     async def read(self, name: str, *, fresh: bool = True) -> Seen | None:
         """The subscription, not older than this call if `fresh`; None if there is none."""
@@ -117,10 +114,7 @@ class SubscriptionNodes:
     async def _shares(self, name: str) -> dict[str, tuple[Share, int]]:
         """One that goes while they are read was put into another in the same multi."""
         for _ in range(TRIES_MAX):
-            try:
-                brokers = await self.store.children(self.share(name))
-            except NoNode:
-                return {}
+            brokers = await names_in(self.store, self.share(name))
             found = await self.store.get_many([self.share(name, one) for one in brokers])
             there = [node for node in found if node is not None]
             if len(there) == len(brokers):
@@ -150,12 +144,8 @@ class SubscriptionNodes:
 
     async def marks(self, name: str) -> list[Mark]:
         """As they were made; none of a subscription that is going."""
-        try:
-            numbers = await self.store.children(self._marks(name))
-        except NoNode:
-            return []
         found = []
-        for number in map(int, numbers):
+        for number in map(int, await names_in(self.store, self._marks(name))):
             node = await read(self.store, self._marks(name, number))
             if node is not None:
                 positions = subscription_records.decode_mark(node.value)
@@ -277,7 +267,4 @@ class SubscriptionNodes:
 
 
 async def brokers_alive(store: MetadataStore) -> frozenset[str]:
-    try:
-        return frozenset(await store.children(paths.BROKERS_ALIVE))
-    except NoNode:
-        return frozenset()
+    return frozenset(await names_in(store, paths.BROKERS_ALIVE))

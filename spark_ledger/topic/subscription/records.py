@@ -15,11 +15,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from spark_ledger.topic.log.records import FIRST_VERSION, load
-
-T = TypeVar("T")
 
 POSITIONS_BYTES_MAX = 64 * 1024
 """Longest JSON of positions in one node: about 4,000 partitions. Longer ones are left out of the

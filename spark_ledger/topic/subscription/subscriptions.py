@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -26,7 +26,7 @@ from spark_ledger.metadata.store import (
     SessionState,
     Set,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, each, pause_s, reachable, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
 from spark_ledger.topic.log.intervals import Chunk
@@ -54,8 +54,6 @@ READS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-R = TypeVar("R")
 ReadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
 
 
@@ -292,10 +290,11 @@ class Subscriptions:
         with reachable("listing subscriptions"):
             await self.store.sync(nodes.folder)
             names = await nodes.names()
-            found = await _each(names, lambda name: nodes.read(name, fresh=False))
+            read_it = partial(nodes.read, fresh=False)
+            found = await each(read_it, names, READS_AT_ONCE)
             there = [seen for seen in found if seen is not None]
             read = self._position if exact else _floor
-            positions = await _each(there, lambda seen: read(nodes, seen))
+            positions = await each(partial(read, nodes), there, READS_AT_ONCE)
             brokers = await brokers_alive(self.store)
             return [_info(*one, brokers) for one in zip(there, positions, strict=True)]
 
@@ -338,7 +337,8 @@ class Subscriptions:
             await self.store.sync(nodes.folder)
             version = await nodes.ensure_folder()  # before the records: see Holds.check
             names = await nodes.names()
-            found = await _each(names, lambda name: self._held(nodes, name, now_ms, grace_ms))
+            held_by = partial(self._held, nodes, now_ms, grace_ms)
+            found = await each(held_by, names, READS_AT_ONCE)
         there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
         for name, record, lowest in there:
             for p, offset in moves.held_by(record, lowest, partitions).items():
@@ -347,7 +347,7 @@ class Subscriptions:
         return Holds(held, Check(nodes.folder, version), by)
 
     async def _held(
-        self, nodes: SubscriptionNodes, name: str, now_ms: int, grace_ms: int
+        self, nodes: SubscriptionNodes, now_ms: int, grace_ms: int, name: str
     ) -> tuple[SubscriptionRecord, Positions] | None:
         """A subscription with its lowest position of the grace period; its marks are renewed."""
         seen = await nodes.read(name, fresh=False)
@@ -516,14 +516,6 @@ def _fitting(positions: dict[int, int]) -> dict[int, int]:
             "Let the query that uses the subscription move it.",
         )
     return positions
-
-
-async def _each(some: Sequence[T], ask: Callable[[T], Awaitable[R]]) -> builtins.list[R]:
-    """What `ask` says of each, READS_AT_ONCE at a time."""
-    found: builtins.list[R] = []
-    for at in range(0, len(some), READS_AT_ONCE):
-        found += await asyncio.gather(*map(ask, some[at : at + READS_AT_ONCE]))
-    return found
 
 
 async def _floor(nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:

@@ -15,13 +15,7 @@ left.
 
 import asyncio
 from collections import Counter
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -29,13 +23,8 @@ from spark_ledger import errors
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import guards
-from spark_ledger.topic.entry.batch_encoder import (
-    SHARE_BYTES,
-    EncodedEntry,
-)
-from spark_ledger.topic.entry.message_batch import (
-    decode_header,
-)
+from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES, EncodedEntry
+from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.log.actions import Replace
 from spark_ledger.topic.log.intents import HEARTBEAT_S, Intent
 from spark_ledger.topic.log.intervals import Chunk
@@ -46,11 +35,7 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.upkeep.batch_copies import (
-    Stored,
-    parts_of,
-    times_with,
-)
+from spark_ledger.topic.upkeep.batch_copies import Stored, parts_of, times_with
 from spark_ledger.topic.upkeep.merge_encoding import MergeEncoder, Runs
 from spark_ledger.topic.upkeep.merge_plan import (
     Merge,
@@ -332,7 +317,7 @@ async def merge(
                     for part in parts_of(fetched):
                         await _send(sender, entries.add(part))
         await _send(sender, entries.flush())
-        segments, _ = await sender.finish()
+        segments = await sender.finish()
     except errors.RowsTrimmed:
         await sender.abort()
         return []

@@ -27,7 +27,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import each, read
+from spark_ledger.metadata.store_calls import each, names_in, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import BATCH, SYSTEM
 from spark_ledger.topic.log.names import escape
@@ -79,19 +79,13 @@ class IntentExpiry:
         if node is None:
             return Expired()
         record = records.decode_intent(node.value)
-        names, removed = await self._blocks(intent_id), 0
+        names, removed = await names_in(self.store, paths.intent_blocks(intent_id)), 0
         for name in names:
             removed += await self._remove_block(f"{paths.intent_blocks(intent_id)}/{name}", now_ms)
         over = record.state is not IntentState.OPEN and node.modified_ms + KEPT_MS <= now_ms
         if not over or removed < len(names) or record.kind not in _OWN:
             return Expired(0, removed)
         return Expired(int(await self._remove(intent_id, record, node)), removed)
-
-    async def _blocks(self, intent_id: str) -> list[str]:
-        try:
-            return sorted(await self.store.children(paths.intent_blocks(intent_id)))
-        except NoNode:
-            return []
 
     async def _remove_block(self, path: str, now_ms: int) -> int:
         """1 if it is gone."""

@@ -7,15 +7,14 @@ read is a problem of the topic, which keeps all of its ledgers; only the metadat
 ends the look at all topics.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import read
+from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.metadata.store_calls import each, names_in, read
 from spark_ledger.topic.checkpoint.chunks import ChunkStore, with_losses
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -54,23 +53,16 @@ class References:
 
     async def deleted(self) -> dict[str, int]:
         """The topics that were deleted and are not wholly gone, with when (the store's clock)."""
-        names = await self._marked()
-        nodes = await asyncio.gather(
-            *(read(self.store, paths.topic_deleted(name)) for name in names)
-        )
+        names = await names_in(self.store, paths.TOPICS_DELETED)
+        nodes = await each(lambda name: read(self.store, paths.topic_deleted(name)), names)
         found = zip(names, nodes, strict=True)
         return {name: node.created_ms for name, node in found if node is not None}
 
     async def bare(self) -> frozenset[str]:
         """The topics that were deleted and have no tree any more: no ledger is made for them."""
-        names = await self._marked()
-        trees = await asyncio.gather(*(read(self.store, paths.topic(name)) for name in names))
+        names = await names_in(self.store, paths.TOPICS_DELETED)
+        trees = await each(lambda name: read(self.store, paths.topic(name)), names)
         return frozenset(name for name, tree in zip(names, trees, strict=True) if tree is None)
-
-    async def _marked(self) -> list[str]:
-        if await read(self.store, paths.TOPICS_DELETED) is None:
-            return []
-        return await self.store.children(paths.TOPICS_DELETED)
 
     async def policies(self, topic_id: str) -> TopicPolicies | None:
         """The topic's policies; None if there is no such topic, or none that can be read."""
@@ -81,14 +73,11 @@ class References:
 
     async def of(self, topic_ids: Sequence[str], deleted: dict[str, int]) -> dict[str, TopicSeen]:
         """What there is to know of each of the topics now. `deleted` as of before."""
-        turns = asyncio.Semaphore(TOPICS_AT_ONCE)
 
         async def one(topic_id: str) -> TopicSeen:
-            async with turns:
-                return await self._of(topic_id, deleted.get(topic_id))
+            return await self._of(topic_id, deleted.get(topic_id))
 
-        seen = await asyncio.gather(*map(one, topic_ids))
-        return {topic.id: topic for topic in seen}
+        return {topic.id: topic for topic in await each(one, topic_ids, TOPICS_AT_ONCE)}
 
     async def _of(self, topic_id: str, deleted_ms: int | None) -> TopicSeen:
         policies = await self.policies(topic_id)
@@ -137,17 +126,10 @@ class References:
     async def _of_subscriptions(self, topic_id: str) -> frozenset[int]:
         """The cursor ledgers."""
         path = paths.subscriptions(topic_id)
-        try:
-            names = await self.store.children(path)
-        except NoNode:
-            return frozenset()
-        found: set[int] = set()
-        for at in range(0, len(names), READS_AT_ONCE):
-            some = names[at : at + READS_AT_ONCE]
-            nodes = await asyncio.gather(*(read(self.store, f"{path}/{name}") for name in some))
-            decoded = [subscription_records.decode_subscription(n.value) for n in nodes if n]
-            found.update(one.ledger_id for one in decoded if one.ledger_id is not None)
-        return frozenset(found)
+        names = await names_in(self.store, path)
+        nodes = await each(lambda name: read(self.store, f"{path}/{name}"), names, READS_AT_ONCE)
+        found = [subscription_records.decode_subscription(node.value) for node in nodes if node]
+        return frozenset(one.ledger_id for one in found if one.ledger_id is not None)
 
     def _log(self, topic_id: str) -> TopicLog:
         if topic_id not in self._logs:

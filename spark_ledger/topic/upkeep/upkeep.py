@@ -134,9 +134,7 @@ class Upkeep:
         wanted = await retain(self._client, info, None, now_ms)
         if dry_run or not wanted.starts:
             return wanted
-        if (
-            self._intent is None
-        ):  # one for all that this process lets go: each makes nodes that stay
+        if self._intent is None:  # one for all: each makes nodes that stay
             self._intent = await self._client.intents.open_system_intent("retain", "topics")
         try:
             return await retain(self._client, info, self._intent, now_ms)

@@ -31,16 +31,6 @@ FILTER_BYTES_MAX = 4 << 20
 _HOPELESS = (errors.MessageTooBig, errors.Unauthorized)
 
 
-@dataclass(frozen=True, slots=True)
-class MissingCopies:
-    """Acknowledged entries of a ledger that one bookie had not confirmed when the task ended."""
-
-    ledger_id: int
-    first_entry: int
-    last_entry: int
-    bookie_id: str
-
-
 @dataclass(slots=True)
 class _Sent:
     entry: EncodedEntry
@@ -139,7 +129,6 @@ class EntrySender:
         self._filter_bytes = 0
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
         self._recorded: dict[_Place, _Recorded] = {}
-        self._missing: list[MissingCopies] = []
         self._failures = 0
 
     @property
@@ -168,14 +157,13 @@ class EntrySender:
         for writer in self._writers():
             await writer.held_below(0)
 
-    async def finish(self) -> tuple[tuple[Segment, ...], tuple[MissingCopies, ...]]:
+    async def finish(self) -> tuple[Segment, ...]:
         """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
         to the cache. Raises as `send`."""
         async with self._turn:
             await self._all_acked()
             await self._leave_ledger()
-        segments = (made.segment(place) for place, made in self._recorded.items())
-        return tuple(segments), tuple(self._missing)
+        return tuple(made.segment(place) for place, made in self._recorded.items())
 
     async def abort(self) -> None:
         """Forget what was sent, without waiting for it; the ledger is closed in the background."""
@@ -309,7 +297,8 @@ class EntrySender:
         return self._ledger.writer.failure
 
     async def _leave_ledger(self) -> None:
-        """Give the ledger back once its copies are complete, or note what is missing."""
+        """Give the ledger back once its copies are complete, or their time is over: what is missing
+        then, repair makes (hazard 20)."""
         if self._ledger is None:
             return
         writer = self._ledger.writer
@@ -318,11 +307,7 @@ class EntrySender:
         mine = [made.ids for at, made in self._recorded.items() if at.ledger_id == ledger_id]
         if mine:
             first = min(ids[0] for ids in mine)
-            missing = await writer.fully_replicated(REPLICATED_WAIT_S, first)
-            self._missing += [
-                MissingCopies(writer.ledger_id, m.first_entry, m.last_entry, m.bookie_id)
-                for m in missing
-            ]
+            await writer.fully_replicated(REPLICATED_WAIT_S, first)
         self._left.append(writer)
         self._cache.release(self._ledger)
         self._ledger = None

@@ -24,7 +24,6 @@ from spark_ledger.topic.write.entry_sender import (
     HELD_BYTES_MAX,
     UNACKED_BYTES_MAX,
     EntrySender,
-    MissingCopies,
     event_bounds,
 )
 
@@ -87,7 +86,6 @@ class TaskResult:
     task_index: int
     attempt: int
     segments: tuple[Segment, ...] = ()
-    missing: tuple[MissingCopies, ...] = ()
 
 
 class TaskWriter:
@@ -160,12 +158,7 @@ class TaskWriter:
             return lambda: replace(self._nothing, segments=inline_segments(small))
         self._hand_over_all()
         finished = background_loop().submit(self._sender.finish())
-
-        def wait() -> TaskResult:
-            segments, missing = finished.result()
-            return replace(self._nothing, segments=segments, missing=missing)
-
-        return wait
+        return lambda: replace(self._nothing, segments=finished.result())
 
     def abort(self) -> None:
         """Give the ledger back. What was written is in no result; the janitor deletes it."""

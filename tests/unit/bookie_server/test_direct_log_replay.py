@@ -78,7 +78,7 @@ def limbo(storage: LedgerStorage) -> dict[int, str]:
 
 
 async def served(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> None:
-    found = (await storage.read(ledger_id, range(10_001), 1 << 30)).entries
+    found = (await storage.reader.read(ledger_id, range(10_001), 1 << 30)).entries
     assert {each: bytes(found[each]) for each in found} == {
         each: large(ledger_id, each) for each in entry_ids
     }
@@ -90,7 +90,7 @@ def test_what_was_told_is_there_after_a_crash_and_is_not_written_again():
         await written(disk, (1, 0, 1), (2, 0), (1, 2))
         logs = disk.content(log_path(1))
         storage = await started(disk)
-        assert sorted(await storage.stored(1, 0, 9)) == [0, 1, 2]
+        assert sorted(await storage.reader.stored(1, 0, 9)) == [0, 1, 2]
         await finished(storage)
         await served(storage, 1, 0, 1, 2)
         await served(storage, 2, 0)
@@ -116,8 +116,8 @@ def test_only_what_lies_beyond_the_mark_is_read():
         await put(storage, 2, 0)
         crash(storage, disk)
         storage = await started(disk)
-        assert sorted(await storage.stored(1, 0, 9)) == [1]
-        assert sorted(await storage.stored(2, 0, 9)) == [0]
+        assert sorted(await storage.reader.stored(1, 0, 9)) == [1]
+        assert sorted(await storage.reader.stored(2, 0, 9)) == [0]
         assert limbo(storage) == {}
 
     run(scenario())
@@ -391,9 +391,9 @@ def test_entries_of_an_unknown_ledger_count_only_if_what_told_of_it_may_be_lost_
         disk = SimDisk()
         await written(disk, (1, 0), (7, 0, 1))
         storage = await started(disk, every=every)
-        assert sorted(await storage.stored(1, 0, 9)) == [0]
+        assert sorted(await storage.reader.stored(1, 0, 9)) == [0]
         expected = [0, 1] if every else []
-        assert sorted(await storage.stored(7, 0, 9)) == expected
+        assert sorted(await storage.reader.stored(7, 0, 9)) == expected
         known = storage.state(7)
         assert (known is None) == (every == "")
         if known is not None:
@@ -414,8 +414,8 @@ def test_entries_of_a_ledger_that_is_deleted_or_gave_the_directory_up_do_not_com
         disk = SimDisk()
         await written(disk, (1, 0), (2, 0))
         storage = await started(disk, [state(1, **more), *KNOWN[1:]])
-        assert not await storage.stored(1, 0, 9)
-        assert sorted(await storage.stored(2, 0, 9)) == [0]
+        assert not await storage.reader.stored(1, 0, 9)
+        assert sorted(await storage.reader.stored(2, 0, 9)) == [0]
         await finished(storage)
         assert await storage.stores[0].index.last(1) is None
 
@@ -439,7 +439,7 @@ def test_what_a_journal_has_of_an_entry_is_not_replaced():
         await written(disk, (1, 0, 1))
         storage = await started(disk, [*KNOWN, *added(1, 1, payload=b"another")])
         await finished(storage)
-        found = (await storage.read(1, range(10), 1 << 30)).entries
+        found = (await storage.reader.read(1, range(10), 1 << 30)).entries
         assert bytes(found[0]) == large(1, 0)
         assert bytes(found[1]) == entry(1, 1, b"another")
 

@@ -331,7 +331,7 @@ def test_a_ledger_that_is_buried_while_its_large_entry_is_on_the_way_goes_and_st
         slow(node.ledgers["d0"], 0.001)
         await asyncio.sleep(200)
         await node.crash("none")
-        assert not await node.storage.stored(1, 0, 9)
+        assert not await node.storage.reader.stored(1, 0, 9)
 
     on_a_node(test)
 

@@ -250,7 +250,7 @@ def test_a_reply_counts_while_locations_are_looked_up_for_it():
             seen.append(node.bookie.responses.used)
             return []
 
-        node.storage.locations = locations
+        node.storage.reader.locations = locations
         asked = m.ReadRequest(ID, 1, 0, 0, 64 * KIB, locations=True, ahead=((1, 2),))
         assert (await node.bookie.handle(asked)).status is OK
         assert seen == [64 * KIB]

@@ -171,7 +171,7 @@ def test_of_a_known_ledger_only_what_was_set_for_good_counts():
         assert now.directories == known.directories
         await LateReplayed(storage).apply([logged(99, deleted=True), *added(1, 5)])
         assert storage.state(1).deleted
-        assert not await storage.stored(1, 0, 10)
+        assert not await storage.reader.stored(1, 0, 10)
 
     run(scenario())
 
@@ -198,7 +198,9 @@ def test_what_a_direct_log_has_is_no_newer_than_what_a_journal_has_that_was_away
         await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
-        assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
+        assert bytes((await storage.reader.read(1, range(1, 2), 1000)).entries[1]).endswith(
+            b"another"
+        )
         assert storage.limbo(1) == ""
 
     run(scenario())

@@ -37,7 +37,7 @@ def test_a_half_that_fills_up_when_the_interval_ends_is_flushed_once(puts):
         await asyncio.sleep(2 * CONFIG.flush_interval_s + 1)
         assert not running.done()
         assert storage.flushes == 2
-        assert sorted(await storage.headers(1, range(4))) == [0, 1, 2, 3]
+        assert sorted(await storage.reader.headers(1, range(4))) == [0, 1, 2, 3]
         assert not storage.has_unflushed
         running.cancel()
 

@@ -58,7 +58,7 @@ async def fill(node, ledger_id, count, first=0):
 async def flushes(node, count=3):
     """So many flushes happen, with a little of ledger 99."""
     for _ in range(count):
-        last = await node.storage.last_entry(99)
+        last = await node.storage.reader.last_entry(99)
         await fill(node, 99, 1, first=0 if last is None else last + 1)
 
 
@@ -135,13 +135,13 @@ def test_a_ledger_that_is_just_being_met_is_not_forgotten():
     async def test(node):
         await node.crash("all")  # states are known, no handle is
         ledgers = node.handles
-        plain = node.storage.last_entry
+        plain = node.storage.reader.last_entry
 
         async def slow(ledger_id):
             await asyncio.sleep(1)
             return await plain(ledger_id)
 
-        node.storage.last_entry = slow
+        node.storage.reader.last_entry = slow
         meeting = asyncio.ensure_future(ledgers.meet(2))
         await asyncio.sleep(0.5)
         assert not ledgers.forget(2)

@@ -45,7 +45,7 @@ async def opened(disk: SimDisk) -> LedgerStorage:
 
 
 async def ids(storage: LedgerStorage, ledger_id: int) -> list[int]:
-    return list((await storage.read(ledger_id, range(10_001), 1 << 30)).entries)
+    return list((await storage.reader.read(ledger_id, range(10_001), 1 << 30)).entries)
 
 
 def test_entries_of_many_ledgers_in_one_batch_are_all_put():
@@ -67,7 +67,7 @@ def test_the_later_of_two_copies_in_a_batch_counts():
         storage = await opened(SimDisk())
         replayed = Replayed(storage)
         await replayed.apply([state(1), *added(1, 0, payload=b"a"), *added(1, 0, payload=b"b")])
-        assert bytes((await storage.read(1, range(1), 1000)).entries[0]).endswith(b"b")
+        assert bytes((await storage.reader.read(1, range(1), 1000)).entries[0]).endswith(b"b")
 
     run(scenario())
 
@@ -145,7 +145,7 @@ def test_a_place_is_put_into_the_index_and_nothing_is_written_for_it():
         replayed = Replayed(storage)
         await replayed.apply([state(1, **HOME)])
         await replayed.add_locations("ledger-1", 1, places)
-        assert list(await storage.stored(1, 0, 9)) == [0, 1]
+        assert list(await storage.reader.stored(1, 0, 9)) == [0, 1]
         files = logs_of(disk)
         await replayed.end()
         await storage.flush()
@@ -167,7 +167,9 @@ def test_an_entry_that_is_known_otherwise_counts_before_its_place(flushed):
         await replayed.add_locations("ledger-1", 1, await placed(storage, 1, 0, 1, 2))
         await storage.flush()
         assert await ids(storage, 1) == [0, 1, 2]
-        assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
+        assert bytes((await storage.reader.read(1, range(1, 2), 1000)).entries[1]).endswith(
+            b"another"
+        )
 
     run(scenario())
 
@@ -218,7 +220,7 @@ def test_places_do_not_count_of_a_ledger_that_is_deleted_or_does_not_record_the_
         await Replayed(storage).apply([state(1, **more)])
         known = storage.state(1)
         await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
-        assert not await storage.stored(1, 0, 9)
+        assert not await storage.reader.stored(1, 0, 9)
         assert storage.state(1) == known
 
     run(scenario())
@@ -231,7 +233,7 @@ def test_places_of_a_ledger_that_nobody_knows_are_those_of_one_that_was_forgotte
         if limbo is not None:
             storage.set_state(LedgerState(EVERY_LEDGER, limbo=limbo))
         await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
-        assert not await storage.stored(1, 0, 9) and storage.state(1) is None
+        assert not await storage.reader.stored(1, 0, 9) and storage.state(1) is None
 
     run(scenario())
 
@@ -265,7 +267,7 @@ def test_a_place_where_its_ledger_went_on_counts_if_the_record_of_that_may_be_lo
             storage.set_state(LedgerState(EVERY_LEDGER, limbo="torn"))
         await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
         assert storage.state(1).directories == ("ledger-1", "ledger-2")
-        assert list(await storage.stored(1, 0, 9)) == [0]
+        assert list(await storage.reader.stored(1, 0, 9)) == [0]
 
     run(scenario())
 
@@ -302,7 +304,9 @@ def test_a_place_counts_though_a_damaged_index_cannot_say_what_it_has(caplog):
         store.index.range = whole
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
-        assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
+        assert bytes((await storage.reader.read(1, range(1, 2), 1000)).entries[1]).endswith(
+            b"another"
+        )
         assert "a table is bad" in caplog.text
 
     run(scenario())

@@ -132,13 +132,13 @@ def test_a_ledger_met_while_it_is_buried_is_buried():
     async def test(node):
         await node.crash("all")  # states are known, no handle is
         ledgers = node.handles
-        plain_last = node.storage.last_entry
+        plain_last = node.storage.reader.last_entry
 
         async def slow_last(ledger_id):
             await asyncio.sleep(1)
             return await plain_last(ledger_id)
 
-        node.storage.last_entry = slow_last
+        node.storage.reader.last_entry = slow_last
         adding = asyncio.ensure_future(node.add(entry(3, 1)))
         await asyncio.sleep(0.5)
         await ledgers.bury([3])

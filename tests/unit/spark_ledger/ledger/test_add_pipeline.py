@@ -166,7 +166,7 @@ async def test_a_frame_that_straddles_an_ensemble_change_counts_for_each_fragmen
     pipe.change({1: "d"})
     pipe.lanes["b"].answer_all()
     assert pipe.acked == [0]
-    assert pipe.pipeline.missing.ranges(0) == []
+    assert pipe.pipeline.lacking(0) == []
     assert next(iter(pipe.pipeline.pending)).acks == 0
 
 
@@ -343,7 +343,7 @@ async def test_a_failure_after_the_ack_quorum_still_fails_the_slot():
     assert pipe.acked == [0]
     pipe.lanes["c"].answer(0, NO_ANSWER)
     assert pipe.pipeline.failed_mask() == 0b100
-    assert [c.bookie_id for c in pipe.pipeline.missing.ranges()] == ["c"]
+    assert pipe.pipeline.lacking(0) == ["c"]
 
 
 @simulated
@@ -425,5 +425,5 @@ async def test_a_confirmed_entry_stays_with_the_members_of_its_fragment():
     pipe.change({2: "d"})
     assert pipe.lanes["d"].log == []
     pipe.lanes["c"].answer(0)  # late, and it was the member then
-    assert pipe.pipeline.missing.ranges() == []
+    assert pipe.pipeline.lacking(0) == []
     assert pipe.pipeline.record.fragments[0] == Fragment(0, ("a", "b", "c"))

@@ -2,7 +2,7 @@
 
 from bookie_server.api import messages as m
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.repair.limbo import repair
+from tests.kit.limbo_repair import repair
 from tests.unit.spark_ledger.ledger.fakes import FakeCluster, FakeNetwork, cluster_of, simulated
 from tests.unit.spark_ledger.repair.test_limbo import in_limbo, ledger_of
 

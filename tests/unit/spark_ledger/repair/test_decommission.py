@@ -9,8 +9,7 @@ import pytest
 from spark_ledger.errors import BadConfig, LedgerError, NotEnoughBookies
 from spark_ledger.metadata import autorecovery, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
-from spark_ledger.repair.decommission import begin, cancel, decommission
-from spark_ledger.repair.forget import forget
+from spark_ledger.repair.decommission import begin, cancel, decommission, forget
 from spark_ledger.repair.service import Autorecovery
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, put, simulated
 from tests.unit.spark_ledger.repair.test_healing import copies_of, gone

@@ -2,7 +2,7 @@ import pytest
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.repair.forget import forget
+from spark_ledger.repair.decommission import forget
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 

@@ -17,9 +17,10 @@ from spark_ledger.metadata.ledger_record import (
 )
 from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.limbo import Listed, listed, repair, repair_everywhere
+from spark_ledger.repair.limbo import Listed, listed, repair_everywhere
 from spark_ledger.repair.service import repair_once, tokens_of
 from spark_ledger.repair.worker import Worker
+from tests.kit.limbo_repair import repair
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
 

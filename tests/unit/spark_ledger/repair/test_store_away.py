@@ -12,7 +12,7 @@ from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import decommission, status
 from spark_ledger.repair.audit import audit, referred_by
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.forget import forget
+from spark_ledger.repair.decommission import forget
 from spark_ledger.repair.limbo import repair_everywhere
 from spark_ledger.repair.service import repair_once
 from spark_ledger.repair.worker import Worker

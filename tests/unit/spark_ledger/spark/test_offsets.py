@@ -141,13 +141,9 @@ def test_an_offset_that_is_kept_no_more_is_the_first_kept_one_where_losses_are_a
 
 
 def test_what_is_kept_no_more_is_told_with_its_rows():
-    start = {"t": {0: 2, 1: 1}}
-    at, lost = offsets.kept(start, T)
-    assert (at, lost) == ({"t": {0: 5, 1: 1}}, [Trimmed("t", 0, 2, 5)])
-    said = offsets.rows_trimmed(lost)
+    said = offsets.rows_trimmed([Trimmed("t", 0, 2, 5)])
     assert "[LEDGER_DATA_LOSS.TRIMMED] 3 rows to be read were removed: offsets 2 to 4" in str(said)
     assert said.facts == {"rows": 3}
-    assert offsets.kept({"t": {0: 5, 1: 0}}, T)[1] == []
 
 
 def test_a_start_after_the_end_is_refused():

@@ -14,12 +14,12 @@ from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import INLINE, Segment, merge_ranges
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import plan_read
-from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.owner_calls import OwnerCalls
 from tests.kit.settings import with_settings
+from tests.kit.slices import read_task
 from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World

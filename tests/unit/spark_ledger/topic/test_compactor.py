@@ -10,7 +10,6 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.plan import plan_read
-from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.subscription.seek_target import offset_since
 from spark_ledger.topic.upkeep import compactor, merge_encoding
 from spark_ledger.topic.upkeep.admin import TopicAdmin
@@ -25,6 +24,7 @@ from spark_ledger.topic.upkeep.janitor import LEASE_S
 from spark_ledger.topic.upkeep.merge_plan import Merge, MergeLimits
 from tests.kit.loop_task import LoopTask
 from tests.kit.segments_seen import end_of, segments_of
+from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 
 

@@ -6,23 +6,20 @@ from hypothesis import strategies as st
 
 from spark_ledger import errors
 from spark_ledger.topic.subscription.cursor_ledger import (
-    RANGES_MAX,
     BadCursorEntry,
     CursorEntry,
     decode,
     encode,
 )
 
-ENTRY = CursorEntry(3, {0: 10, 2: 2**40}, {2: ((2**40 + 5, 2**40 + 7),)})
+ENTRY = CursorEntry(3, {0: 10, 2: 2**40})
 GOLDEN = bytes.fromhex(
     "534c4331"  # magic
     "01" "00" "0000"  # version, flags, reserved
     "0300000000000000"  # epoch
-    "02000000" "01000000"  # two positions, one range
+    "02000000" "00000000"  # two positions, reserved
     "00000000" "02000000"  # their partitions
     "0a00000000000000" "0000000000010000"  # the positions
-    "02000000"  # the range's partition
-    "0500000000010000" "0700000000010000"  # from, to
 )  # fmt: skip
 
 
@@ -36,7 +33,7 @@ positions = st.dictionaries(st.integers(0, 2**31), st.integers(0, 2**62), max_si
 
 @given(st.integers(0, 2**40), positions)
 def test_what_was_encoded_is_decoded(epoch, somewhere):
-    entry = CursorEntry(epoch, somewhere, {p: ((at + 1, at + 3),) for p, at in somewhere.items()})
+    entry = CursorEntry(epoch, somewhere)
     assert decode(encode(entry)) == entry
 
 
@@ -44,13 +41,9 @@ def test_what_was_encoded_is_decoded(epoch, somewhere):
     ("at", "bytes_", "what"),
     [
         (0, b"X", "begins with"),
-        (16, b"\x03", "3 positions and 1 ranges in"),
-        (20, b"\x00", "2 positions and 0 ranges in"),
+        (16, b"\x03", "3 positions in"),
         (24, b"\x02", "do not rise"),
         (39, b"\x80", "negative"),
-        (48, b"\x01", "without a position"),
-        (52, b"\x00\x00\x00\x00\x00\x00", "do not rise beyond"),
-        (60, b"\x05", "do not rise beyond"),
     ],
 )
 def test_a_damaged_entry_is_told_from_a_good_one(at, bytes_, what):
@@ -69,22 +62,6 @@ def test_a_cut_entry_is_damaged(length):
 def test_an_entry_of_a_later_version_or_with_unknown_flags_is_not_guessed(at):
     with pytest.raises(errors.UnsupportedFormat, match="version"):
         decode(GOLDEN[:at] + b"\x02" + GOLDEN[at + 1 :])
-
-
-@pytest.mark.parametrize(
-    "acked",
-    [
-        {0: ((1, 2), (2, 3))},
-        {0: ((0, 2),)},
-        {0: ((3, 3),)},
-        {1: ((1, 2),)},
-        {0: tuple((3 * n + 1, 3 * n + 2) for n in range(RANGES_MAX + 1))},
-    ],
-    ids=["touching", "at the position", "empty", "of no position", "too many"],
-)
-def test_ranges_that_break_the_rules_are_refused_and_not_left_out(acked):
-    with pytest.raises(ValueError, match="range"):
-        encode(CursorEntry(1, {0: 0}, acked))
 
 
 def test_a_hundred_thousand_partitions_take_little_more_than_a_megabyte():

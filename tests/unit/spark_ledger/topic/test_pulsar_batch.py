@@ -14,7 +14,6 @@ from spark_ledger.topic.entry.message_batch import (
     TYPES,
     Share,
     column_of,
-    decode_body,
     decode_body_and_times,
     decode_header,
     encode_header,
@@ -98,7 +97,7 @@ def test_an_entry_keeps_the_bytes_and_the_boundaries_of_several_batches():
         (1, second),
     ]
     assert (header.rows, header.shares, header.written_ms) == (3, (Share(2, 3, 5),), 9)
-    assert decode_body(entry, header).column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert decode_body_and_times(entry, header)[0].column("value").to_pylist() == [b"a", b"b", b"c"]
     assert decode_body_and_times(entry, header)[1].tolist() == [10, 10, 1]
 
 
@@ -121,8 +120,8 @@ def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decode
 def test_columns_that_nobody_asks_for_are_not_made():
     entry = entry_of((1, batch_of([message(b"v", "k")])))
     header = decode_header(entry)
-    assert decode_body(entry, header, ["key"]).schema.names == ["key"]
-    assert decode_body(entry, header, []).num_rows == 1
+    assert decode_body_and_times(entry, header, ["key"])[0].schema.names == ["key"]
+    assert decode_body_and_times(entry, header, [])[0].num_rows == 1
 
 
 @settings(deadline=None, max_examples=50)
@@ -244,7 +243,7 @@ def test_a_batch_that_is_not_what_it_says_is_an_error_and_never_rows(batch):
 def test_an_entry_that_ends_early_is_an_error(cut):
     entry = entry_of((2, batch_of([message(b"a"), message(b"b")])))[:-cut]
     with pytest.raises(errors.UnsupportedFormat):
-        decode_body(entry, decode_header(entry))
+        decode_body_and_times(entry, decode_header(entry))[0]
 
 
 @pytest.mark.parametrize("codec", CODECS)

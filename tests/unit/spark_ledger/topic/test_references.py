@@ -12,12 +12,12 @@ from spark_ledger.metadata.store import ANY_VERSION
 from spark_ledger.topic.checkpoint import checkpointer
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.read.plan import plan_read
-from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.upkeep import ledger_inventory
 from spark_ledger.topic.upkeep.compactor import compact
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.upkeep.references import References
+from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import cursor_ledgers
 

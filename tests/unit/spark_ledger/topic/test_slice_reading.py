@@ -8,8 +8,8 @@ from spark_ledger import errors
 from spark_ledger.topic.log.actions import Hole
 from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.read.plan import Cutting, plan_read
-from spark_ledger.topic.read.slice_reader import read_task
 from tests.kit.loop_task import LoopTask
+from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import play
 
 

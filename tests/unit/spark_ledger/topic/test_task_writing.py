@@ -11,7 +11,6 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.config import ClientConfig
-from spark_ledger.ledger.quorum import MissingCopy
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, decode
 from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare
@@ -30,6 +29,7 @@ from spark_ledger.topic.write.task_writer import TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.message_batches import decode_batch
 from tests.kit.segments_seen import entry_ids, rows_of
+from tests.kit.slices import as_planned
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
 
@@ -50,7 +50,7 @@ class FakeWriter:
     payloads: list[bytes] = field(default_factory=list)
     first_entry: int = 10
     closed: bool = False
-    missing: list[MissingCopy] = field(default_factory=list)
+    waited: list[tuple[float, int]] = field(default_factory=list)
     held_bytes: int = 0
 
     def append(self, payload, rows):
@@ -71,7 +71,8 @@ class FakeWriter:
         return
 
     async def fully_replicated(self, timeout_s, first_entry=0):
-        return self.missing
+        self.waited.append((timeout_s, first_entry))
+        return []
 
     async def close(self):
         self.closed = True
@@ -141,7 +142,7 @@ def test_when_a_ledger_fails_the_acked_prefix_stays_and_only_the_rest_is_sent_ag
             await out.send(entry(number, number % 2))
             if number == 3:
                 await asyncio.sleep(1)  # the failure is heard in the middle
-        segments, _ = await out.finish()
+        segments = await out.finish()
 
         assert sorted(sent_rows(ledgers, segments)) == sorted((n % 2, n) for n in range(6))
         for partition in (0, 1):
@@ -186,7 +187,7 @@ def test_a_full_ledger_is_left_with_all_its_acks_and_the_next_one_goes_on():
         out = sender(ledgers, TopicPolicies(ledger_bytes_max=3 * size))
         for number in range(8):
             await out.send(entry(number, keys=False))
-        segments, _ = await out.finish()
+        segments = await out.finish()
 
         assert [len(s.entry_rows) for s in segments] == [3, 3, 2]
         assert [n for _, n in sent_rows(ledgers, segments)] == list(range(8))
@@ -204,7 +205,7 @@ def test_a_ledger_with_the_most_fragments_is_left_before_it_refuses_the_next_cha
                 many = tuple(Fragment(at, ("a",)) for at in range(fragments_max))
                 ledgers.made[0].record = replace(RECORD, fragments=many)
             await out.send(entry(number))
-        segments, _ = await out.finish()
+        segments = await out.finish()
 
         assert [(s.ledger_id, len(s.entry_rows)) for s in segments] == [(1, 3), (2, 3)]
         assert ledgers.made[0].closed
@@ -214,16 +215,14 @@ def test_a_ledger_with_the_most_fragments_is_left_before_it_refuses_the_next_cha
     run(main())
 
 
-def test_copies_that_are_missing_when_the_task_ends_are_in_its_result():
+def test_a_task_that_ends_waits_for_the_copies_of_its_own_entries_but_not_for_long():
     async def main():
         one = writer(7, 100)
-        one.missing = [MissingCopy(10, 11, "bookie-3", "no answer yet")]
         out = sender(FakeLedgers(one))
         await out.send(entry(0))
-        _, (missing,) = await out.finish()
+        await out.finish()
 
-        assert (missing.ledger_id, missing.first_entry, missing.last_entry) == (7, 10, 11)
-        assert missing.bookie_id == "bookie-3"
+        assert one.waited == [(entry_sender.REPLICATED_WAIT_S, 10)]
 
     run(main())
 
@@ -231,7 +230,7 @@ def test_copies_that_are_missing_when_the_task_ends_are_in_its_result():
 def test_a_task_without_rows_makes_no_ledger():
     async def main():
         ledgers = FakeLedgers()
-        assert await sender(ledgers).finish() == ((), ())
+        assert await sender(ledgers).finish() == ()
 
     run(main())
 
@@ -351,7 +350,7 @@ def test_a_shared_entry_is_in_a_segment_of_each_of_its_partitions(acks):
         out = sender(ledgers)
         for number, partitions in enumerate([(0,), (0, 2, 5), (5,), (2, 5)]):
             await out.send(entry(number, *partitions))
-        segments, _ = await out.finish()
+        segments = await out.finish()
 
         assert sorted(sent_rows(ledgers, segments)) == [
             (0, 0), (0, 1), (2, 1), (2, 3), (5, 1), (5, 2), (5, 3),
@@ -374,7 +373,7 @@ def test_segments_of_four_entries_or_more_get_filters_in_one_entry_behind_them()
         for number in range(4, 9):
             await out.send(entry(number, 1))
         await out.send(entry(9, 2))
-        (three, one, two), _ = await out.finish()
+        three, one, two = await out.finish()
 
         held = ledgers.made[0]
         assert (three.filter_entry, one.filter_entry, two.filter_entry) == (20, 20, NO_ENTRY)
@@ -395,7 +394,7 @@ def test_filters_that_cannot_be_written_are_left_out_and_no_row_with_them():
         out = sender(ledgers)
         for number in range(6):
             await out.send(entry(number))
-        (segment,), _ = await out.finish()
+        (segment,) = await out.finish()
 
         assert segment.filter_entry == NO_ENTRY
         assert [n for _, n in sent_rows(ledgers, [segment])] == list(range(6))
@@ -412,7 +411,7 @@ def test_when_filters_take_their_bytes_they_are_written_and_new_segments_begin(m
         for number in range(17):
             await out.send(entry(number, number % 2))
             await asyncio.sleep(0.02)
-        segments, _ = await out.finish()
+        segments = await out.finish()
 
         assert [(s.partition, len(s.entry_rows)) for s in segments] == [
             (0, 3), (1, 3), (0, 3), (1, 3), (0, 3), (1, 2),
@@ -431,7 +430,7 @@ def test_a_segment_says_between_which_event_times_its_rows_are():
             [(0, (50, 70)), (0, None), (0, (40, 60)), (1, None), (2, (-1, -1))]
         ):
             await out.send(entry(number, partition, event_ms=event_ms))
-        segments, _ = await out.finish()
+        segments = await out.finish()
 
         bounds = [(s.event_min_ms, s.event_max_ms) for s in segments]
         assert bounds == [(40, 70), (NO_MS, NO_MS), (-2, 0)]
@@ -456,7 +455,7 @@ def test_no_more_bytes_wait_for_their_acks_than_the_task_may_have():
         held.append = counting
         for number in range(20):
             await out.send(entry(number, keys=False))
-        segments, _ = await out.finish()
+        segments = await out.finish()
         assert sum(s.rows for s in segments) == 40
 
     run(main())
@@ -533,7 +532,7 @@ def test_all_columns_come_back_from_a_ledger_and_only_those_asked_for():
         await stage.commit(intent, 0, result)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (planned,) = plan_read(state, {0: (0, 2)})
-        async with aclosing(fetch_task(stage.client.ledgers, planned)) as fetched:
+        async with aclosing(fetch_task(stage.client.ledgers, planned, None, as_planned)) as fetched:
             (piece,) = [one async for run in fetched for one in run]
 
         whole = rows_of(piece)

@@ -10,11 +10,11 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.log.policies import INHERIT, TopicPolicies
-from spark_ledger.topic.read.slice_reader import read_task
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.admin import TRIES_MAX, TopicAdmin, retain
 from spark_ledger.topic.write.task_writer import TaskSettings
 from tests.kit.loop_task import LoopTask
+from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import play
 
 

@@ -1,0 +1,16 @@
+"""Repair of one ledger in limbo, by hand."""
+
+from collections.abc import Sequence
+
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata.ledger_record import derive
+from spark_ledger.repair.limbo import Repaired, repair_known
+
+
+async def repair(
+    ledgers: LedgerStore, ledger_id: int, bookie_ids: Sequence[str], password: bytes = b""
+) -> list[Repaired]:
+    """Close the ledger, then bring its copies on these bookies back and clear it there; where it
+    is not in limbo nothing is compared. Raises what LedgerStore.recover raises."""
+    known = await ledgers.recover(ledger_id, password=password)
+    return await repair_known(ledgers, known, bookie_ids, derive(password), everything=False)

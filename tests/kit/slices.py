@@ -1,0 +1,24 @@
+"""The rows of a planned read, where nothing came between: a gap is an error, never another plan."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.topic.read.plan import ReadTask
+from spark_ledger.topic.read.row_blocks import Rows
+from spark_ledger.topic.read.slice_reader import fetch_task
+
+
+async def as_planned(_: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
+    """For a caller who has no other task to go on with: the error is raised."""
+    raise error
+
+
+async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
+    """The rows of a task, those of each partition in order. Raises as fetch_task."""
+    async with aclosing(fetch_task(ledgers, task, None, as_planned)) as runs:
+        async for run in runs:
+            for fetched in run:
+                for rows in fetched.block().parts():
+                    yield rows
