@@ -31,14 +31,10 @@ class Held:
 
     async def answer(self, within_s: float) -> bytes:
         """What is handed over by then; other live segments than those in it are not."""
-        loop = asyncio.get_running_loop()
-        asked = [loop.create_task(hold.handed()) for hold in self._holds]
-        try:
-            done = (await asyncio.wait(asked, timeout=within_s))[0] if asked else ()
-            some = [one.result() for one in asked if one in done]
-        finally:
-            for one in asked:
-                one.cancel()
+        asked = [hold.answer for hold in self._holds]
+        if asked:
+            await asyncio.wait(asked, timeout=within_s)
+        some = [one.result() for one in asked if one.done()]
         return hand_over.encode_answer([one for one in some if one is not None])
 
     def let_go(self) -> None:

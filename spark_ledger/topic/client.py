@@ -255,6 +255,8 @@ class TopicClient:
         self._followers.clear()
         if "subscriptions" in vars(self):
             await self.subscriptions.close()
+        if "past_live" in vars(self):
+            await self.past_live.close()
         if "checkpoints" in vars(self):
             await self.checkpoints.close()
         await self.chunks.close()

@@ -117,7 +117,6 @@ class LiveWriter:
         self._bytes = 0
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
-        self._opened_next = 0  # the log's next commit when the ledger at hand was read back
         self._closing = False
 
     @property
@@ -186,7 +185,7 @@ class LiveWriter:
         self._closing = True
         self._wake.set()
         if self._asked is not None:
-            self._asked.over.set()
+            self._asked.end()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         self._end(errors.LedgerClosed(GIVEN_UP))  # what came again after the work had ended
@@ -504,16 +503,9 @@ class LiveWriter:
     async def _held(self) -> TopicState:
         """The topic, not older than this call; while there is a hold, once what is held is over: by
         a commit, mostly, which this process hears of without asking."""
-        hold, seen = self._hold, self._opened_next
-        while hold is not None:
-            moved = await self._commits.moved(seen, hold.over, hold.until_s)
-            state = moved or await self._commits.glance()
-            if not hold.holds(state.partitions[self._number].live):
-                return state
-            if moved is None:
-                break
-            seen = moved.next
-        return await self._commits.state()
+        hold = self._hold
+        found = None if hold is None else await self._commits.past(self._number, hold)
+        return found or await self._commits.state()
 
     def _opening(self, following: _Next) -> OpenLive:
         writer, has = following.writer, following.has
@@ -554,7 +546,6 @@ class LiveWriter:
         self._bytes = has.bytes
         if not self._reopened:
             self._opened_s = self._used_s = asyncio.get_running_loop().time()
-        self._opened_next = state.next
         self._rolls = False
 
     async def _next_ledger(self) -> _Next:

@@ -12,9 +12,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.hold import Hold, Holds
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
@@ -57,7 +59,7 @@ class TopicCommits:
         self._opening = asyncio.Lock()
         log = client.log(topic.id)
         self._look = _SharedLook(lambda: log.fold(fresh=True))
-        self._glance = _SharedLook(log.fold)
+        self._holds = Holds(partial(client.follow, topic.id, topic.name.short), log.fold)
         self._asked: list[_Asked] = []
         self._task: asyncio.Task[None] | None = None
         self._wanted: list[asyncio.Future[Made]] = []
@@ -92,34 +94,16 @@ class TopicCommits:
         errors.TopicDeleted, errors.Unavailable."""
         return self._seen(await self._look())
 
-    async def glance(self) -> TopicState:
-        """As `state`, but without a sync: what was committed a moment ago may be missing."""
-        return self._seen(await self._glance())
-
     def _seen(self, state: TopicState) -> TopicState:
         if state.deleted:
             raise errors.TopicDeleted(f"topic {self.topic.name} was deleted")
         self._last_ms = max(self._last_ms, state.commit_ms)
         return state
 
-    async def moved(self, number: int, over: asyncio.Event, until_s: float) -> TopicState | None:
-        """The topic as soon as its log has commit `number`; None once it is `over`, or at `until_s`
-        of the loop's clock."""
-        follower = await self.client.follow(self.topic.id, self.topic.name.short)
-        loop = asyncio.get_running_loop()
-        news = loop.create_task(follower.beyond(number))
-        ended = loop.create_task(over.wait())
-        try:
-            some, left_s = (news, ended), max(0.0, until_s - loop.time())
-            await asyncio.wait(some, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-            ended.cancel()
-            found = (await asyncio.gather(news, return_exceptions=True))[0]
-        if not isinstance(found, TopicState) or found.deleted:
-            return None
-        self._last_ms = max(self._last_ms, found.commit_ms)
-        return found
+    async def past(self, partition: int, hold: Hold) -> TopicState | None:
+        """As Holds.past."""
+        found = await self._holds.past(partition, hold)
+        return None if found is None else self._seen(found)
 
     async def intent(self) -> Intent:
         async with self._opening:

@@ -15,12 +15,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import each, reachable, read
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.commit import Committer
@@ -34,6 +35,7 @@ from spark_ledger.topic.log.state import TopicState
 TRIES_MAX = 20
 """Of one commit to come past live segments."""
 URLS_KEPT_MAX = 1000
+FOLD_AFTER_S = 0.1
 
 _log = logging.getLogger(__name__)
 Ending = tuple[str, LiveSegment]
@@ -63,6 +65,7 @@ class PastLive:
         self._committer = committer
         self._ask = ask
         self._urls: dict[str, str] = {}
+        self._folding: dict[str, asyncio.Task[None]] = {}
 
     async def commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
         """The commit, with what ends the live segments that are in its way. Raises as
@@ -77,10 +80,14 @@ class PastLive:
                 known |= dict(zip(map(_asked, new), more.handed, strict=True))
                 ended = Ended(tuple(known[_asked(one)] for one in lives))
                 try:
-                    return await self._committer.commit(_past(wanted, ended), timeout_s)
+                    outcome = await self._committer.commit(_past(wanted, ended), timeout_s)
                 except errors.TxnConflict as conflict:
                     if not conflict.facts.get("live"):
                         raise
+                else:
+                    for topic_id, _ in lives:
+                        self._fold_later(topic_id)
+                    return outcome
                 fresh, hold_s = True, min(2 * hold_s, hand_over.HOLD_S_MAX)
         raise errors.CommitContended(
             f"the owners of live segments opened others {TRIES_MAX} times before the commit"
@@ -106,7 +113,28 @@ class PastLive:
         if not fresh and not (known and any(held.live for held in known.partitions)):
             return None
         with reachable(f"reading topic {topic_id}"):
+            if not fresh and known and await views.is_newest(known):
+                return known
             return await views.state(topic_id, fold=True, fresh=fresh)
+
+    def _fold_later(self, topic_id: str) -> None:
+        """An own commit is folded once owners go on, not while the next one holds them."""
+        if topic_id not in self._folding:
+            task = asyncio.get_running_loop().create_task(self._fold(topic_id))
+            self._folding[topic_id] = task
+            task.add_done_callback(lambda _: self._folding.pop(topic_id, None))
+
+    async def _fold(self, topic_id: str) -> None:
+        await asyncio.sleep(FOLD_AFTER_S)
+        with suppress(errors.LedgerError, StoreError):  # the next commit meets it again
+            await self._committer.views.state(topic_id, fold=True, fresh=False)
+
+    async def close(self) -> None:
+        """Fold nothing more."""
+        folding = list(self._folding.values())
+        for task in folding:
+            task.cancel()
+        await asyncio.gather(*folding, return_exceptions=True)
 
     @asynccontextmanager
     async def ended(

@@ -128,6 +128,15 @@ class CommitViews:
         """The newest state that is in memory."""
         return self._known(topic_id, self._view(topic_id))
 
+    async def is_newest(self, known: TopicState) -> bool:
+        """Whether nobody has changed the topic since, as far as the replica has heard. Raises
+        StoreUnavailable."""
+        try:
+            node = await self._store.get(paths.topic_head(known.topic_id))
+        except NoNode:
+            return False
+        return node.version <= known.head_version
+
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
         """The topic as it is now, or as it was when this process last looked or committed."""
         view = self._view(topic_id)
@@ -135,12 +144,11 @@ class CommitViews:
         if known is not None and not fold:
             return known
         folded = await self._log(topic_id).fold(fresh=fresh)
-        if known is not None and folded.head_version < known.head_version:
-            return known  # an own commit that the replica has not; it will lose or be right
         if known is not None and folded.head_version == known.head_version:
             view.contended = False
-        view.state, view.unfolded = folded, 0
-        return folded
+        # an own commit may be newer, that the replica has not or that came meanwhile; it will lose
+        # or be right
+        return self._known(topic_id, view) or folded
 
     def state_is(self, after: TopicState) -> None:
         """An own commit made it so."""

@@ -6,7 +6,7 @@ change: `apply` returns the next one, and costs what the commit holds. Segments 
 has stored are named by chunk and need not be in memory (chunks.py reads them).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
@@ -89,6 +89,34 @@ class PartitionState:
         return count_within(self.rowless, lo, hi) if self.rowless else 0
 
 
+@dataclass(slots=True)
+class _Partition:
+    """As PartitionState, while a commit changes it: a copy for each action would be most of what a
+    commit of hundreds costs."""
+
+    number: int
+    start_offset: int
+    end_offset: int
+    intervals: Intervals
+    live: LiveSegment | None
+    rearranged: int
+    producers: Mapping[str, int]
+    rowless: tuple[Rowless, ...]
+
+    @staticmethod
+    def of(one: PartitionState) -> "_Partition":
+        return _Partition(
+            *(one.number, one.start_offset, one.end_offset, one.intervals, one.live),
+            *(one.rearranged, one.producers, one.rowless),
+        )
+
+    def done(self) -> PartitionState:
+        return PartitionState(
+            *(self.number, self.start_offset, self.end_offset, self.intervals, self.live),
+            *(self.rearranged, self.producers, self.rowless),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Across:
     """A commit that several topics share: its number here and the other topics' ids."""
@@ -168,8 +196,10 @@ def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> To
         raise errors.UnsupportedFormat(f"commit {number} does not follow commit {state.next - 1}")
     folding = _Folding(state, number, commit, max(state.commit_ms, created_ms))
     for kind, run in groupby(commit.actions, type):
-        if kind is SealLive:  # of many partitions, often
+        if kind is SealLive:  # of many partitions, often, and so are opens, which take nothing away
             folding.seal([action for action in run if isinstance(action, SealLive)])
+        elif kind is OpenLive:
+            folding.open([action for action in run if isinstance(action, OpenLive)])
         else:
             for action in run:
                 folding.apply(action)
@@ -185,6 +215,7 @@ class _Folding:
         self._commit = commit
         self._now_ms = now_ms
         self._partitions = list(before.partitions)
+        self._changing: dict[int, _Partition] = {}
         self._terminated = before.terminated
         self._dropped = dict(before.dropped)
         self._losing: dict[int, None] = {}
@@ -205,6 +236,8 @@ class _Folding:
         bodies = before.bodies
         if commit.body_ledger is not None:
             bodies = {**bodies, commit.body_ledger: self._number}
+        for p, held in self._changing.items():
+            self._partitions[p] = held.done()
         return replace(
             before,
             partitions=tuple(self._partitions),
@@ -231,8 +264,8 @@ class _Folding:
         self._add(action.segments)
 
     def overwrite(self, action: Overwrite) -> None:
-        for p, held in enumerate(self._partitions):
-            self._trim(p, held.end_offset)
+        for p in range(len(self._partitions)):
+            self._trim(p, self._at(p).end_offset)
         self._add(action.segments)
 
     def trim(self, action: Trim) -> None:
@@ -245,7 +278,7 @@ class _Folding:
         self._check(start < action.end <= held.end_offset, f"makes the hole {action}")
         hole = Interval(start, action.end, None, 0, self._now_ms, self._now_ms)
         self._take_away(held, start, action.end)
-        self._rearrange(held, held.intervals.with_instead(hole))
+        self._rearrange(held, hole)
 
     def replace(self, action: Replace) -> None:
         held = self._at(action.partition)
@@ -254,22 +287,22 @@ class _Folding:
         self._check(fits and rows == action.end - action.start, "replaces other rows than it has")
         one = self._interval(action)
         self._take_away(held, action.start, action.end)
-        self._rearrange(held, held.intervals.with_instead(one))
+        self._rearrange(held, one)
 
     def grow(self, action: Grow) -> None:
         there = len(self._partitions)
         self._partitions += [PartitionState(p) for p in range(there, action.partitions)]
 
-    def open_live(self, action: OpenLive) -> None:
-        held = self._at(action.partition)
-        self._check(held.live is None, f"opens partition {action.partition}, which is open")
-        ledger, version = action.ledger_id, action.metadata_version
-        live = LiveSegment(
-            *(action.partition, ledger, version, held.end_offset),
-            *(self._number, action.owner, action.epoch, action.deduplicated),
-            *(action.first_entry, action.rows_before, action.bytes_before),
-        )
-        self._partitions[action.partition] = replace(held, live=live)
+    def open(self, some: Sequence[OpenLive]) -> None:
+        for action in some:
+            held = self._at(action.partition)
+            self._check(held.live is None, f"opens partition {action.partition}, which is open")
+            ledger, version = action.ledger_id, action.metadata_version
+            held.live = LiveSegment(
+                *(action.partition, ledger, version, held.end_offset),
+                *(self._number, action.owner, action.epoch, action.deduplicated),
+                *(action.first_entry, action.rows_before, action.bytes_before),
+            )
 
     def seal(self, some: Sequence[SealLive]) -> None:
         """Seals, of which no two can be of one partition; their segments share a table."""
@@ -279,12 +312,11 @@ class _Folding:
                 is_of(action, held.live),
                 f"seals ledger {action.ledger_id}, which is not the live one",
             )
-            producers = _with_last(held.producers, action.producers)
+            held.live = None
+            if action.producers:
+                held.producers = _with_last(held.producers, action.producers)
             here = action.rowless.moved(held.end_offset)
-            rowless = with_more(held.rowless, here, held.start_offset)
-            self._partitions[action.partition] = replace(
-                held, live=None, producers=producers, rowless=rowless
-            )
+            held.rowless = with_more(held.rowless, here, held.start_offset)
         segments = [action.segment for action in some if action.segment is not None]
         if segments:
             self._add(segments)
@@ -296,29 +328,32 @@ class _Folding:
         by_partition: dict[int, list[Segment]] = {}
         for segment in segments:
             by_partition.setdefault(segment.partition, []).append(segment)
-        placed: list[PlacedSegment] = []
+        added: list[PlacedSegment] = []
         for p, some in by_partition.items():
             held = self._at(p)
             self._check(held.live is None, f"appends to partition {p}, which has a live segment")
-            placed += [self._timed(held, one) for one in self._placed(held.end_offset, some)]
-        table = SegmentTable.of(placed)
+            added += self._added(held, some)
+        table = SegmentTable.of(added)
         for p, some in by_partition.items():
-            held, now_ms = self._partitions[p], self._now_ms
-            end = held.end_offset + sum(segment.rows for segment in some)
-            size = sum(segment.bytes for segment in some)
-            first_ms = now_ms
+            held = self._at(p)
+            end = held.end_offset + sum([segment.rows for segment in some])
+            size = sum([segment.bytes for segment in some])
+            first_ms = last_ms = self._now_ms
             if len(some) == 1 and some[0].counted:
-                first_ms, now_ms = self._stored_ms(held, some[0])
-            added = Interval(held.end_offset, end, table, size, first_ms, now_ms)
-            intervals = held.intervals.appended(added)
-            self._partitions[p] = replace(held, end_offset=end, intervals=intervals)
+                first_ms, last_ms = self._stored_ms(held, some[0])
+            one = Interval(held.end_offset, end, table, size, first_ms, last_ms)
+            held.intervals = held.intervals.appended(one)
+            held.end_offset = end
 
-    def _timed(self, held: PartitionState, placed: PlacedSegment) -> PlacedSegment:
-        if not placed.segment.counted:
-            return placed
-        return replace(placed, commit_ms=self._stored_ms(held, placed.segment)[1])
+    def _added(self, held: _Partition, segments: Iterable[Segment]) -> Iterator[PlacedSegment]:
+        base = held.end_offset
+        for segment in segments:
+            counted = segment.counted
+            at_ms = self._stored_ms(held, segment)[1] if counted else self._now_ms
+            yield PlacedSegment(segment, base, self._number, at_ms)
+            base += segment.rows
 
-    def _stored_ms(self, held: PartitionState, segment: Segment) -> tuple[int, int]:
+    def _stored_ms(self, held: _Partition, segment: Segment) -> tuple[int, int]:
         """From when to when the rows of a segment born live were stored: by its owner's clock, but
         not before the rows that it follows, nor after this commit (hazard 35)."""
         before_ms = max((one.last_ms for one in held.intervals.last()), default=0)
@@ -361,11 +396,10 @@ class _Folding:
         offset = min(offset, held.end_offset)
         if offset > held.start_offset:
             self._take_away(held, held.start_offset, offset)
-            intervals = held.intervals.since(offset)
-            kept = replace(held, start_offset=offset, intervals=intervals)
-            self._partitions[partition] = kept
+            held.start_offset = offset
+            held.intervals = held.intervals.since(offset)
 
-    def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
+    def _take_away(self, held: _Partition, lo: int, hi: int) -> None:
         """Note which ledgers lose the rows: the action's author names what it saw, but where a
         checkpoint has put rows since only who folds from it sees."""
         for one in held.intervals.between(lo, hi):
@@ -373,13 +407,18 @@ class _Folding:
                 part = one.source.between(held.number, max(lo, one.lo), min(hi, one.hi))
                 self._losing |= dict.fromkeys(part.ledger_ids())
 
-    def _rearrange(self, held: PartitionState, intervals: Intervals) -> None:
-        self._partitions[held.number] = replace(held, intervals=intervals, rearranged=self._number)
+    def _rearrange(self, held: _Partition, interval: Interval) -> None:
+        held.intervals = held.intervals.with_instead(interval)
+        held.rearranged = self._number
 
-    def _at(self, partition: int) -> PartitionState:
-        there = len(self._partitions)
-        self._check(0 <= partition < there, f"names partition {partition} of {there}")
-        return self._partitions[partition]
+    def _at(self, partition: int) -> _Partition:
+        """The partition, to be changed."""
+        held = self._changing.get(partition)
+        if held is None:
+            there = len(self._partitions)
+            self._check(0 <= partition < there, f"names partition {partition} of {there}")
+            held = self._changing[partition] = _Partition.of(self._partitions[partition])
+        return held
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
@@ -422,6 +461,5 @@ _STEPS: dict[type, Callable[[_Folding, Any], None]] = {
     Hole: _Folding.hole,
     Overwrite: _Folding.overwrite,
     Grow: _Folding.grow,
-    OpenLive: _Folding.open_live,
     Terminate: _Folding.terminate,
 }

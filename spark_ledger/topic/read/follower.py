@@ -7,6 +7,7 @@ What is in ledgers and cannot be read now is tried again, as the store is.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from spark_ledger import errors
@@ -38,6 +39,8 @@ class TopicFollower:
         self._latest: tuple[TopicState, float] | None = None
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
+        self.listeners: dict[Callable[[TopicState], None], None] = {}
+        """Called with each state, once `state` has it."""
         self._loop = asyncio.get_running_loop()
         self._read_again_s = self._loop.time()
 
@@ -131,6 +134,8 @@ class TopicFollower:
         self._latest, self._folded_times = (state, began_s), heard_times
         self._folded.set()
         self._folded = asyncio.Event()  # of the next fold
+        for listener in list(self.listeners):
+            listener(state)
         if self._loop.time() - began_s > REREAD_S:  # as in an outage: this confirms little
             self._changed.set()
         return state

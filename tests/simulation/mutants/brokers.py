@@ -11,6 +11,7 @@ from spark_ledger.broker.consumers.acks import Acks
 from spark_ledger.broker.consumers.subscription import Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import live_writer, ownership, topic_commits
+from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
@@ -203,11 +204,11 @@ def tells_duplicates_at_once(new_of: Any) -> Any:
     return told
 
 
-def holds_for_ever(moved: Any) -> Any:
+def holds_for_ever(past: Any) -> Any:
     """What is held for somebody is held until he commits."""
 
-    async def waits(self: Any, seen: Any, over: Any, until_s: float) -> Any:
-        return await moved(self, seen, asyncio.Event(), until_s + 1e6)
+    async def waits(self: Any, partition: int, hold: Any) -> Any:
+        return await past(self, partition, Hold(hold.ledger_id, hold.opened, hold.until_s + 1e6))
 
     return waits
 
@@ -412,7 +413,7 @@ EVERY = (
         *(tells_duplicates_at_once, CUT),
     ),
     Mutant(
-        *("hold without an end", "hazard 29", TopicCommits, "moved"),
+        *("hold without an end", "hazard 29", TopicCommits, "past"),
         *(holds_for_ever, CUT),
     ),
     Mutant("epoch not raised", "hazard 45", ownership, "_encoded", keeps_the_epoch, SERVES),

@@ -387,14 +387,14 @@ def test_who_asks_before_the_owner_read_the_last_batch_back_is_not_refused():
     async def act(stage):
         owner = await reopened(stage, 2)
         intent = await stage.intent()
-        moved = owner.commits.moved
+        past = owner.commits.past
 
         async def slowly(*asked):
-            state = await moved(*asked)
+            state = await past(*asked)
             await asyncio.sleep(0.2)
             return state
 
-        owner.commits.moved = slowly
+        owner.commits.past = slowly
         recovered = []
         recover = stage.client.ledgers.open
 

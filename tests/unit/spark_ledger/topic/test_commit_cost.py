@@ -1,11 +1,14 @@
 """What a commit costs the metadata store: the steady state is one write and no read."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from spark_ledger.metadata.store import Check, Create, Set
 from spark_ledger.topic.write.task_writer import TaskResult
+from tests.unit.spark_ledger.broker.test_hand_over import another_process, reached
+from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 CALLS = ("get", "children", "sync", "create", "set", "delete", "multi")
@@ -120,5 +123,25 @@ def test_a_committer_that_is_alone_again_stops_reading():
         await stage.commit(mine, 3, results(stage, mine, 4))
 
         assert counted.taken() == {"multi": 1}
+
+    play(act)
+
+
+def test_a_commit_past_an_owner_reads_head_and_a_moment_later_is_folded():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        batches = await another_process(stage)
+        intent = await batches.intent()
+        await batches.commit(intent, 1, await batches.written(intent, [b"of spark"]))
+        log, counted = batches.client.log(stage.topic.id), Counted(batches.client)
+        for version in range(2, 5):
+            await asyncio.sleep(1)
+            assert log.known.next == version  # the owner's opening, and the commits so far
+            result = await batches.written(intent, [b"of spark"])
+            counted.taken()
+            await batches.commit(intent, version, result)
+            assert counted.taken() == {"get": 1, "multi": 1}
+        await owner.writer.close()
 
     play(act)
