@@ -270,8 +270,8 @@ class Bookie:
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
+            handle.adds += 1  # what repair finds here it counts on, the fence too: it is no garbage
             await self._fence(handle)
-            handle.adds += 1  # what repair finds here it counts on: it is no garbage
             await self.ledgers.settled([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()

@@ -23,7 +23,8 @@ Always true of collection:
   the index points to nothing in it;
 - a ledger is forgotten (state and handle) only when nothing of it is in cache and index and two
   flushes later nothing has come: then no journal segment that a replay would read speaks of it. An
-  add that was under way meets a handle that takes nothing any more.
+  add that was under way meets a handle that takes nothing any more. A surplus ledger that somebody
+  compared meanwhile is none any more: its fence stays, and the record may name this bookie.
 """
 
 import logging
@@ -101,7 +102,7 @@ class GarbageCollector:
         self._surplus_mass = MassRule("are kept by other bookies only")
         self._stray_mass: dict[str, MassRule] = {}  # by directory
         self._surplus: dict[int, _Surplus] = {}
-        self._dropped: dict[int, None] = {}  # surplus ledgers, until they are forgotten
+        self._dropped: dict[int, int] = {}  # surplus ledgers until they are forgotten, and `adds`
         self._idle: dict[int, _Idle] = {}
 
     def lives(self, ledger_id: int, directory_id: str = "") -> bool:
@@ -166,7 +167,7 @@ class GarbageCollector:
         again = [i for i, now in found.items() if self._surplus.get(i) == now]
         self._surplus = found
         dropped = self._surplus_mass.allowed(again, len(alive))
-        self._dropped.update(dict.fromkeys(dropped))
+        self._dropped.update((ledger_id, found[ledger_id].adds) for ledger_id in dropped)
         touched = await self._drop(dropped, directories, lambda i: self._is_still(i, found[i]))
         for ledger_id in touched:
             self._dropped.pop(ledger_id, None)
@@ -216,6 +217,9 @@ class GarbageCollector:
             state, flushes = self._storage.state(ledger_id), self._storage.flushes
             if state is None or not self._storage.is_whole(state):
                 continue
+            if ledger_id in self._dropped and not self._is_untouched(ledger_id):
+                del self._dropped[ledger_id]  # it was compared, so the record may name us by now
+                continue
             if await self._stored(ledger_id, directories) or self._storage.in_cache(ledger_id):
                 if not state.deleted:
                     self._dropped.pop(ledger_id, None)  # it is being copied here: it is no surplus
@@ -226,12 +230,19 @@ class GarbageCollector:
             idle = idle if idle.state == state else _Idle(state, flushes)
             quiet = self._storage.flushes == flushes and self._storage.state(ledger_id) == state
             quiet = quiet and complete  # a directory that is away brings back what it knew
+            quiet = quiet and (state.deleted or self._is_untouched(ledger_id))
             old = flushes >= idle.flushes + FLUSHES_BEFORE_FORGETTING
             if quiet and old and self._handles.forget(ledger_id):
                 self._storage.forget(ledger_id)  # in one step: no request comes in between
                 self._dropped.pop(ledger_id, None)
             else:
                 self._idle[ledger_id] = idle
+
+
+    def _is_untouched(self, ledger_id: int) -> bool:
+        """Whether nothing of a surplus ledger came or was compared here since it was found: who
+        finds it fenced here counts on that."""
+        return self._dropped.get(ledger_id) == self._handles.adds(ledger_id)
 
 
 async def _last_entries(ledger_id: int, directories: Sequence[StoreLogs]) -> tuple[int | None, ...]:

@@ -282,6 +282,30 @@ def test_an_error_of_the_store_drops_nothing():
     run(main())
 
 
+def test_a_surplus_ledger_that_is_compared_before_it_is_forgotten_stays_fenced():
+    """Repair asks with a fence, then writes a record that names us: with no entry, nothing more
+    would come."""
+
+    async def main():
+        at = await Setting.of()
+        at.node.known[2] = replace(at.node.known[2], fenced=True)
+        await at.moved_away(2)
+        await look(at)
+        assert await look(at) == [2]
+        at.node.added[2] = 1
+        for _ in range(5):
+            await at.collect()
+        assert at.node.known[2].fenced
+        assert [await look(at) for _ in range(2)] == [[], [2]], "two looks again"
+        await at.collect()
+        at.node.added[2] = 2
+        for _ in range(5):
+            await at.collect()
+        assert at.node.known[2].fenced
+
+    run(main())
+
+
 def test_bk870_more_than_a_tenth_at_once_go_only_if_the_next_pass_agrees():
     async def main():
         at = await Setting.of(ledgers=30, count=1)
