@@ -367,6 +367,7 @@ class OwnedTopic:
                 subscription = await self._opened(name, kind, durable, earliest)
                 self._subscriptions[name] = subscription
             subscription.check(kind, partition.number)
+            self.partition(partition.number)  # else no epoch of it is known
             if subscription.cursor is None:
                 mark = await start()
             elif not subscription.has_place(partition.number):

@@ -69,7 +69,6 @@ class AsyncLedgerWriter:
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
         self._announced_at = float("-inf")
-        self._carried = NO_ENTRY  # the last add confirmed that the newest add says in its header
         self._appended_at = 0.0
         self._next_entry = 0
         self._bytes = 0
@@ -149,7 +148,6 @@ class AsyncLedgerWriter:
         )
         # Nothing above changes the writer: what cannot be packed takes no id.
         self._next_entry, self._bytes, self._rows = entry_id + 1, bytes_so_far, rows_so_far
-        self._carried = lac
         self._appended_at = now = self._loop.time()
         add = Add([header, *parts], False, self._tokens.add)
         self._pipeline.push(
@@ -257,7 +255,8 @@ class AsyncLedgerWriter:
 
     def _announce_later(self) -> None:
         """Something was confirmed: write it by itself, at once where no add is under way that will
-        be followed by news, but every `explicit_lac_s` at most; else if no add carries it soon."""
+        be followed by news, but every `explicit_lac_s` at most; else if nothing is appended for so
+        long: an add that carries it may be stuck."""
         if self._announce_timer is not None or self._closing:
             return
         pause_s = self._cluster.config.explicit_lac_s
@@ -272,7 +271,7 @@ class AsyncLedgerWriter:
     def _announce(self) -> None:
         self._announce_timer = None
         lac = self.last_add_confirmed
-        if self._closing or self.failure is not None or lac <= max(self._carried, self._announced):
+        if self._closing or self.failure is not None or lac <= self._announced:
             return  # the next confirmation comes here again
         quiet_at = self._appended_at + self._cluster.config.explicit_lac_s
         if self._loop.time() < quiet_at:

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from spark_ledger.broker.wire.commands import LookupType, command, name_of
+from spark_ledger.broker.wire.commands import LookupType, ServerError, command, name_of
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
 from tests.simulation.brokers.process import BrokerProcess, Brokers
 from tests.simulation.brokers.wire import Wire
+from tests.simulation.invariants import Violation
 from tests.simulation.loop import Process, SimLoop
 
 ANSWER_S = 12.0
@@ -137,13 +138,16 @@ async def session(
     topic: str,
     work: Callable[[Link], Awaitable[None]],
 ) -> None:
-    """One session with the broker that has the topic, until it ends or the connection is lost."""
+    """One session with the broker that has the topic, until it ends or the connection is lost. That
+    the broker met what nobody expected is a defect."""
     link: Link | None = None
     try:
         link = await find(world.loop, brokers, client, rng, topic)
         await work(link)
     except Lost as lost:
         world.trace.note(client.name, str(lost))
+        if lost.code == ServerError.UNKNOWN:
+            world.observers.violated(Violation("no defect", f"a broker answered: {lost}"))
     finally:
         if link is not None:
             link.close()

@@ -128,6 +128,7 @@ class ProducerModel:
         options = {"topic_epoch": self._topic_epoch} if self._topic_epoch else {}
         if self.mode is not AccessMode.SHARED:
             self.work.truth.claims.setdefault(self.partition, {})[self.name] = None
+        self._made_ready = None
         try:
             _, made = await link.ask(
                 "producer",
@@ -143,7 +144,8 @@ class ProducerModel:
                 await self._is_fenced()
             raise
         self._epoch += 1
-        self._made_ready = made if made.producer_ready else None
+        if made.producer_ready:  # else it hears of its turn, or has heard of it by now
+            self._made_ready = made
         while self._made_ready is None:
             await asyncio.sleep(LOOK_S)
             if link.gone or self._loop.now > link.heard_s + self.silent_s:

@@ -335,3 +335,35 @@ def test_a_seek_that_was_carried_out_holds_although_its_broker_dies_at_once():
         await b.close()
 
     play(act, partitions=PARTITIONS)
+
+
+def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_look_it_up():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(named(0), authoritative=True)
+        topic, partition = await a.partition(named(0))
+        opened = topic._opened
+
+        async def opened_late(*some):
+            await taken(brokers, b, 0, of=a)
+            await topic.look()
+            await asyncio.sleep(DECIDED_S)
+            return await opened(*some)
+
+        topic._opened = opened_late
+        with pytest.raises(Refusal, match="look it up") as refused:
+            await topic.subscribe(
+                partition,
+                "s",
+                SubscriptionType.EXCLUSIVE,
+                durable=True,
+                start=None,
+                make=None,
+                earliest=True,
+            )
+        assert refused.value.code is ServerError.SERVICE_NOT_READY
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
