@@ -238,7 +238,6 @@ class GarbageCollector:
             else:
                 self._idle[ledger_id] = idle
 
-
     def _is_untouched(self, ledger_id: int) -> bool:
         """Whether nothing of a surplus ledger came or was compared here since it was found: who
         finds it fenced here counts on that."""
