@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ledger.demo import progress, session, worker
+from spark_ledger.demo import session, worker
 from spark_ledger.demo.flights import GROUP, LATE_MINUTES
 from spark_ledger.demo.worker import Told
 
@@ -116,7 +116,7 @@ def follow(queries: list[StreamingQuery], heard: "queue.Queue[str]") -> None:
         query.processAllAvailable()
     for query in queries:
         query.stop()
-        progress.report_all(query)
+        session.report_all(query)
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def main() -> None:
     heard = worker.listen()
     spark = session.start("readers", Path(told["scratch"]), cores=2, delta=True)
     worker.report("ready")
-    spark.streams.addListener(progress.BatchListener())
+    spark.streams.addListener(session.BatchListener())
     assert heard.get() == "read"
     follow([delays_by_hour(spark, told), late_flights(spark, told)], heard)
     worker.report("done")

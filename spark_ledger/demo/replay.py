@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ledger.demo import progress, session, worker
+from spark_ledger.demo import session, worker
 from spark_ledger.demo.worker import Told
 
 POLL_S = 0.005
@@ -46,7 +46,7 @@ def follow(spark: SparkSession, query: StreamingQuery, heard: "queue.Queue[str]"
             worker.report("tasks")
         time.sleep(POLL_S)
     query.awaitTermination()
-    progress.report_all(query)
+    session.report_all(query)
 
 
 def _tasks_run(tracker: StatusTracker) -> bool:
@@ -59,7 +59,7 @@ def main() -> None:
     heard = worker.listen()
     spark = session.start("replay", Path(told["scratch"]), cores=1)
     worker.report("ready")
-    spark.streams.addListener(progress.BatchListener())
+    spark.streams.addListener(session.BatchListener())
     query = start_query(spark, told)
     worker.report("started", query_id=query.id, run_id=query.runId)
     follow(spark, query, heard)

@@ -56,15 +56,11 @@ class LedgerStore:
         self._directory = directory
         self._bookies = bookies
         self._records = LedgerRecords(metadata)
-        self._cluster = Cluster(self._records, bookies, directory, config, rng, placement)
+        self.cluster = Cluster(self._records, bookies, directory, config, rng, placement)
+        """What the parts of the ledger share; for repair, which works beside them."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
         self._closed = False
-
-    @property
-    def cluster(self) -> Cluster:
-        """What the parts of the ledger share; for repair, which works beside them."""
-        return self._cluster
 
     async def create(
         self,
@@ -100,39 +96,22 @@ class LedgerStore:
                 f"ensemble_size {ensemble_size} is more than {ENSEMBLE_SIZE_MAX}",
                 "Choose a smaller one: a ledger's record names every bookie of it.",
             )
+        quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
         with self._while_open():
-            return await self._create(
-                Quorum(ensemble_size, write_quorum, ack_quorum),
-                *(password, custom, intent, topic, durability, ledger_id, announce_lac),
+            ensemble = await self._new_ensemble(quorum)
+            record = self._record(
+                await self._ids.next() if ledger_id is None else ledger_id,
+                *(quorum, ensemble, tokens, intent, topic, durability),
+                custom=custom,
             )
-
-    async def _create(
-        self,
-        quorum: Quorum,
-        password: bytes,
-        custom: Mapping[str, str],
-        intent: str,
-        topic: str,
-        durability: str,
-        ledger_id: int | None,
-        announce_lac: bool,
-    ) -> AsyncLedgerWriter:
-        ensemble = await self._new_ensemble(quorum)
-        tokens = derive(password)
-        record = self._record(
-            await self._ids.next() if ledger_id is None else ledger_id,
-            *(quorum, ensemble, tokens, intent, topic, durability),
-            custom=custom,
-        )
-        while True:
-            try:
-                known = await self._records.create(record)
-                break
-            except IdSpent:
-                if ledger_id is not None:
-                    raise
-                record = replace(record, ledger_id=await self._ids.next())
-        return self._writer(known, tokens, announce_lac)
+            while True:
+                try:
+                    known = await self._records.create(record)
+                    return self._writer(known, tokens, announce_lac)
+                except IdSpent:
+                    if ledger_id is not None:
+                        raise
+                    record = replace(record, ledger_id=await self._ids.next())
 
     async def create_several(
         self,
@@ -180,7 +159,7 @@ class LedgerStore:
             ack_quorum=quorum.ack_quorum,
             fragments=(Fragment(0, ensemble),),
             durability=durability,
-            creator=f"{self._cluster.rng.getrandbits(128):032x}",
+            creator=f"{self.cluster.rng.getrandbits(128):032x}",
             intent=intent,
             topic=topic,
             verifiers=verifiers(tokens),
@@ -193,9 +172,9 @@ class LedgerStore:
         """Of a ledger that was just made."""
 
         async def recover_own(own_id: int) -> VersionedRecord:
-            return await recover(self._cluster, own_id, tokens)
+            return await recover(self.cluster, own_id, tokens)
 
-        writer = AsyncLedgerWriter(self._cluster, known, tokens, recover_own, announce_lac)
+        writer = AsyncLedgerWriter(self.cluster, known, tokens, recover_own, announce_lac)
         self._writers[writer.ledger_id] = writer
         return writer
 
@@ -217,7 +196,7 @@ class LedgerStore:
             known = await self.recover(ledger_id, password=password)
         else:
             known = await self._record_since(ledger_id, min_version)
-        return AsyncLedgerReader(self._cluster, known, derive(password))
+        return AsyncLedgerReader(self.cluster, known, derive(password))
 
     async def recover(
         self,
@@ -237,7 +216,7 @@ class LedgerStore:
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
         with self._while_open():
-            return await recover(self._cluster, ledger_id, tokens or derive(password), gone)
+            return await recover(self.cluster, ledger_id, tokens or derive(password), gone)
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         """The ledger's record; with `fresh` not older than this call.
@@ -273,7 +252,7 @@ class LedgerStore:
         self._closed = True
         for writer in [*self._writers.values()]:
             writer.abandon(ClientClosed())
-        for end in [*self._cluster.at_close.values()]:
+        for end in [*self.cluster.at_close.values()]:
             end(ClientClosed())
         await self._directory.close()
         await self._bookies.close()
@@ -344,7 +323,7 @@ class LedgerStore:
 
     def _place(self, quorum: Quorum) -> Mapping[int, str]:
         slots = range(quorum.ensemble_size)
-        return self._cluster.place(quorum, slots, self._directory.writable(), {})
+        return self.cluster.place(quorum, slots, self._directory.writable(), {})
 
     async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
         """Choose again as bookies register, for the grace that a restart is given, if there are
@@ -370,7 +349,7 @@ class LedgerStore:
             self._directory.remove_listener(changed.set)
 
     def _not_enough(self, quorum: Quorum) -> NotEnoughBookies:
-        size, describe = quorum.ensemble_size, self._cluster.describe
+        size, describe = quorum.ensemble_size, self.cluster.describe
         writable = [bookie.id for bookie in self._directory.writable()]
         text = f"a ledger needs {size} writable bookies, there are {len(writable)}"
         remedy = None

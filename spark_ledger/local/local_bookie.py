@@ -20,24 +20,12 @@ class LocalBookie(LocalProcess):
         self.folder = folder
         self._service_url = service_url
         self.settings = settings
-        self._id = ""
-        self._address = ""
-        self._frames = ""
-
-    @property
-    def id(self) -> str:
+        self.id = ""
         """The bookie's UUID; empty before its first start."""
-        return self._id
-
-    @property
-    def address(self) -> str:
+        self.address = ""
         """host:port at which it serves, or last served, gRPC."""
-        return self._address
-
-    @property
-    def frames(self) -> str:
+        self.frames = ""
         """host:port at which it speaks, or last spoke, frames, as clients do."""
-        return self._frames
 
     def start(self) -> None:
         """Start it; returns when it is registered as writable. Raises errors.Unavailable."""
@@ -47,7 +35,7 @@ class LocalBookie(LocalProcess):
     def launch(self) -> None:
         """Start it and return at once; to be followed by `wait_until_registered`."""
         if self.running:
-            raise ValueError(f"bookie {self._id} is running already")
+            raise ValueError(f"bookie {self.id} is running already")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._child = Child(f"bookie in {self.folder.name}", self.command(), self.log)
 
@@ -55,7 +43,7 @@ class LocalBookie(LocalProcess):
         if self._child is None:
             raise Unavailable(f"the bookie in {self.folder} was not started")
         said = json.loads(self._child.first_line(START_TIMEOUT_S))
-        self._id, self._address, self._frames = said["bookie_id"], said["address"], said["frames"]
+        self.id, self.address, self.frames = said["bookie_id"], said["address"], said["frames"]
 
     def destroy(self) -> None:
         """SIGKILL, and its directories are gone for good, as if its machine had burnt. `start`

@@ -86,14 +86,14 @@ class LedgerCache:
                 self._idle.pop(ledger).cancel()
                 if ledger.usable(now):
                     return ledger
-                self._close(ledger)
+                self.discard(ledger)
         return await self._create(key, intent)
 
     def release(self, ledger: TaskLedger) -> None:
         """Keep the ledger for the next task, or close it in the background."""
         loop = asyncio.get_running_loop()
         if not ledger.usable(loop.time()):
-            self._close(ledger)
+            self.discard(ledger)
             return
         self._idle[ledger] = loop.call_later(self._idle_s, self._expire, ledger)
         if len(self._idle) > IDLE_LEDGERS_MAX:
@@ -101,7 +101,7 @@ class LedgerCache:
 
     def discard(self, ledger: TaskLedger) -> None:
         """Close the ledger in the background, whatever state it is in."""
-        self._close(ledger)
+        self._aside(self._close_quietly(ledger))
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Close every idle ledger and wait, so long at most, for all that are being closed."""
@@ -173,10 +173,7 @@ class LedgerCache:
         timer = self._idle.pop(ledger, None)
         if timer is not None:
             timer.cancel()
-            self._close(ledger)
-
-    def _close(self, ledger: TaskLedger) -> None:
-        self._aside(self._close_quietly(ledger))
+            self.discard(ledger)
 
     def _aside(self, closing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(closing)

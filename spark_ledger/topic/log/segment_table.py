@@ -51,8 +51,31 @@ SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLU
 _FIRST_SCHEMA = SCHEMA.remove(SCHEMA.get_field_index(_LATER))
 
 
+def _numbers(name: str) -> "cached_property[Longs]":
+    """A column of numbers, as an attribute of the table."""
+    return cached_property(lambda table: as_numpy(table.batch.column(name)))
+
+
 class SegmentTable:
     """Made by `of`, `joined`, `decode`, or as a part of another."""
+
+    partitions = _numbers("partition")
+    bases = _numbers("base")
+    """The first offset of each segment."""
+    rows = _numbers("rows")
+    sizes = _numbers("bytes")
+    """About how many payload bytes each segment takes."""
+    commits_ms = _numbers("commit_ms")
+    min_ms = _numbers("min_ms")
+    """When the first row of each segment was written, by its writer's clock."""
+    ledgers = _numbers("ledger")
+    """INLINE where a segment is in the commit itself."""
+    versions = _numbers("version")
+    """No older record of the segment's ledger may be used to read it."""
+    filter_entries = _numbers("filter_entry")
+    """Where the fingerprints of a segment's keys are, NO_ENTRY if there are none."""
+    rows_before = _numbers("rows_before")
+    """The rows of its ledger before each segment that is counted."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
@@ -103,37 +126,10 @@ class SegmentTable:
         """About how many bytes of memory the columns take."""
         return int(self.batch.nbytes)
 
-    @cached_property
-    def partitions(self) -> Longs:
-        return self._numbers("partition")
-
-    @cached_property
-    def bases(self) -> Longs:
-        """The first offset of each segment."""
-        return self._numbers("base")
-
-    @cached_property
-    def rows(self) -> Longs:
-        return self._numbers("rows")
-
-    @cached_property
-    def sizes(self) -> Longs:
-        """About how many payload bytes each segment takes."""
-        return self._numbers("bytes")
-
     @property
     def ends(self) -> Longs:
         """One past the last offset of each segment."""
         return self.bases + self.rows
-
-    @cached_property
-    def commits_ms(self) -> Longs:
-        return self._numbers("commit_ms")
-
-    @cached_property
-    def min_ms(self) -> Longs:
-        """When the first row of each segment was written, by its writer's clock."""
-        return self._numbers("min_ms")
 
     def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
         """Of the offsets [lo, hi), which the table has without a hole: how many rows were committed
@@ -153,16 +149,6 @@ class SegmentTable:
         return np.add.reduceat(rows, firsts), times[firsts]
 
     @cached_property
-    def ledgers(self) -> Longs:
-        """INLINE where a segment is in the commit itself."""
-        return self._numbers("ledger")
-
-    @cached_property
-    def versions(self) -> Longs:
-        """No older record of the segment's ledger may be used to read it."""
-        return self._numbers("version")
-
-    @cached_property
     def shared(self) -> npt.NDArray[np.bool_]:
         """Whether a segment has entries that hold rows of other partitions too."""
         found: npt.NDArray[np.bool_] = as_numpy(self.batch.column("shared"))
@@ -173,11 +159,6 @@ class SegmentTable:
         """Which segments list no rows of their entries: the entries' headers count them."""
         found: npt.NDArray[np.bool_] = np.diff(self._entry_rows[0]) == 0
         return found
-
-    @cached_property
-    def filter_entries(self) -> Longs:
-        """Where the fingerprints of a segment's keys are, NO_ENTRY if there are none."""
-        return self._numbers("filter_entry")
 
     def inline_payload(self, i: int, entry: int) -> bytes:
         """The payload of an entry of an inline segment."""
@@ -197,11 +178,6 @@ class SegmentTable:
         entries = self.batch.column("entries")
         found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[:-1]]
         return found
-
-    @cached_property
-    def rows_before(self) -> Longs:
-        """The rows of its ledger before each segment that is counted."""
-        return self._numbers("rows_before")
 
     @cached_property
     def entry_counts(self) -> Longs:
@@ -284,10 +260,6 @@ class SegmentTable:
         """Where each segment's counts begin, and the counts."""
         column = self.batch.column("entry_rows")
         return as_numpy(column.offsets), as_numpy(column.values)
-
-    def _numbers(self, name: str) -> Longs:
-        found: Longs = as_numpy(self.batch.column(name))
-        return found
 
 
 def _placed(row: dict[str, Any]) -> PlacedSegment:
