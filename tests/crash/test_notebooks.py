@@ -103,30 +103,3 @@ def test_a_notebook_runs_in_jupyter_and_again_after_it_was_left_half_way(tmp_pat
             for kind in each.get("data", ())
         ]
         assert "image/png" in kinds and "text/html" in kinds
-
-
-DELTA_SINK = """
-import sys
-from pathlib import Path
-from spark_ledger import cause_of
-from spark_ledger.demo import session
-
-folder, url = sys.argv[1:]
-spark = session.start("into Delta", Path(folder) / "spark", cores=2, delta=True)
-ours = {"serviceUrl": url, "valueFormat": "arrow"}
-rows = spark.sql("SELECT 5000000000 AS number")
-rows.write.format("ledger").options(**ours).mode("append").save("too-large-for-an-int")
-read = spark.readStream.format("ledger").options(**ours, startingOffsets="earliest")
-read = read.schema("number INT").load("too-large-for-an-int")
-into = read.writeStream.format("delta").option("checkpointLocation", f"{folder}/checkpoint")
-try:
-    into.trigger(availableNow=True).start(f"{folder}/table").awaitTermination()
-except Exception as error:
-    print("LEDGER" in str(error), cause_of(error))
-"""
-
-
-def test_what_delta_says_that_a_task_failed_of_is_found_by_its_cause(cluster, tmp_path):
-    said = run(tmp_path, "-c", DELTA_SINK, str(tmp_path), cluster.service_url)
-    (told,) = [line for line in said.splitlines() if "LEDGER" in line]
-    assert told.startswith("False [LEDGER_SCHEMA") and "5000000000" in told

@@ -5,6 +5,8 @@ python -m tests.spark.notebooks FOLDER SERVICE_URL NAME:PARAMETER=VALUE,... ...
 It prints a line of JSON for each: its error if it failed, its output, and how many rows each topic
 of the cluster has after it. The session has Delta Lake, as Databricks' has; a notebook that starts
 a cluster of its own (SERVICE_URL is not for it) ends the session, too, and so has to come last.
+The name `delta` is no notebook's: a query into Delta whose task fails of a row, what Spark says of
+it as the error, and what is found in that as the output.
 """
 
 import contextlib
@@ -13,13 +15,16 @@ import json
 import sys
 from pathlib import Path
 
-from spark_ledger import Admin
+from pyspark.sql import SparkSession
+
+from spark_ledger import Admin, cause_of
 from spark_ledger.demo import session
 from spark_ledger.errors import LedgerError
 from spark_ledger.notebook.run import CellFailed, run
 from spark_ledger.notebook.source import read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
+DELTA = "delta"
 
 
 def result(name: str, given: dict[str, str]) -> dict[str, str]:
@@ -32,15 +37,32 @@ def result(name: str, given: dict[str, str]) -> dict[str, str]:
     return {"error": error, "said": said.getvalue()}
 
 
+def fails_in_delta(spark: SparkSession, service_url: str, folder: str) -> dict[str, str]:
+    ours, topic = {"serviceUrl": service_url, "valueFormat": "arrow"}, "too-large-for-an-int"
+    rows = spark.sql("SELECT 5000000000 AS number")
+    rows.write.format("ledger").options(**ours).mode("append").save(topic)
+    read = spark.readStream.format("ledger").options(**ours, startingOffsets="earliest")
+    into = read.schema("number INT").load(topic).writeStream.format("delta")
+    into = into.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    try:
+        into.start(f"{folder}/table").awaitTermination()
+    except Exception as error:
+        return {"error": str(error), "said": str(cause_of(error))}
+    return {"error": "", "said": ""}
+
+
 def main() -> None:
     folder, service_url, *wanted = sys.argv[1:]
     scratch = Path(folder) / "spark"
-    session.start("notebooks", scratch, cores=2, delta=True, task_failures_max=4)
+    spark = session.start("notebooks", scratch, cores=2, delta=True, task_failures_max=4)
     for each in wanted:
         name, _, rest = each.partition(":")
         given = dict(word.split("=", 1) for word in rest.split(",") if word)
         given.setdefault("folder", f"{folder}/{name}")
-        found = result(name, given)
+        if name == DELTA:
+            found = fails_in_delta(spark, service_url, given["folder"])
+        else:
+            found = result(name, given)
         with Admin(service_url) as admin:
             rows = {
                 str(topic.name): admin.describe(str(topic.name)).rows for topic in admin.topics()

@@ -2,7 +2,7 @@
 code can be parsed, and what it imports of ours is there.
 
 One process runs all that are asked for, for the start of Spark is most of what a short run costs.
-`make test` runs one notebook, twice.
+`make test` runs one notebook, twice, and a query into Delta that fails.
 """
 
 import ast
@@ -18,6 +18,7 @@ import pytest
 from spark_ledger.local import LocalCluster
 from spark_ledger.notebook.source import read_notebook
 from tests.kit import jvm
+from tests.spark.notebooks import DELTA
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.py"))
@@ -95,6 +96,13 @@ def test_a_notebook_checks_itself_and_leaves_what_it_says(results, name):
 @pytest.mark.parametrize("name", [TWICE])
 def test_a_notebook_runs_again_on_what_it_left(results, name):
     assert len(results[name]) == 2
+
+
+@pytest.mark.parametrize("name", [DELTA])
+def test_what_delta_says_that_a_task_failed_of_is_found_by_its_cause(results, name):
+    (told,) = results[name]
+    assert told["error"] and "LEDGER" not in told["error"]
+    assert told["said"].startswith("[LEDGER_SCHEMA") and "5000000000" in told["said"]
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

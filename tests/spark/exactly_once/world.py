@@ -49,9 +49,9 @@ class World:
 
     @property
     def driver(self) -> DriverProcess:
-        """The one that runs; another one when it was killed."""
+        """The one that runs; another one when it was killed: the spare, if there is one."""
         if self._driver is None or self._driver.killed:
-            self._driver = self.new_driver()
+            self._driver, self._spare = self.spare, None
         return self._driver
 
     @property
