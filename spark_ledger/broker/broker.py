@@ -319,6 +319,7 @@ class Broker:
         while True:
             await asyncio.sleep(TICK_S)
             try:
+                self.ownership.incomplete = self.incomplete.count
                 if await self.ownership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
                     for topic in self._opened():

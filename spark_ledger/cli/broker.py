@@ -53,22 +53,27 @@ def start(
 
 @app.command("list")
 def list_them(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The brokers that are alive, and where clients reach them."""
+    """The brokers that are alive, where clients reach them, and how many chunked messages their
+    producers left incomplete since they started."""
     found = asyncio.run(alive(resolve_service_url(service_url)))
     if json:
         print_json(found)
     else:
-        print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in found], "no brokers")
+        heads = ("BROKER", "URL", "INCOMPLETE MESSAGES")
+        print_table(heads, [tuple(one.values()) for one in found], "no brokers")
 
 
-async def alive(service_url: str) -> list[dict[str, str]]:
-    """Brokers by `id` and `url`. Raises Unavailable."""
+async def alive(service_url: str) -> list[dict[str, str | int]]:
+    """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
     from spark_ledger.broker.owner.ownership import brokers_alive
     from spark_ledger.metadata.zookeeper import connect
 
     store = await connect(service_url, make_root=False)
     try:
         found = await brokers_alive(store)
-        return [{"id": broker, "url": found[broker]} for broker in sorted(found)]
+        return [
+            {"id": one, "url": said["url"], "incomplete_messages": said.get("incomplete", 0)}
+            for one, said in sorted(found.items())
+        ]
     finally:
         await store.close()

@@ -1,10 +1,15 @@
 """Messages that Pulsar's client cuts into chunks, by a real broker and real bookies."""
 
+import asyncio
 import random
+import socket
 
 import pulsar
 import pytest
 
+from spark_ledger.broker.wire.commands import command
+from spark_ledger.broker.wire.frames import encode, encode_with_batch
+from spark_ledger.cli.broker import alive
 from tests.integration.test_broker import (
     TIMEOUT_MS,
     client,
@@ -15,6 +20,7 @@ from tests.integration.test_broker import (
     topics,
 )
 from tests.kit.processes import eventually
+from tests.kit.pulsar_batches import chunked
 
 __all__ = ["client", "name", "topics"]
 
@@ -64,6 +70,33 @@ def test_a_chunked_message_is_one_row_and_one_message(client, cluster, topics, n
     assert [row[1] for _, row in rows[:7]] == values
     assert rows[1][1][0] == b"k"
     assert rows[1][1][3] == [{"key": "a", "value": b"1"}]
+
+
+def test_a_message_whose_producer_goes_in_the_middle_is_counted_where_brokers_are_listed(
+    cluster, name
+):
+    url = cluster.broker_url
+    before = incomplete_at(cluster)
+    first, *_ = chunked(b"large" * 100, 3)
+    host, _, port = url.removeprefix("pulsar://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        said = raw.makefile("rb")
+        for one in (
+            command("connect", client_version="test", protocol_version=15),
+            command("producer", topic=name, producer_id=1, request_id=1),
+        ):
+            raw.sendall(encode(one))
+            said.read(int.from_bytes(said.read(4)))
+        send = command("send", producer_id=1, sequence_id=0, num_messages=1, is_chunk=True)
+        raw.sendall(encode_with_batch(send, first))
+        said.close()
+    assert eventually(lambda: incomplete_at(cluster) == before + 1)
+
+
+def incomplete_at(cluster):
+    listed = asyncio.run(alive(cluster.service_url))
+    (count,) = (one["incomplete_messages"] for one in listed if one["url"] == cluster.broker_url)
+    return count
 
 
 def test_a_message_of_100_mib_goes_through_a_broker_that_does_not_hold_it(

@@ -1,6 +1,7 @@
 """Which broker has which partition: a record for each topic, one ephemeral for each broker.
 
-    /brokers/alive/<id>          ephemeral: where the broker is reached
+    /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
+                                 many chunked messages its producers left incomplete}
     /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
                                  stays when the brokers go
 
@@ -81,8 +82,8 @@ class Deposed(errors.LedgerFenced):
     """Another broker has the partition."""
 
 
-async def brokers_alive(store: MetadataStore) -> dict[str, str]:
-    """The URL of each broker that is alive, by id. Raises errors.Unavailable."""
+async def brokers_alive(store: MetadataStore) -> dict[str, dict[str, Any]]:
+    """What each broker that is alive says of itself, by id. Raises errors.Unavailable."""
     with reachable("listing brokers"):
         try:
             ids = await store.children(paths.BROKERS_ALIVE)
@@ -90,7 +91,7 @@ async def brokers_alive(store: MetadataStore) -> dict[str, str]:
             return {}
         nodes = await store.get_many([paths.broker(one) for one in ids])
         there = zip(ids, nodes, strict=True)
-        return {one: str(json.loads(node.value)["url"]) for one, node in there if node}
+        return {one: json.loads(node.value) for one, node in there if node}
 
 
 class Ownership:
@@ -106,6 +107,8 @@ class Ownership:
         """`answers`: whether a broker lives at a URL."""
         self.broker_id = broker_id
         self.url = url
+        self.incomplete = 0
+        """Of its producers' chunked messages; `keep` writes it."""
         self._store = store
         self._answers = answers or Probes().answers
         self._session_lost = False
@@ -117,9 +120,8 @@ class Ownership:
         with reachable("registering a broker"):
             await ensure(self._store, paths.BROKERS_ALIVE)
             await ensure(self._store, paths.BROKERS_TOPICS)
-            value = json.dumps({"url": self.url}).encode()
             with suppress(NodeExists, OutcomeUnknown):
-                await self._store.create(self._path, value, ephemeral=True)
+                await self._store.create(self._path, self._said, ephemeral=True)
         self._session_lost = False
         for broker, url in (await self.brokers()).items():
             if url == self.url and broker != self.broker_id:
@@ -127,11 +129,15 @@ class Ownership:
 
     async def keep(self) -> bool:
         """Register again if the session that did is over, or another broker took this one for
-        dead; whether that was so."""
+        dead; whether that was so. One that is registered says `incomplete` anew if it changed."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
         with reachable("looking whether this broker is registered"):
-            if not self._session_lost and await read(self._store, self._path) is not None:
+            node = None if self._session_lost else await read(self._store, self._path)
+            if node is not None:
+                if node.value != self._said:
+                    with suppress(NoNode, BadVersion, OutcomeUnknown):
+                        await self._store.set(self._path, self._said, node.version)
                 return False
         await self.register()
         return True
@@ -142,7 +148,7 @@ class Ownership:
 
     async def brokers(self) -> dict[str, str]:
         """The URL of each broker that is alive, by id."""
-        return await brokers_alive(self._store)
+        return {one: str(said["url"]) for one, said in (await brokers_alive(self._store)).items()}
 
     async def bury(self, broker_id: str) -> None:
         """It is dead: all brokers see it, whatever its session says. One that is not registers
@@ -290,6 +296,10 @@ class Ownership:
                 await self._store.set(path, value, owners.version)
             return True
         return False
+
+    @property
+    def _said(self) -> bytes:
+        return json.dumps({"url": self.url, "incomplete": self.incomplete}).encode()
 
     @property
     def _path(self) -> str:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.owner.ownership import Deposed, Ownership, brokers_alive
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -212,5 +212,17 @@ def test_one_that_was_taken_for_dead_registers_again_and_finds_that_it_has_nothi
         assert await a.probe() == {"b"}
         with pytest.raises(Deposed):
             await b.check("t", min(had), 1)
+
+    play(act)
+
+
+def test_a_broker_says_how_many_chunked_messages_are_incomplete_as_long_as_it_lives():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        said = {"url": a.url, "incomplete": 0}
+        assert await brokers_alive(stage.client.store) == {"a": said}
+        a.incomplete = 2
+        assert not await a.keep()
+        assert await brokers_alive(stage.client.store) == {"a": {**said, "incomplete": 2}}
 
     play(act)
