@@ -52,6 +52,9 @@ LOG_NODES_MAX = 2000
 UNFOLDED_MAX = 100  # so many more commits there may be than this process has folded
 DROPPED_LOOKED_AT = 64  # of the ledgers dropped longest ago, by each checkpoint
 PARTITIONS_AT_ONCE = 16  # made small between two turns of the event loop
+PAUSE_S = 0.1
+"""Between a commit and the checkpoint that it is time for: who waits for the commit, as a producer
+whose partition was handed over for it, has the processor and the bookies first."""
 PURPOSE = "checkpoint"
 
 _log = logging.getLogger(__name__)
@@ -82,9 +85,9 @@ class Checkpointer:
         self._making: dict[str, asyncio.Task[None]] = {}
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:
-        """Make a checkpoint in the background if it is time: commit `number` was made, under the
-        intent; None if that has ended. A failure is logged; the next try is after as many commits
-        again."""
+        """Make a checkpoint in the background, PAUSE_S from now, if it is time: commit `number` was
+        made, under the intent; None if that has ended. A failure is logged; the next try is after
+        as many commits again."""
         log = self._log_of(topic_id)
         since = number + 1 - max(log.root_next, self._tried.get(topic_id, 0))
         if since < self._every or topic_id in self._making:
@@ -148,6 +151,7 @@ class Checkpointer:
     # -- one checkpoint -----------------------------------------------------------------------
 
     async def _make_quietly(self, topic_id: str, intent_id: str | None) -> None:
+        await asyncio.sleep(PAUSE_S)
         try:
             await self.make(topic_id, intent_id, least=self._every)
         except (errors.LedgerError, StoreError) as error:

@@ -158,6 +158,25 @@ def test_a_checkpoint_is_made_in_the_background_every_sixty_four_commits():
     play(act)
 
 
+def test_the_moment_after_a_commit_belongs_to_those_who_wait_for_it_and_not_to_a_checkpoint():
+    async def act(stage):
+        checkpoints, loop = stage.client.checkpoints, asyncio.get_running_loop()
+        make, began = checkpoints.make, []
+
+        async def noted(*arguments, **options):
+            began.append(loop.time())
+            return await make(*arguments, **options)
+
+        checkpoints.make = noted
+        await commits(stage, await stage.intent(), 64)
+        committed = loop.time()
+        await checkpoints.idle()
+        assert began == [pytest.approx(committed + checkpointer.PAUSE_S)]
+        assert record_of(stage).next == 64
+
+    play(act)
+
+
 def test_a_thousand_small_commits_leave_a_short_log_and_a_small_state():
     async def act(stage):
         intent = await stage.intent()
