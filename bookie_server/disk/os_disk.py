@@ -32,7 +32,7 @@ _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
-_FREED_BYTES, _FREED_PARTS_MAX = 1 << 20, 256
+_FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
 _WRITERS = 4
 _READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
 _RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
@@ -227,8 +227,9 @@ def _list(folder: Path) -> list[str]:
 
 def _remove_in_parts(path: Path) -> None:
     """The name goes in one step, then the space from the end on. A file system that discards what
-    it frees lets nobody write until that is done: 64 MiB at once are 10 to 270 ms for every journal
-    on it. So after each part the disk is left to others for as long as the part took."""
+    it frees does so as it commits its own log, and lets nobody write until that is done: for 64 MiB
+    20 to 100 ms, for every journal on it. So each part is synced by itself, for all of them would
+    be freed in one commit, and then the disk is left to others for as long as the part took."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.unlink(path)
@@ -238,6 +239,7 @@ def _remove_in_parts(path: Path) -> None:
             began_s = time.monotonic()
             end = max(0, end - part_bytes)
             os.ftruncate(fd, end)
+            os.fsync(fd)
             time.sleep(time.monotonic() - began_s)
     finally:
         os.close(fd)

@@ -136,21 +136,27 @@ def test_the_space_of_a_file_that_nobody_reads_is_given_back_in_parts_after_its_
     tmp_path, monkeypatch
 ):
     ends = []
-    truncate = os.ftruncate
+    truncate, sync = os.ftruncate, os.fsync
 
     def noted(fd, end):
         assert not (tmp_path / "disk/a").exists()
         ends.append(end)
         truncate(fd, end)
 
+    def synced(fd):
+        ends.append(f"synced at {os.fstat(fd).st_size}")
+        sync(fd)
+
     async def test(disk):
         for path in ("a", "b"):
-            await (await disk.create(path, (3 << 20) + 5)).close()
+            await (await disk.create(path, (8 << 20) + 5)).close()
         monkeypatch.setattr(os, "ftruncate", noted)
+        monkeypatch.setattr(os, "fsync", synced)
         await disk.remove("a", unread=True)
-        assert ends == [(2 << 20) + 5, (1 << 20) + 5, 5, 0]
+        parts = [(4 << 20) + 5, 5, 0]
+        assert ends == [each for end in parts for each in (end, f"synced at {end}")]
         await disk.remove("b")
-        assert len(ends) == 4
+        assert len(ends) == 6
         assert await disk.list() == []
         with pytest.raises(NoSuchFile):
             await disk.remove("a", unread=True)
