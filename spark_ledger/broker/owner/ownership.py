@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors
@@ -38,6 +39,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
 NOT_THERE = -1
+RECORDS_KEPT = 16
 
 _log = logging.getLogger(__name__)
 
@@ -328,7 +330,9 @@ def _encoded(owners: Owners) -> bytes:
     return json.dumps({"brokers": plain}, separators=(",", ":")).encode()
 
 
+@lru_cache(maxsize=RECORDS_KEPT)
 def _decoded(value: bytes, version: int) -> Owners:
+    """Each lookup reads the record, which changes seldom and may be of thousands of partitions."""
     plain = json.loads(value)
     if "brokers" not in plain:
         one = Owner(str(plain["broker"]), int(plain["epoch"]), str(plain["url"]))

@@ -226,3 +226,16 @@ def test_a_broker_says_how_many_chunked_messages_are_incomplete_as_long_as_it_li
         assert await brokers_alive(stage.client.store) == {"a": {**said, "incomplete": 2}}
 
     play(act)
+
+
+def test_a_record_that_did_not_change_is_decoded_once_for_all_lookups():
+    async def act(stage):
+        _, a, _ = await spread(stage)
+        before = await a.owners("t", fresh=True)
+        assert await a.owners("t", fresh=True) is before
+        await a.choose("t", 30, 31, here=True)
+        after = await a.owners("t", fresh=True)
+        assert after.version == before.version + 1 and after.of(30).broker == "a"
+        assert before.of(30) is None
+
+    play(act)
