@@ -57,10 +57,10 @@ STEPS: dict[str, list[list[str]]] = {
         tests(*TWO, *MUTANTS),
     ],
     "integration": [
-        tests("-n", "4", *BY_FILE, "tests/integration", marks="not alone"),  # they mostly wait
+        tests("-n", "6", *BY_FILE, "tests/integration", marks="not alone"),  # they mostly wait
         tests("tests/integration", marks="alone"),
     ],
-    "spark": [tests(*TWO, *BY_FILE, "tests/spark")],
+    "spark": [tests("-n", "3", *BY_FILE, "tests/spark")],  # half the time they wait
     "crash": [tests(*TWO, *BY_FILE, "tests/crash")],
 }
 """The runs of each step, one after the other, with the tests that are marked `slow`."""
