@@ -11,7 +11,7 @@ import logging
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.topic.commit import hand_over
-from spark_ledger.topic.commit.hand_over import Live
+from spark_ledger.topic.commit.hand_over import Handed, Live
 
 LASTS_S = hand_over.HOLDS_S_MAX + 2.0
 
@@ -29,12 +29,21 @@ class Held:
             if hold is not None:
                 self._holds.append(hold)
 
+    @property
+    def stopping(self) -> "list[asyncio.Future[Handed | None]]":
+        """Answers that are still to come."""
+        return [hold.answer for hold in self._holds if not hold.answer.done()]
+
     async def answer(self, within_s: float) -> bytes:
         """What is handed over by then; other live segments than those in it are not."""
-        asked = [hold.answer for hold in self._holds]
-        if asked:
-            await asyncio.wait(asked, timeout=within_s)
-        some = [one.result() for one in asked if one.done()]
+        stopping = self.stopping
+        if stopping:
+            await asyncio.wait(stopping, timeout=within_s)
+        return self.answered()
+
+    def answered(self) -> bytes:
+        """What is handed over by now."""
+        some = (hold.answer.result() for hold in self._holds if hold.answer.done())
         return hand_over.encode_answer([one for one in some if one is not None])
 
     def let_go(self) -> None:
@@ -66,6 +75,9 @@ class CommitterConnection(asyncio.Protocol):
             lives, hold_s = asked
             loop = asyncio.get_running_loop()
             self._held = Held(self._broker, lives, loop.time() + hold_s)
+            if not self._held.stopping:  # before those that have stopped go on with their work
+                self._transport.write(self._held.answered())
+                return
             within_s = hand_over.answer_within_s(hold_s, len(lives))
             self._answering = loop.create_task(self._answer(self._held, within_s))
 

@@ -99,6 +99,7 @@ class LiveWriter:
         self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[Entry] = deque()
         self._wake = asyncio.Event()
+        self._waits = False  # in _wait, for something to happen
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
         self._intent: Intent | None = None  # that the ledger at hand was made under
@@ -165,6 +166,8 @@ class LiveWriter:
                 return None
             asked = self._asked = Hold(ledger_id, live.opened, until_s)
             self._wake.set()
+            if self._waits and not self._inflight and not self._broken():
+                self._stop()
         elif following is not None and (asked is None or asked.opened < opened):
             new = self._asked_next is None and following.writer.ledger_id == ledger_id
             if new and not self._closing:
@@ -227,6 +230,8 @@ class LiveWriter:
             self._send()
             self._take_asked()
             await self._wait()
+            if self._writer is None:  # handed over meanwhile
+                continue
             self._settle()
             if self._broken():
                 await self._decide()
@@ -294,9 +299,14 @@ class LiveWriter:
         if self._over() and not self._inflight:
             return
         left_s = min(self._opened_s + self._limits.age_s, self._used_s + self._idle_s) - loop.time()
-        with suppress(TimeoutError):
+        self._waits = True
+        try:
             async with asyncio.timeout(max(0.001, left_s) if not self._inflight else None):
                 await self._wake.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waits = False
         self._wake.clear()
 
     def _settle(self) -> None:

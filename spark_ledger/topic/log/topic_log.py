@@ -66,6 +66,7 @@ class TopicLog:
         self._offered: TopicState | None = None
         self._trimmed = 0
         self._decoded: tuple[bytes, Root] | None = None
+        self._next: tuple[int, Versioned] | None = None  # a commit that was read beside head
         self._turn = asyncio.Lock()
 
     @property
@@ -83,11 +84,14 @@ class TopicLog:
         """Commits below it are not in the log any more; there may be more of them."""
         return self._trimmed
 
-    async def fold(self, *, fresh: bool = False, watch: Watcher | None = None) -> TopicState:
+    async def fold(
+        self, *, fresh: bool = False, watch: Watcher | None = None, heard: bool = False
+    ) -> TopicState:
         """The topic's state at the head, reading only commits not folded yet.
 
         `fresh` syncs first, so that every commit acknowledged before the call is seen. `watch` is
-        set on head, before it is read. Deleted topics fold to a state with `deleted`.
+        set on head, before it is read. `heard`: there is a commit more, probably, which is read
+        beside head. Deleted topics fold to a state with `deleted`.
         Raises errors.TopicNotFound, errors.TopicDeleted (its log is not whole any more),
         errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch,
         errors.Unavailable (bodies and checkpoints), store.StoreUnavailable.
@@ -95,7 +99,7 @@ class TopicLog:
         if fresh:
             await self.store.sync(self._head_path)
         async with self._turn:
-            return await self._fold(watch)
+            return await self._fold(watch, heard=heard)
 
     async def fold_from_checkpoint(self) -> tuple[TopicState, Checkpointed | None]:
         """The state, folded from the newest checkpoint, and that checkpoint. Raises as `fold`."""
@@ -134,8 +138,8 @@ class TopicLog:
 
     # -- folding ------------------------------------------------------------------------------
 
-    async def _fold(self, watch: Watcher | None) -> TopicState:
-        node = await self._get(self._head_path, watch)
+    async def _fold(self, watch: Watcher | None, *, heard: bool = False) -> TopicState:
+        node, self._next = await self._head_and_next(watch, heard)
         for tries in range(TRIES_MAX):
             head = records.decode_head(node.value)
             try:
@@ -143,6 +147,7 @@ class TopicLog:
             except (_Missing, errors.NoSuchLedger) as error:
                 problem = error
             else:
+                self._next = None
                 self._state = _at_head(folded, self._state, node, head)
                 return self._state
             await self.store.sync(self._head_path)
@@ -150,6 +155,19 @@ class TopicLog:
         if head.life is TopicLife.DELETED:
             raise errors.TopicDeleted(f"topic {self.topic_id} was deleted", topic_id=self.topic_id)
         raise errors.UnsupportedFormat(f"topic {self.topic_id} cannot be folded: {problem}")
+
+    async def _head_and_next(
+        self, watch: Watcher | None, heard: bool
+    ) -> tuple[Versioned, tuple[int, Versioned] | None]:
+        """Head and, where it was `heard` that there is one, the commit that comes next."""
+        known = self._state
+        if known is None or not heard:
+            return await self._get(self._head_path, watch), None
+        path = paths.topic_log(self.topic_id, known.next)
+        node, found = await asyncio.gather(
+            self._get(self._head_path, watch), read(self.store, path)
+        )
+        return node, None if found is None else (known.next, found)
 
     async def _folded(self, head: Head, *, look: bool) -> TopicState:
         """The state up to head, or up to what is known if that is more."""
@@ -194,6 +212,8 @@ class TopicLog:
         return folded
 
     async def _commit_node(self, number: int) -> Versioned:
+        if self._next is not None and self._next[0] == number:
+            return self._next[1]
         path = paths.topic_log(self.topic_id, number)
         node = await look_up(self.store, path)
         if node is None:

@@ -127,7 +127,7 @@ class TopicFollower:
         watch = None if self._armed else self._heard
         self._armed = True
         try:
-            state = await self.log.fold(fresh=fresh, watch=watch)
+            state = await self.log.fold(fresh=fresh, watch=watch, heard=self.behind)
         except BaseException:
             self._armed = self._armed and watch is None
             raise

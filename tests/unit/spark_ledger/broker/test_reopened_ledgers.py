@@ -28,6 +28,7 @@ from tests.unit.spark_ledger.broker.test_hand_over import (
     by_spark,
     dies,
     live_segment,
+    now_s,
     reached,
     values,
 )
@@ -534,5 +535,27 @@ def test_a_successor_does_not_seal_a_ledger_that_ended_before_the_segment():
         wrong = replace(live, first_entry=9, rows_before=18)
         with pytest.raises(errors.UnsupportedFormat, match="ended at entry"):
             await sealed(stage.client.ledgers, wrong)
+
+    play(act)
+
+
+def test_what_has_nothing_under_way_is_handed_over_at_once_and_other_segments_when_all_is_stored():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        await owner.all_stored(owner.send([b"a"]))
+        rows = []
+        for under_way in (False, True, False):
+            await asyncio.sleep(0.1)
+            segment = await live_segment(owner)
+            sent = owner.send([b"b"]) if under_way else []
+            await asyncio.sleep(0)  # it is sent
+            hold = owner.writer.hand_over(segment.ledger_id, segment.opened, now_s() + 2)
+            assert hold.answer.done() != under_way
+            rows.append((await hold.answer).seal.segment)
+            hold.leave()
+            await owner.all_stored([*sent, *owner.send([b"c"])])
+        assert [one.rows for one in rows] == [1, 2, 1]
+        await owner.writer.close()
+        assert await values(stage) == [b"a", b"c", b"b", b"c", b"c"]
 
     play(act)

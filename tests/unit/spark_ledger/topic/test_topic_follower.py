@@ -180,3 +180,30 @@ def test_what_was_heard_of_can_be_waited_for_and_not_for_ever():
         await reader.close()
 
     play(act)
+
+
+def test_a_commit_that_was_heard_of_is_read_beside_head():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        intent = await stage.intent()
+        await asyncio.sleep(0.2)
+        get, begun, most = reader.store.get, [], []
+
+        async def slowly(path, watch=None):
+            begun.append(path)
+            most.append(len(begun))
+            await asyncio.sleep(0.001)
+            try:
+                return await get(path, watch)
+            finally:
+                begun.remove(path)
+
+        reader.store.get = slowly
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        await asyncio.sleep(0.2)
+        assert follower.state().end_offsets() == {0: 1}
+        assert most == [1, 2]
+        await reader.close()
+
+    play(act)
