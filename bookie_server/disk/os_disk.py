@@ -33,6 +33,7 @@ _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
 _FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
+_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # at most, and of what a call may take
 _WRITERS = 4
 _READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
 _RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
@@ -47,6 +48,7 @@ class OsDisk(Disk):
     def __init__(self, root: Path, name: str = "disk", limit_s: float = math.inf) -> None:
         self._root = root
         self._deadline = IoDeadline(limit_s)
+        self._freed_in_parts_s = min(_FREED_IN_PARTS_S, _FREED_SHARE * limit_s)
         self._writers = DiskThreads(_WRITERS, f"{name}-write", self._deadline)
         self._readers = DiskThreads(_READERS, f"{name}-read", self._deadline)
         self._recovery = DiskThreads(_RECOVERY_READERS, f"{name}-recovery", self._deadline)
@@ -76,7 +78,10 @@ class OsDisk(Disk):
         await self._alter(os.replace, self._root / old, self._root / new)
 
     async def remove(self, path: str, *, unread: bool = False) -> None:
-        await self._alter(_remove_in_parts if unread else os.unlink, self._root / path)
+        if unread:
+            await self._alter(_remove_in_parts, self._root / path, self._freed_in_parts_s)
+        else:
+            await self._alter(os.unlink, self._root / path)
 
     async def make_folder(self, path: str) -> None:
         await self._alter(_make_folder, self._root / path)
@@ -225,22 +230,25 @@ def _list(folder: Path) -> list[str]:
         return []
 
 
-def _remove_in_parts(path: Path) -> None:
+def _remove_in_parts(path: Path, within_s: float) -> None:
     """The name goes in one step, then the space from the end on. A file system that discards what
     it frees does so as it commits its own log, and lets nobody write until that is done: for 64 MiB
     20 to 100 ms, for every journal on it. So each part is synced by itself, for all of them would
-    be freed in one commit, and then the disk is left to others for as long as the part took."""
+    be freed in one commit, and then the disk is left to others for as long as the part took. What
+    is left `within_s` later, by a disk that is slow with each part, is freed at once, for all this
+    is one call of those that may not take long; and what cannot be cut is freed with the name."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.unlink(path)
-        end = os.fstat(fd).st_size
+        end, until_s = os.fstat(fd).st_size, time.monotonic() + within_s
         part_bytes = max(_FREED_BYTES, end // _FREED_PARTS_MAX)
-        while end > 0:
-            began_s = time.monotonic()
-            end = max(0, end - part_bytes)
-            os.ftruncate(fd, end)
-            os.fsync(fd)
-            time.sleep(time.monotonic() - began_s)
+        with contextlib.suppress(OSError):
+            while end > 0 and (began_s := time.monotonic()) < until_s:
+                end = max(0, end - part_bytes)
+                os.ftruncate(fd, end)
+                os.fsync(fd)
+                now_s = time.monotonic()
+                time.sleep(max(0.0, min(now_s - began_s, until_s - now_s)))
     finally:
         os.close(fd)
 

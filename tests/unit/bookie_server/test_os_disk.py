@@ -2,6 +2,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 
 import pytest
 
@@ -160,6 +161,34 @@ def test_the_space_of_a_file_that_nobody_reads_is_given_back_in_parts_after_its_
         assert await disk.list() == []
         with pytest.raises(NoSuchFile):
             await disk.remove("a", unread=True)
+
+    on_a_disk(tmp_path, test)
+
+
+def test_a_disk_that_is_slow_with_each_part_of_a_removed_file_has_not_hung(tmp_path, monkeypatch):
+    monkeypatch.setattr(os_disk, "_FREED_BYTES", 4096)
+    monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.05))
+
+    async def main():
+        disk = OsDisk(tmp_path / "disk", "journal", limit_s=0.8)
+        await (await disk.create("a", 32 * 4096)).close()
+        await disk.remove("a", unread=True)
+        await disk.create("b")
+        disk.shut_down()
+
+    asyncio.run(main())
+
+
+def test_a_file_is_removed_although_its_space_cannot_be_given_back_in_parts(tmp_path, monkeypatch):
+    def fails(fd):
+        raise OSError(errno.EIO, "an earlier write failed")
+
+    monkeypatch.setattr(os, "fsync", fails)
+
+    async def test(disk):
+        await (await disk.create("a", 8192)).close()
+        await disk.remove("a", unread=True)
+        assert await disk.list() == []
 
     on_a_disk(tmp_path, test)
 
