@@ -221,10 +221,11 @@ class TopicGhost:
     begun_at: dict[str, int] = field(default_factory=dict)
     """By run: the zxid that made its first intent."""
     contents: dict[tuple[str, int], str] = field(default_factory=dict)
-    """By (intent, version): the fingerprint of what is committed under it, "" if it has none."""
+    """By (intent, version): what is committed under it, as PlannedBatch.content has it, "" if it
+    has no plan."""
     authors: dict[tuple[str, int, str], dict[str, None]] = field(default_factory=dict)
-    """By (app id, version, fingerprint): the commits, by id, that contribute to it, over all
-    topics."""
+    """By (app id, version, content): the commits, by id, that contribute to it, over all topics, in
+    their order."""
     shared: dict[str, dict[str, int]] = field(default_factory=dict)
     """By commit over several topics: its number in each."""
     bodies: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -240,6 +241,13 @@ class TopicGhost:
         """What contributes rows once: a version, as it was planned."""
         content = self.contents.get((commit.intent, commit.version), "")
         return commit.app_id, commit.version, content
+
+    def replayed(self, key: tuple[str, int, str]) -> tuple[str, int, str]:
+        """Whose commit a batch that was done already is a replay of: a plan without rows may be
+        taken for any other of its number (hazard 11)."""
+        rows = key[2].partition(" ")[0]
+        alike = (k for k in self.authors if k[:2] == key[:2] and k[2].partition(" ")[0] == rows)
+        return key if key in self.authors else next(alike, key)
 
     def named(self, name: str) -> LogGhost | None:
         """The topic that has the name now."""

@@ -3,8 +3,8 @@
 Spark notes a planned batch before its tasks run, so a replay has the same rows. A checkpoint that
 was restored, or lost its newest files, has forgotten its newest plans: the numbers come again, with
 other rows. Always true: a plan has a number of its own and its rows follow from that, so two plans
-never have the same rows; who is told that a batch is done finds the rows of its plan in the topic
-(T1). A user who is refused puts the newest checkpoint back, or appends.
+never have the same rows, unless both have none; who is told that a batch is done finds the rows of
+its plan in the topic (T1). A user who is refused puts the newest checkpoint back, or appends.
 """
 
 from dataclasses import dataclass, field
@@ -42,6 +42,12 @@ class PlannedBatch:
     @property
     def batch(self) -> QueryBatch:
         return QueryBatch(self.counted.content, self.on_replay)
+
+    @property
+    def content(self) -> str:
+        """What is committed of it. Its number is there for plans without rows, whose fingerprints
+        are equal."""
+        return f"{self.counted.content.fingerprint} of plan {self.number}"
 
     def rng(self, *of: object) -> Random:
         return Random(":".join(map(str, (self.seed, *of))))

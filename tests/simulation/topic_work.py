@@ -20,7 +20,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.commit.commit import CommitKind, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint
 from spark_ledger.topic.commit.replay import Work
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -219,7 +219,7 @@ class TopicWork:
                     planned.counted = Fingerprint()
             batch = None if planned is None else planned.batch
             content = self.ghost.contents[intent.id, version] = (
-                "" if batch is None else batch.content.fingerprint
+                "" if planned is None else planned.content
             )
             try:
                 outcome = await topics.commit_topics(
@@ -349,6 +349,8 @@ class TopicWork:
         ghost = self.world.ghost
         self.world.trace.note("commit", f"{key} by run {run}: {outcome.kind.value}")
         self.world.ghost.meet(f"commit {outcome.kind.value}")
+        if outcome.kind is CommitKind.ALREADY:
+            key = self.ghost.replayed(key)
         times = len(self.ghost.authors.get(key, ()))
         invariants.a_commit_that_returned_is_in_the_log_once(ghost, key, times)
         mine = f"run-{run}"
