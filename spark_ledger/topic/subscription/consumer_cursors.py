@@ -6,6 +6,9 @@
 Always true:
 - a broker writes its own share alone, so brokers do not wait for each other; of two that wrote of a
   partition the owner of the higher epoch counts, so that an owner of before changes nothing;
+- a broker has one cursor of a subscription: opened again, as where it lost the partitions and has
+  them back, the one of before fails, and with it what it was told and had not written; so does one
+  that was released, however long its last write waited;
 - a write checks that the subscription is as it was seen: after a seek, a deletion, or when another
   broker took this one for dead and has put its share into its own, `failure` is set, nothing more
   is written, and `on_failure` is called;
@@ -80,6 +83,10 @@ class ConsumerCursor:
         self._at = dict(share.at)
         self._highest = dict(share.at)  # that may have been read by others
 
+    @property
+    def path(self) -> str:
+        return self._nodes.path(self.name)
+
     def check(self) -> None:
         """Raises errors.LedgerFenced, errors.SubscriptionNotFound as `failure` says."""
         if self.failure is not None:
@@ -111,6 +118,11 @@ class ConsumerCursor:
         """Nobody uses it at this broker; written soon."""
         self.used = False
         self.told += 1
+
+    def end(self, why: str) -> None:
+        """It writes nothing more, but for what is under way."""
+        told = f"subscription '{self.name}' {why}"
+        self._fail(errors.LedgerFenced(told, subscription=self.name))
 
     @property
     def dirty(self) -> bool:
@@ -191,7 +203,8 @@ class ConsumerCursors:
         self._store = store
         self._subscriptions = subscriptions
         self._rng = rng
-        self._open: dict[ConsumerCursor, None] = {}
+        self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
+        self._opening: dict[str, object] = {}  # the last call of `open` that is under way
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -202,21 +215,35 @@ class ConsumerCursors:
     async def open(
         self, topic: TopicInfo, name: str, start: Callable[[], Awaitable[Mapping[int, int]]]
     ) -> ConsumerCursor:
-        """The subscription, made at `start()` if it is not there. Raises errors.SubscriptionBusy (a
-        query uses it), errors.TopicNotFound, errors.TopicDeleted, errors.OptionInvalid,
+        """The subscription, made at `start()` if it is not there; a cursor that this broker has of
+        it fails. Raises errors.SubscriptionBusy (a query uses it), errors.LedgerFenced (it is
+        opened again meanwhile), errors.TopicNotFound, errors.TopicDeleted, errors.OptionInvalid,
         errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
-        nodes.path(name)
-        with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
-            for tries in range(TRIES_MAX):
-                opened = await self._try_open(topic, nodes, name, start)
-                if opened is not None:
-                    self._open[opened] = None
-                    if self._task is None:
-                        self._task = asyncio.get_running_loop().create_task(self._work())
-                    return opened
-                await asyncio.sleep(pause_s(self._rng, tries))
+        path = nodes.path(name)
+        turn = self._opening[path] = object()
+        if path in self._open:  # before its share is read: what it writes later fails
+            self._open.pop(path).end("is opened again at this broker")
+        try:
+            with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
+                for tries in range(TRIES_MAX):
+                    opened = await self._try_open(topic, nodes, name, start)
+                    if self._opening.get(path) is not turn:
+                        told = f"subscription '{name}' was opened again at this broker meanwhile"
+                        raise errors.LedgerFenced(told, subscription=name)
+                    if opened is not None:
+                        return self._opened(path, opened)
+                    await asyncio.sleep(pause_s(self._rng, tries))
+        finally:
+            if self._opening.get(path) is turn:
+                del self._opening[path]
         raise errors.CommitContended(f"subscription '{name}' changes again and again")
+
+    def _opened(self, path: str, cursor: ConsumerCursor) -> ConsumerCursor:
+        self._open[path] = cursor
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        return cursor
 
     async def _try_open(
         self,
@@ -281,12 +308,14 @@ class ConsumerCursors:
         return False
 
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
-        """Nobody uses it here: write where it is, and let it go. What cannot be written in time is
-        left as it is."""
+        """Nobody uses it here: write where it is, and let it go: it fails. What cannot be written
+        in time is left as it is."""
         cursor.leave()
+        cursor.on_failure = _nothing
         with suppress(errors.LedgerError):
             await self.written(cursor, timeout_s)
-        self._open.pop(cursor, None)
+        cursor.end("was released")
+        self._forget_failed([cursor])
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Return once what it was told before this call is durable: it may be told more all the
@@ -324,7 +353,7 @@ class ConsumerCursors:
                     await self._changed.wait()
             self._changed.clear()
             try:
-                await self._round(list(self._open))
+                await self._round(list(self._open.values()))
             except Exception:  # a defect: the next round is made all the same
                 _log.exception("where consumers are is not written")
             await asyncio.sleep(WRITE_EVERY_S)
@@ -336,8 +365,7 @@ class ConsumerCursors:
                 for one in some:
                     if one.doubt or (one.looked_s < late_s and not one.dirty):
                         await one.look()
-                    if one.failure is not None:
-                        self._open.pop(one, None)
+                self._forget_failed(some)
                 dirty = [one for one in some if one.dirty]
                 for one in [one for one in dirty if one.goes_back]:
                     await self._write([one])
@@ -346,6 +374,11 @@ class ConsumerCursors:
                 _log.warning("where consumers are is written later: %s", error)
             if any(one.dirty or one.doubt for one in some):
                 self.changed()
+
+    def _forget_failed(self, some: list[ConsumerCursor]) -> None:
+        for one in some:
+            if one.failure is not None and self._open.get(one.path) is one:
+                del self._open[one.path]
 
     async def _write(self, some: list[ConsumerCursor]) -> None:
         """Together, or, where one of them is not as it was seen, each by itself."""

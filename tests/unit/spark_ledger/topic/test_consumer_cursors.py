@@ -37,11 +37,11 @@ class Broker:
         await self.cursors.close()
         await self.client.store.delete(paths.broker(self.name))
 
-    async def open(self, at=0):
+    async def open(self, at=0, name=NAME):
         async def start():
             return dict.fromkeys(range(PARTITIONS), at)
 
-        return await self.cursors.open(self.stage.topic, NAME, start)
+        return await self.cursors.open(self.stage.topic, name, start)
 
 
 async def broker(stage, name):
@@ -151,6 +151,76 @@ def test_a_broker_that_was_taken_for_dead_is_told_and_writes_nothing_more():
         assert isinstance(told[0], errors.LedgerFenced)
         with pytest.raises(errors.LedgerFenced, match="another broker has what this one knew"):
             at_a.check()
+
+    play_here(act)
+
+
+def test_of_a_broker_that_has_a_partition_again_the_cursor_of_before_writes_nothing_more():
+    async def act(stage):
+        a, b = await broker(stage, "a"), await broker(stage, "b")
+        before = await a.open()
+        await before.adopt(0, 2)
+        before.advance(0, 30)
+        await written(before)
+        at_b = await b.open()
+        await at_b.adopt(0, 3)
+        at_b.advance(0, 40)
+        await written(at_b)
+        again = await a.open()
+        assert await again.adopt(0, 4) == 40
+        again.advance(0, 52)
+        await a.cursors.release(again, 5)
+        await a.cursors.release(before, 5)  # it waited for consumers to come back
+        assert (await positions(stage))[0] == 52
+        assert isinstance(before.failure, errors.LedgerFenced)
+        assert await (await a.open()).adopt(0, 6) == 52
+
+    play_here(act)
+
+
+def test_of_two_openings_at_a_broker_at_once_the_later_one_has_the_subscription():
+    async def act(stage):
+        a = await broker(stage, "a")
+        await a.cursors.release(await a.open(), 5)
+        store, first = a.client.store, []
+        multi = store.multi
+
+        async def overtaken(operations):
+            await multi(operations)
+            store.multi = multi
+            if not first:
+                first.append(await a.open())
+
+        store.multi = overtaken
+        with pytest.raises(errors.LedgerFenced, match="opened again"):
+            await a.open()
+        (later,) = first
+        await later.adopt(0, 1)
+        later.advance(0, 9)
+        await a.cursors.written(later, 5)
+        assert (await positions(stage))[0] == 9
+
+    play_here(act)
+
+
+def test_what_is_released_while_a_round_of_writing_waits_is_not_written_over_the_next_one():
+    async def act(stage):
+        a = await broker(stage, "a")
+        before, other = await a.open(), await a.open(name="other")
+        for one in (before, other):
+            await one.adopt(0, 1)
+        async with a.cursors._writing:
+            for one in (before, other):
+                one.advance(0, 11)
+            await asyncio.sleep(2)  # the round knows of both, and writes them together
+            await a.cursors.release(before, 0.1)
+            again = await a.open()
+        await written(other)
+        await again.adopt(0, 2)
+        again.advance(0, 5)
+        await written(again)
+        assert (again.failure, (await positions(stage))[0]) == (None, 5)
+        assert isinstance(before.failure, errors.LedgerFenced)
 
     play_here(act)
 
