@@ -366,23 +366,36 @@ class OwnedTopic:
                 await self._release_now(name)
                 subscription = await self._opened(name, kind, durable, earliest)
                 self._subscriptions[name] = subscription
-            subscription.check(kind, partition.number)
-            self.partition(partition.number)  # else no epoch of it is known
-            if subscription.cursor is None:
-                mark = await start()
-            elif not subscription.has_place(partition.number):
-                epoch = self._commits.epochs[partition.number]
-                mark = max(
-                    await subscription.cursor.adopt(partition.number, epoch), partition.start
-                )
-            else:
-                mark = partition.start  # it stays where it is
-            partition = self.partition(partition.number)  # it may be another broker's by now
-            place = subscription.place(partition, self.ledger, mark)
-            subscription.sought = False
-            consumer = make(place)
-            subscription.join(consumer)
+            try:
+                place = await self._place(subscription, kind, partition, start)
+                consumer = make(place)
+                subscription.sought = False
+                subscription.join(consumer)
+            finally:
+                if not subscription.used:  # it was opened in vain, and others may want it
+                    self._aside(self._release(name))
             return consumer
+
+    async def _place(
+        self,
+        subscription: Subscription,
+        kind: SubscriptionType,
+        partition: Partition,
+        start: Callable[[], Awaitable[int]],
+    ) -> PlaceInPartition:
+        """Where a consumer more of the subscription begins in the partition."""
+        number = partition.number
+        subscription.check(kind, number)
+        self.partition(number)  # else no epoch of it is known
+        if subscription.cursor is None:
+            mark = await start()
+        elif not subscription.has_place(number):
+            epoch = self._commits.epochs[number]
+            mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
+        else:
+            mark = partition.start  # it stays where it is
+        partition = self.partition(number)  # it may be another broker's by now
+        return subscription.place(partition, self.ledger, mark)
 
     async def _opened(
         self, name: str, kind: SubscriptionType, durable: bool, earliest: bool

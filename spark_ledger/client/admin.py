@@ -216,13 +216,16 @@ class Admin:
         Durable on return: the subscription. Returns {partition: first offset not consumed}. Raises
         errors.OffsetsOutOfRange."""
         target = target_of(at)
-        create = self._client.subscriptions.create
-        return self._of(topic, lambda info: create(info.id, name, target, exist_ok=True))
+
+        async def work(info: TopicInfo) -> dict[int, int]:
+            every = self._client.subscriptions
+            return await every.create(info.id, name, target, exist_ok=True)
+
+        return self._of(topic, work)
 
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
         """Every subscription of the topic, sorted by name, with its positions. Changes nothing."""
-        every = self._client.subscriptions
-        return self._of(topic, lambda info: every.list(info.id, exact=True))
+        return self._of(topic, lambda info: self._client.subscriptions.list(info.id, exact=True))
 
     def seek(self, topic: str, name: str, to: Place, *, force: bool = False) -> dict[int, int]:
         """Set the subscription's positions to `to`, or to the first row kept where that is later;
@@ -233,8 +236,12 @@ class Admin:
         errors.SubscriptionBusy (in use, and not forced), errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned.
         """
-        target, seek = target_of(to), self._client.subscriptions.seek
-        return self._of(topic, lambda info: seek(info.id, name, target, force=force))
+        target = target_of(to)
+
+        async def work(info: TopicInfo) -> dict[int, int]:
+            return await self._client.subscriptions.seek(info.id, name, target, force=force)
+
+        return self._of(topic, work)
 
     def lag(self, topic: str, name: str) -> dict[int, PartitionLag]:
         """How far behind the subscription is, by partition: rows, bytes and milliseconds. Changes
@@ -264,7 +271,7 @@ class Admin:
     def schema(self, topic: str) -> TopicSchema:
         """The versions of the topic's schema, and the compatibility that a new one must have.
         Changes nothing."""
-        return self._of(topic, self._client.schemas.of)
+        return self._of(topic, lambda info: self._client.schemas.of(info))
 
     def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
         """Register these columns (a Spark StructType or an Arrow schema) as a version of the
@@ -272,8 +279,8 @@ class Admin:
 
         Durable on return: the version. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
-        columns, register = _arrow(schema), self._client.schemas.register
-        return self._of(topic, lambda info: register(info, columns))
+        columns = _arrow(schema)
+        return self._of(topic, lambda info: self._client.schemas.register(info, columns))
 
     def set_compatibility(self, topic: str, compatibility: str) -> None:
         """Set the compatibility that later versions of the schema must have: "none", "backward",
@@ -281,8 +288,8 @@ class Admin:
         if compatibility not in (one.value for one in Compatibility):
             known = ", ".join(one.value for one in Compatibility)
             raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {known}.")
-        wanted, change = Compatibility(compatibility), self._client.schemas.set_compatibility
-        self._of(topic, lambda info: change(info, wanted))
+        wanted = Compatibility(compatibility)
+        self._of(topic, lambda info: self._client.schemas.set_compatibility(info, wanted))
 
     # -- bookies ---------------------------------------------------------------------------------
 
@@ -371,6 +378,8 @@ class Admin:
         return self._calls.run(work)
 
     def _of(self, topic: str, ask: Callable[[TopicInfo], Awaitable[T]]) -> T:
+        """What `ask` makes of the topic, on the loop, to which all of the client belongs."""
+
         async def work() -> T:
             return await ask(await self._client.topics.open(topic))
 

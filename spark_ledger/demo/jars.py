@@ -81,7 +81,8 @@ def delta_jars() -> list[Path]:
 
 
 def jars_of(library: Library) -> list[Path]:
-    """Its jars, fetched first if they are not there yet. Raises JarsMissing."""
+    """Its jars, fetched first if they are not there yet. Raises JarsMissing; errors.BadConfig where
+    there is no Java to fetch them with."""
     if not library.folder.is_dir():
         _fetch(library)
     return sorted(library.folder.glob("*.jar"))

@@ -146,9 +146,7 @@ class CommitViews:
         folded = await self._log(topic_id).fold(fresh=fresh)
         if known is not None and folded.head_version == known.head_version:
             view.contended = False
-        # an own commit may be newer, that the replica has not or that came meanwhile; it will lose
-        # or be right
-        return self._known(topic_id, view) or folded
+        return _taken(view, folded)
 
     def state_is(self, after: TopicState) -> None:
         """An own commit made it so."""
@@ -178,10 +176,15 @@ class CommitViews:
     def _known(self, topic_id: str, view: _TopicView) -> TopicState | None:
         """The newest state in memory; a fold that caught up takes the place of own commits."""
         folded = self._log(topic_id).known
-        mine = view.state
-        if folded is not None and (mine is None or folded.head_version >= mine.head_version):
-            view.state, view.unfolded = folded, 0
-        return view.state
+        return view.state if folded is None else _taken(view, folded)
+
+
+def _taken(view: _TopicView, folded: TopicState) -> TopicState:
+    """The newer one: an own commit that the replica has not, or that came during the fold, will
+    lose or be right."""
+    if view.state is None or folded.head_version >= view.state.head_version:
+        view.state, view.unfolded = folded, 0
+    return view.state
 
 
 def following(before: TopicState, commit: Commit) -> TopicState:

@@ -175,7 +175,8 @@ async def fetch_task(
     ledgers: LedgerStore, task: ReadTask, keys: Hashes | None, again: Again
 ) -> Fetched:
     """The entries of a task, in order, some at a time, not decoded yet; with `keys` (their hashes)
-    without those that are known to have none of these keys. Raises as read_task, and as `again`."""
+    without those that are known to have none of these keys. Raises errors.DataUnavailable,
+    errors.DigestMismatch, errors.UnsupportedFormat, and as `again`, which is asked about others."""
     at: dict[int, int] = {}  # by partition where to go on
     while True:
         fetching = _Fetching(ledgers, task, keys)

@@ -363,6 +363,9 @@ def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_lo
                 earliest=True,
             )
         assert refused.value.code is ServerError.SERVICE_NOT_READY
+        await asyncio.sleep(DECIDED_S)
+        (info,) = await stage.client.subscriptions.list(stage.topic.id, exact=True)
+        assert not info.live, "a query may have it"
         await a.close()
         await b.close()
 

@@ -145,3 +145,26 @@ def test_a_commit_past_an_owner_reads_head_and_a_moment_later_is_folded():
         await owner.writer.close()
 
     play(act)
+
+
+def test_a_view_is_as_new_as_its_fold_though_the_log_was_let_go_of_meanwhile():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, results(stage, intent, 0))
+        mine, other = stage.client, await another_process(stage)
+        theirs = await other.client.intents.open_query_intent("another", "run", "t")
+        views = mine.committer.views
+        await other.commit(theirs, 0, results(stage, theirs, 1))
+        log = mine.log(stage.topic.id)
+        fold = log.fold
+
+        async def forgotten(**options):
+            found = await fold(**options)
+            mine.forget_log(stage.topic.id)
+            return found
+
+        log.fold = forgotten
+        assert (await views.state(stage.topic.id, fold=True, fresh=True)).next == 2
+        assert views.known(stage.topic.id).next == 2
+
+    play(act)
