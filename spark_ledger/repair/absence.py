@@ -1,12 +1,12 @@
 """Which bookies count as lost: what one observer decides from what it saw, in one unbroken session.
 
 Always true: a bookie is lost when the observer saw it not registered for the whole delay, without a
-break of its session; losing several does not shorten that; a bookie that is back begins anew; when
-more than a third of the bookies that hold anything are lost together, none counts until an operator
-says that they are.
+break of its session; losing several does not shorten that; a bookie that is back begins anew, also
+one that was back between two looks, which may be far apart; when more than a third of the bookies
+that hold anything are lost together, none counts until an operator says that they are.
 """
 
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Set
 from typing import NamedTuple
 
 
@@ -35,6 +35,10 @@ class Absence:
         self._since = {
             bookie: self._since.get(bookie, now_s) for bookie in known if bookie not in here
         }
+
+    def back(self, is_registered: Callable[[str], bool]) -> None:
+        """What was heard since the last look: those that are registered begin anew."""
+        self._since = {b: since for b, since in self._since.items() if not is_registered(b)}
 
     def since(self, bookie_id: str) -> float | None:
         """Since when it was seen absent; None: it is registered, or was never seen."""

@@ -133,10 +133,15 @@ class Auditor:
         self._checked: dict[int, None] = {}
         self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._heard)
+        self._directory = ledgers.cluster.directory
+        self._directory.add_listener(self._registrations_changed)
 
     def _heard(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
             self._sessions += 1
+
+    def _registrations_changed(self) -> None:
+        self._absence.back(self._directory.is_registered)
 
     async def look(self) -> AuditReport:
         """Look once, and list what is found. Raises Unavailable."""
@@ -155,6 +160,7 @@ class Auditor:
         }
         loop_now = asyncio.get_running_loop().time()
         self._absence.look(loop_now, self._sessions, known, now.registered)
+        self._registrations_changed()  # who came since `now` was read
         absent = self._absent(known - now.registered)
         await self._take_back(settings, now)
         if not settings.enabled:

@@ -79,6 +79,46 @@ async def test_copies_of_a_lost_bookie_are_made_elsewhere_after_the_delay_and_no
 
 
 @simulated
+async def test_a_bookie_that_was_back_between_two_looks_is_not_lost():
+    cluster, ledgers = await cluster_of(4)
+    ensemble = (await ledger_of(ledgers, 20)).record.last_fragment.ensemble
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    await auditor.look()
+    await cluster.register(ensemble[0])
+    await asyncio.sleep(DELAY_S)  # the look took so long: who is dead was asked for copies
+    await gone(cluster, ensemble[0])
+    assert (await auditor.look()).lost == frozenset()
+    report, _ = await look_for(auditor, worker, DELAY_S + 5)
+    assert report.lost == {ensemble[0]}
+
+
+@simulated
+async def test_a_bookie_that_came_while_a_look_began_is_not_lost_at_the_next():
+    cluster, ledgers = await cluster_of(4)
+    ensemble = (await ledger_of(ledgers, 20)).record.last_fragment.ensemble
+    auditor, _ = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    names = ledgers.metadata.children
+
+    async def late(path, *more):
+        found = await names(path, *more)
+        if path == paths.BOOKIES_KNOWN:  # after those that are registered
+            await cluster.register(ensemble[0])
+            await asyncio.sleep(1)
+        return found
+
+    ledgers.metadata.children = late
+    await auditor.look()
+    ledgers.metadata.children = names
+    await asyncio.sleep(DELAY_S)
+    await gone(cluster, ensemble[0])
+    assert (await auditor.look()).lost == frozenset()
+
+
+@simulated
 async def test_a_closed_ledger_is_fenced_at_the_bookie_that_joins_before_it_has_a_copy():
     cluster, ledgers = await cluster_of(4)
     ledger_id = (await ledger_of(ledgers, 5)).ledger_id
