@@ -23,6 +23,18 @@ def connected(url: str) -> Iterator[pulsar.Client]:
         client.close()
 
 
+def produce_by_itself(url: str, topic: str, message: bytes, count: int, batched: bool) -> float:
+    """`produce` with a client of its own."""
+    with connected(url) as client:
+        return produce(client, topic, message, count, batched)
+
+
+def consume_by_itself(url: str, topic: str, count: int) -> float:
+    """`consume` with a client of its own."""
+    with connected(url) as client:
+        return consume(client, topic, count)
+
+
 def produce(client: pulsar.Client, topic: str, message: bytes, count: int, batched: bool) -> float:
     """Seconds for so many messages, each with its receipt."""
     producer = client.create_producer(
