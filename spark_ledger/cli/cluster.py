@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -141,7 +142,8 @@ def demo(
 
 def _say_up(service_url: str, folder: str, data_dir: Path, bookies: int) -> None:
     """What a user needs to use and end it; the defaults go without saying."""
-    end = "spark-ledger down" + (f" --data-dir {data_dir}" if data_dir != FOLDER else "")
+    where = f" --data-dir {quote(str(data_dir))}" if data_dir != FOLDER else ""
+    end = f"spark-ledger down{where}"
     print(f"up at {service_url}, data in {folder}; end it with: {end}")
     if service_url != DEFAULT_SERVICE_URL:
         print(f"tell clients and other verbs where: export LEDGER_SERVICE_URL={service_url}")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.child import Child
@@ -124,8 +125,8 @@ def down(data_dir: Path) -> None:
 def _up_already(data_dir: Path) -> BadConfig:
     return BadConfig(
         f"a cluster is up already in {data_dir}",
-        "Use it, or end it with `spark-ledger down`: data stay, and the next `up` starts all of it"
-        " again, what died meanwhile too.",
+        f"Use it, or end it with `spark-ledger down --data-dir {quote(str(data_dir))}`: data stay,"
+        " and the next `up` starts all of it again, what died meanwhile too.",
     )
 
 

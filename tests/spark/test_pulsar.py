@@ -4,6 +4,8 @@ import pulsar
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from tests.kit.processes import eventually
+
 
 @pytest.fixture
 def client(cluster):
@@ -143,6 +145,30 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
 
     start("one").trigger(availableNow=True).start().awaitTermination(60)
     assert sorted(read[26:]) == list(range(30, 40)), "its checkpoint decides"
+
+
+def test_a_query_with_a_new_subscription_begins_in_an_open_ledger(
+    spark, cluster, client, topic, tmp_path
+):
+    producer = client.create_producer(topic)
+    for i in range(10):
+        producer.send(b"%d" % i)
+    options = {"serviceUrl": cluster.service_url, "subscription": "new"}
+    found = []
+    query = (
+        spark.readStream.format("ledger")
+        .options(**options)
+        .load(topic)
+        .writeStream.option("checkpointLocation", str(tmp_path))
+        .foreachBatch(lambda rows, _: found.extend(row.offset for row in rows.collect()))
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        producer.send(b"10")
+        assert eventually(lambda: found == [10], 30), found
+    finally:
+        query.stop()
 
 
 def test_typed_rows_are_json_objects_to_a_consumer(spark, cluster, client, topic):

@@ -46,6 +46,8 @@ from spark_ledger.topic.entry.pulsar_batch import (
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
+EVENT_MS_MAX = (2**63 - 1) // 1000
+"""Of what microseconds can say."""
 FEW = 128
 """So many messages are decoded one by one as fast as together."""
 TOGETHER_BYTES_MAX = 1 << 30  # 32-bit offsets
@@ -316,13 +318,12 @@ def _key_bytes(text: bytes) -> bytes:
 
 
 def _times(event_ms: "list[int] | npt.NDArray[np.int64]") -> pa.Array:
-    """Microseconds; null where the message has none."""
-    try:
-        ms = np.array(event_ms, dtype=np.int64)
-    except OverflowError as error:
-        raise Damaged(f"a damaged batch: an event time beyond 64 bits: {error}") from error
-    values = pa.py_buffer(np.ascontiguousarray(ms * 1000))
-    return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(ms != 0), values])
+    """Microseconds; null where the message has none, or one that these do not reach (294,000 years
+    from now). What is sent as 2**63 and above is a time before 1970."""
+    ms = np.array(event_ms, dtype=np.uint64).view(np.int64)
+    there = (ms != 0) & (ms >= -EVENT_MS_MAX) & (ms <= EVENT_MS_MAX)
+    values = pa.py_buffer(np.ascontiguousarray(np.where(there, ms, 0) * 1000))
+    return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(there), values])
 
 
 def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:

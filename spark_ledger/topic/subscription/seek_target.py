@@ -3,8 +3,8 @@
 Always true: a time is a commit's, by the store's clock, and means the first row that was committed
 at or after it, the end if none was; rows of a segment born live have the time at which its owner
 stored them, by that clock (hazard 35). Offsets below the first row kept mean that row (hazard 38).
-All is decided from the state at hand, but which row of a segment born live it is: its entries say
-that (`exactly`).
+The end is that of a live segment, as far as `lives` says. All is decided from the state at hand,
+but which row of a segment born live it is: its entries say that (`exactly`).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.log.intervals import Chunk, Interval
 from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
-from spark_ledger.topic.read.live import since_in
+from spark_ledger.topic.read.live import EMPTY, LiveEnd, since_in
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows
 
 
@@ -35,6 +35,17 @@ class CommittedSince:
 
 
 SeekTarget = End | CommittedSince | Mapping[int, int]
+NO_LIVES: Mapping[int, LiveEnd] = {}
+
+
+def needs_lives(state: TopicState, target: SeekTarget) -> bool:
+    """Whether `exactly` must know how far live segments go: offsets before them need nobody."""
+    if target is End.EARLIEST or all(held.live is None for held in state.partitions):
+        return False
+    if isinstance(target, Mapping):
+        ends = state.end_offsets()
+        return any(offset > ends.get(p, offset) for p, offset in target.items())
+    return True
 
 
 def chunks_needed(state: TopicState, target: SeekTarget) -> list[Chunk]:
@@ -46,7 +57,12 @@ def chunks_needed(state: TopicState, target: SeekTarget) -> list[Chunk]:
     return list(dict.fromkeys(source for source in some if isinstance(source, Chunk)))
 
 
-def resolve(state: TopicState, target: SeekTarget, read: Tables = UNREAD) -> dict[int, int]:
+def resolve(
+    state: TopicState,
+    target: SeekTarget,
+    read: Tables = UNREAD,
+    lives: Mapping[int, LiveEnd] = NO_LIVES,
+) -> dict[int, int]:
     """The position in each partition; with offsets, in those that they name. A time within a
     segment born live means its first row.
 
@@ -55,23 +71,29 @@ def resolve(state: TopicState, target: SeekTarget, read: Tables = UNREAD) -> dic
     if target is End.EARLIEST:
         return state.start_offsets()
     if target is End.LATEST:
-        return state.end_offsets()
+        return {p.number: _end(p, lives) for p in state.partitions}
     if isinstance(target, CommittedSince):
         return {p.number: offset_since(p, target.ms, read) for p in state.partitions}
     assert isinstance(target, Mapping)
-    return {p: _within(state, p, offset) for p, offset in sorted(target.items())}
+    return {p: _within(state, p, offset, lives) for p, offset in sorted(target.items())}
 
 
 async def exactly(
-    ledgers: LedgerStore, state: TopicState, target: SeekTarget, read: Tables = UNREAD
+    ledgers: LedgerStore,
+    state: TopicState,
+    target: SeekTarget,
+    read: Tables = UNREAD,
+    lives: Mapping[int, LiveEnd] = NO_LIVES,
 ) -> dict[int, int]:
-    """As `resolve`, and a time within a segment born live means the row that was stored then.
+    """As `resolve`, and a time within a segment born live, or live, means the row stored then.
     Raises errors.NoSuchLedger where such a segment was merged and is gone,
     errors.DataUnavailable."""
-    found = resolve(state, target, read)
+    found = resolve(state, target, read, lives)
     if isinstance(target, CommittedSince):
         for held in state.partitions:
             rows = rows_around(held, target.ms, read)
+            if found[held.number] == held.end_offset:  # nothing that is committed is so late
+                rows = _live_rows(held, lives)
             if rows is not None:
                 found[held.number] = await since_in(ledgers, rows, target.ms)
     return found
@@ -126,15 +148,28 @@ def _first_since(held: PartitionState, ms: int) -> Interval | None:
     return None
 
 
-def _within(state: TopicState, partition: int, offset: int) -> int:
+def _end(held: PartitionState, lives: Mapping[int, LiveEnd]) -> int:
+    return held.end_offset + lives.get(held.number, EMPTY).rows
+
+
+def _live_rows(held: PartitionState, lives: Mapping[int, LiveEnd]) -> LiveRows | None:
+    known = lives.get(held.number, EMPTY)
+    if held.live is None or not known.rows:
+        return None
+    base = held.live.base
+    return LiveRows(held.live, base, base + known.rows, known.last_entry, known.rows)
+
+
+def _within(state: TopicState, partition: int, offset: int, lives: Mapping[int, LiveEnd]) -> int:
     if not 0 <= partition < len(state.partitions):
         raise errors.OffsetsNotAssigned(
             f"partition {partition} of {len(state.partitions)} was named", partition=partition
         )
     held = state.partitions[partition]
-    if not 0 <= offset <= held.end_offset:
+    end = _end(held, lives)
+    if not 0 <= offset <= end:
         raise errors.OffsetsOutOfRange(
-            f"offset {offset} of partition {partition}, which ends at {held.end_offset}",
+            f"offset {offset} of partition {partition}, which ends at {end}",
             partition=partition,
             offset=offset,
         )

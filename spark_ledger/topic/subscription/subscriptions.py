@@ -462,7 +462,9 @@ class Subscriptions:
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
         read = await self._read_chunks(chunks) if chunks else UNREAD
-        return await seek_target.exactly(self._ledgers, state, target, read)
+        wanted = seek_target.needs_lives(state, target)
+        lives = await ends_of(self._ledgers, state) if wanted else seek_target.NO_LIVES
+        return await seek_target.exactly(self._ledgers, state, target, read, lives)
 
     async def _state(self, topic_id: str) -> TopicState:
         state = await self._log_of(topic_id).fold(fresh=True)

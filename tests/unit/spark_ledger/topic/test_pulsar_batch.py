@@ -71,6 +71,15 @@ def test_what_a_producer_sent_is_what_is_decoded(messages, codec):
     ]
 
 
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_event_times_before_1970_are_read_and_those_beyond_microseconds_are_null(count):
+    sent = {2**64 - 86_400_000: -86_400_000_000, 2**63: None, 2**62: None, 2**63 - 1: None, 7: 7000}
+    for event_ms, us in sent.items():
+        batch = batch_of([message(b"v", event_ms=event_ms)] * count)
+        found = column_of(rows_of(batch), "event_time").view(pa.int64())
+        assert found.to_pylist() == [us] * count
+
+
 def test_a_lone_message_has_its_key_and_properties_in_the_metadata_of_the_batch():
     found = plain(rows_of(lone(message(b"v", "k", {"a": "b"}, 1000), publish_ms=7)))
     assert (found["key"], found["value"]) == ([b"k"], [b"v"])

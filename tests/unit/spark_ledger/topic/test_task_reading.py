@@ -1,6 +1,7 @@
 """Tasks whose ledgers go away below them, and rows of a partition's open end."""
 
 import asyncio
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.read.live import TAKEN_S, LiveEnds
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.write.task_writer import TaskSettings
 from tests.kit.loop_task import LoopTask
@@ -277,6 +279,32 @@ def test_lag_counts_the_confirmed_rows_of_a_live_segment():
         assert after.rows == before.rows + 7
         told = (await listed(stage.client, "lag"))[0]
         assert (told["latestOffset"], told["rowsBehind"]) == (after.end, after.rows)
+
+    play(act)
+
+
+def test_a_subscription_is_put_to_the_end_an_offset_or_a_time_of_a_live_segment():
+    async def act(stage):
+        owner, live = await opened(stage)
+        owner.now_ms = (await stage.client.log(stage.topic.id).fold()).commit_ms
+        times = []
+        for _ in range(3):
+            owner.now_ms += 1000
+            times.append(owner.now_ms)
+            await owner.append(5)
+        subscriptions, topic = stage.client.subscriptions, stage.topic.id
+        assert live.base == 10
+        assert (await subscriptions.create(topic, "mine"))[0] == 25
+        seek = partial(subscriptions.seek, topic, "mine")
+        assert (await seek({0: 17}))[0] == 17
+        assert (await seek(CommittedSince(times[1])))[0] == 15
+        assert (await seek(CommittedSince(times[2] + 1)))[0] == 25
+        assert (await seek(End.EARLIEST))[0] == 0
+        assert (await seek(End.LATEST))[0] == 25
+        with pytest.raises(errors.OffsetsOutOfRange, match="ends at 25"):
+            await seek({0: 26})
+        await subscriptions.reserve(stage.topic, "query's", start={0: 25})
+        assert (await subscriptions.positions(topic, "query's"))[0] == 25
 
     play(act)
 
