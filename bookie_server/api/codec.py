@@ -14,7 +14,7 @@ from typing import Any
 from bookie_server.api import bookie_pb2
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, Buffer
-from bookie_server.api.entry_ids import Span
+from bookie_server.api.messages import Span
 from bookie_server.api.status import Status, StopReason
 
 VARINT, LENGTH = 0, 2
