@@ -15,6 +15,11 @@ synced. Exit status:
     8  the disks are in use, or damaged, or hold what no bookie wrote
     9  told twice to stop: it ended at once, and replays its journal when it starts again
     1  a defect of ours; the log has where
+
+Beside itself it hosts the process that heals the cluster and keeps up its topics, for which adds
+never wait. Always true of that: there is one at a time, and none after `hosted` is left; it ends
+with the bookie, whatever that dies of, for it holds the reading end of a pipe; one that ends by
+itself is started again, later each time.
 """
 
 import argparse
@@ -31,7 +36,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -50,12 +55,10 @@ from bookie_server.disk.monitor import (
     total_space,
 )
 from bookie_server.journal.writer import JournalFailed
-from bookie_server.serve.autorecovery import hosted
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
 from bookie_server.serve.registration import Registration, Standing, refuse_beside_twin, who_is
-from bookie_server.start import layout
-from bookie_server.start.opening import OnDisk
+from bookie_server.start.opening import BadLayout, OnDisk
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import autorecovery, cluster, paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
@@ -66,11 +69,13 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 HEAP_KEPT_BYTES = 64 << 20  # free at the end of the heap; more is given back
 STOPPED, DEFECT, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 1, 2, 3, 4, 5
 DISK_FAILED, WRONG_DISKS, BAD_DISKS, HASTENED = 6, 7, 8, 9
+PAUSE_S, PAUSE_MAX_S, LASTED_S = 1.0, 60.0, 60.0  # between processes of autorecovery
+AUTORECOVERY_STOP_S = 5.0
 log = logging.getLogger("bookie_server")
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (BadConfig, BAD_CONFIG),
-    (layout.BadLayout, BAD_CONFIG),
+    (BadLayout, BAD_CONFIG),
     (Unavailable, NO_METADATA),
     (StoreError, NO_METADATA),
     (CannotListen, CANNOT_LISTEN),
@@ -290,6 +295,68 @@ class _Stop:
         if not self.serving:
             leave(STOPPED, "stopped while starting")
         self.asked.set()
+
+
+@contextlib.asynccontextmanager
+async def hosted(service_url: str, *, wanted: bool) -> AsyncIterator[None]:
+    """Autorecovery runs inside of this, if it is `wanted`; its log is the bookie's."""
+    if not wanted:
+        yield
+        return
+    command = [sys.executable, "-m", "spark_ledger.cli.main", "autorecovery", "start"]
+    command += ["--parent-pipe", "--service-url", service_url]
+    hosting = asyncio.create_task(host(command))
+    try:
+        yield
+    finally:
+        hosting.cancel()
+        await asyncio.gather(hosting, return_exceptions=True)
+
+
+async def host(command: list[str], pause_s: float = PAUSE_S) -> None:
+    """Run it again and again, until cancelled."""
+    now = asyncio.get_running_loop().time
+    wait_s = pause_s
+    while True:
+        began_s = now()
+        ended = await _ended(command)
+        if now() - began_s >= LASTED_S:
+            wait_s = pause_s
+        log.warning("the process of autorecovery %s; it is started again in %g s", ended, wait_s)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, PAUSE_MAX_S)
+
+
+async def _ended(command: list[str]) -> str:
+    """How it ended."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as failure:
+        return f"cannot be started: {failure}"
+    try:
+        return f"ended with exit status {await process.wait()}"
+    finally:
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """In good order: its session in the metadata store ends with it."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(AUTORECOVERY_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def _watch_parent() -> None:

@@ -20,7 +20,7 @@ from bookie_server import __version__
 from bookie_server.add import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
-from bookie_server.api.entry_ids import EntryIds, ids_in, spans_of
+from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
 from bookie_server.disk import monitor as disk_monitor
 from bookie_server.disk.interface import DiskFailed

@@ -1,9 +1,9 @@
 """Messages to bytes and back, in the protobuf encoding of bookie.proto.
 
 Always true: what is written here is what the generated code would read, and the other way round
-(a test compares). Add and Read are encoded by hand, because the generated code copies each payload
-several times: here a message is one join of buffers, and what is decoded are views into it. Bytes
-that are no such encoding raise BadMessage, never give a value.
+(a test compares). Adds and the responses to reads are encoded by hand, because the generated code
+copies each payload several times: here a message is one join of buffers, and what is decoded are
+views into it. Bytes that are no such encoding raise BadMessage, never give a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 from bookie_server.api import bookie_pb2
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, Buffer
-from bookie_server.api.entry_ids import Span
+from bookie_server.api.messages import Span
 from bookie_server.api.status import Status, StopReason
 
 VARINT, LENGTH = 0, 2
@@ -40,10 +40,6 @@ def zigzag(value: int) -> int:
 
 def unzigzag(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
-
-
-def signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def int_field(number: int, value: int) -> bytes:
@@ -123,19 +119,17 @@ class BadMessage(ValueError):
     """Bytes that are no message of the named method."""
 
 
-def encode(
-    message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
-) -> bytes:
+def encode(message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response) -> bytes:
     """The bytes of a request or a response."""
-    return _ENCODERS.get(type(message), _encode_alike)(message)
+    return b"".join(encode_buffers(message))
 
 
 def encode_buffers(
     message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
 ) -> Sequence[Buffer]:
     """`encode`, as buffers whose concatenation it is: entries stay where they are."""
-    encoder = _BUFFER_ENCODERS.get(type(message))
-    return (encode(message),) if encoder is None else encoder(message)
+    encoder = _ENCODERS.get(type(message))
+    return (_encode_generated(message),) if encoder is None else encoder(message)
 
 
 def decode_request(method: str, data: Buffer) -> m.Request:
@@ -161,10 +155,9 @@ def decode_response(method: str, data: Buffer) -> m.Response:
 
 def _decode(method: str, side: int, data: Buffer) -> Any:
     try:
-        kinds = m.METHODS.get(method) or m.STREAMS[method]
-        return _DECODERS[kinds[side]](memoryview(data))
-    except (ValueError, IndexError, KeyError) as error:
-        raise BadMessage(f"{method}: {error}") from error
+        kind = (m.METHODS.get(method) or m.STREAMS[method])[side]
+        decoder = _DECODERS.get(kind)
+        return _decode_generated(kind, data) if decoder is None else decoder(memoryview(data))
     except Exception as error:  # protobuf's DecodeError derives from Exception alone
         raise BadMessage(f"{method}: {error}") from error
 
@@ -186,15 +179,11 @@ def encode_add(add: m.Add) -> Sequence[Buffer]:
     return (prefix, *entry)
 
 
-def _packed_add_request_buffers(request: m.PackedAddRequest) -> Sequence[Buffer]:
+def _encode_packed_add_request(request: m.PackedAddRequest) -> Sequence[Buffer]:
     return [bytes_field(1, request.bookie_id.encode()), *chain.from_iterable(request.adds)]
 
 
-def _encode_packed_add_request(request: m.PackedAddRequest) -> bytes:
-    return b"".join(_packed_add_request_buffers(request))
-
-
-def _encode_add_request(request: m.AddRequest) -> bytes:
+def _encode_add_request(request: m.AddRequest) -> Sequence[Buffer]:
     packed = m.PackedAddRequest(request.bookie_id, list(map(encode_add, request.adds)))
     return _encode_packed_add_request(packed)
 
@@ -245,39 +234,18 @@ def _decode_add(data: memoryview) -> m.Add:
     return m.Add([entry], recovery, token)
 
 
-def _encode_add_response(response: m.AddResponse) -> bytes:
+def _encode_add_response(response: m.AddResponse) -> Sequence[Buffer]:
     count = len(response.results)
     if response.results.count(_ADDED) == count:
-        return _ADDED_BYTES * count
-    out = []
-    for result in response.results:
-        body = int_field(1, result.status) + int_field(2, result.retry_after_ms)
-        body += bytes_field(3, result.reason.encode())
-        out.append(bytes_head(1, len(body)) + body)
-    return b"".join(out)
+        return (_ADDED_BYTES * count,)
+    return (_encode_generated(response),)
 
 
 def _decode_add_response(data: memoryview) -> m.AddResponse:
     count = len(data) // len(_ADDED_BYTES)
     if data == _ADDED_BYTES * count:
         return m.AddResponse([_ADDED] * count)
-    return m.AddResponse(
-        [_decode_add_result(value) for number, value in fields_of(data) if number == 1]
-    )
-
-
-def _decode_add_result(data: memoryview) -> m.AddResult:
-    if not data:
-        return _ADDED
-    status, retry, reason = Status.OK, 0, ""
-    for number, value in fields_of(data):
-        if number == 1:
-            status = _STATUSES[value]
-        elif number == 2:
-            retry = value
-        elif number == 3:
-            reason = text(value)
-    return m.AddResult(status, retry, reason)
+    return _decode_generated(m.AddResponse, data)  # type: ignore[no-any-return]
 
 
 def glance_at_adds(data: Buffer) -> tuple[int, bool]:
@@ -305,88 +273,7 @@ def glance_at_adds(data: Buffer) -> tuple[int, bool]:
 # -- Read -------------------------------------------------------------------------------------
 
 
-def _encode_read_request(request: m.ReadRequest) -> bytes:
-    return b"".join(
-        (
-            bytes_field(1, request.bookie_id.encode()),
-            int_field(2, request.ledger_id),
-            int_field(3, request.first_entry),
-            int_field(4, request.last_entry),
-            int_field(5, request.max_bytes),
-            int_field(6, request.fence),
-            bytes_field(7, request.token),
-            bytes_field(8, _encode_further(request.last_entry, request.further)),
-            int_field(9, request.locations),
-            bytes_field(10, _encode_further(request.spans[-1][1], request.ahead)),
-        )
-    )
-
-
-def _encode_further(last: int, further: Sequence[Span]) -> bytes:
-    """Pairs of what is left out and what follows. Raises ValueError when the spans do not rise."""
-    out = []
-    for first, end in further:
-        if not last < first <= end:
-            raise ValueError(f"spans of entries rise: {first}..{end} after {last}")
-        out.append(varint(first - last - 1) + varint(end - first + 1))
-        last = end
-    return b"".join(out)
-
-
-def _decode_further(last: int, packed: memoryview) -> Sequence[Span]:
-    further: list[Span] = []
-    at, end = 0, len(packed)
-    while at < end:
-        left_out, at = read_varint(packed, at)
-        count, at = read_varint(packed, at)
-        first = last + 1 + left_out
-        last += left_out + count
-        if count < 1 or last > ENTRY_ID_MAX:
-            raise ValueError(f"no span of entries: {count} from {first} on")
-        further.append((first, last))
-    return further
-
-
-def _decode_read_request(data: memoryview) -> m.ReadRequest:
-    values = dict(fields_of(data))
-    last = signed(values.get(4, 0))
-    further = _decode_further(last, values[8]) if 8 in values else ()
-    end = further[-1][1] if further else last
-    return m.ReadRequest(
-        bookie_id=text(values.get(1, memoryview(b""))),
-        ledger_id=signed(values.get(2, 0)),
-        first_entry=signed(values.get(3, 0)),
-        last_entry=last,
-        max_bytes=values.get(5, 0),
-        fence=bool(values.get(6, 0)),
-        token=bytes(values.get(7, b"")),
-        further=further,
-        locations=bool(values.get(9, 0)),
-        ahead=_decode_further(end, values[10]) if 10 in values else (),
-    )
-
-
-def _encode_read_stream_request(request: m.ReadStreamRequest) -> bytes:
-    read = b"" if request.read is None else _encode_read_request(request.read)
-    asked = b"" if request.read is None else bytes_head(1, len(read)) + read
-    return asked + int_field(2, request.credit_bytes)
-
-
-def _decode_read_stream_request(data: memoryview) -> m.ReadStreamRequest:
-    read, credit_bytes = None, 0
-    for number, value in fields_of(data):
-        if number == 1:
-            read = _decode_read_request(value)
-        elif number == 2:
-            credit_bytes = value
-    return m.ReadStreamRequest(read, credit_bytes)
-
-
-def _encode_read_response(response: m.ReadResponse) -> bytes:
-    return b"".join(_read_response_buffers(response))
-
-
-def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
+def _encode_read_response(response: m.ReadResponse) -> Sequence[Buffer]:
     out: list[Buffer] = [
         int_field(1, response.status)
         + int_field(2, response.retry_after_ms)
@@ -397,10 +284,10 @@ def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
         prefix, length = int_field(1, result.status), len(result.entry)
         prefix += bytes_head(2, length) if length else b""
         if result.location is not None:
-            prefix += bytes_field(3, _encode_location(result.location))
+            prefix += bytes_field(3, _encode_generated(result.location))
         out.append(bytes_head(5, len(prefix) + length) + prefix)
         out.append(result.entry)
-    ahead = (bytes_field(7, _encode_location(location)) for location in response.ahead)
+    ahead = (bytes_field(7, _encode_generated(at)) for at in response.ahead)
     out.append(int_field(6, response.stop) + b"".join(ahead))
     return out
 
@@ -412,7 +299,7 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
         if number == 5:
             results.append(_decode_entry_result(value))
         elif number == 7:
-            ahead.append(_decode_location(value))
+            ahead.append(_decode_generated(m.EntryLocation, value))
         elif number == 1:
             status = _STATUSES[value]
         elif number == 2:
@@ -434,102 +321,108 @@ def _decode_entry_result(data: memoryview) -> m.EntryResult:
         elif number == 2:
             entry = value
         elif number == 3:
-            location = _decode_location(value)
+            location = _decode_generated(m.EntryLocation, value)
     return m.EntryResult(status, entry, location)
-
-
-def _encode_location(at: m.EntryLocation) -> bytes:
-    path = bytes_field(1, at.directory.encode()) + bytes_field(2, at.file.encode())
-    return path + int_field(3, at.position) + int_field(4, at.entry_bytes)
-
-
-def _decode_location(data: memoryview) -> m.EntryLocation:
-    values = dict(fields_of(data))
-    directory, file = (text(values.get(number, memoryview(b""))) for number in (1, 2))
-    return m.EntryLocation(directory, file, signed(values.get(3, 0)), values.get(4, 0))
 
 
 # -- the rest, through the generated code -----------------------------------------------------
 
 
-def _encode_alike(message: Any) -> bytes:
-    """A message whose fields are those of the contract."""
-    generated = getattr(pb, type(message).__name__)
-    return bytes(generated(**message._asdict()).SerializeToString())
+def _encode_generated(message: Any) -> bytes:
+    return bytes(_TO_GENERATED.get(type(message), _generated)(message).SerializeToString())
 
 
-def _like(kind: Any) -> Callable[[memoryview], Any]:
-    """Decodes a message whose fields are those of the contract."""
-    generated = getattr(pb, kind.__name__)
-
-    def decode(data: memoryview) -> Any:
-        return _of_generated(kind, generated.FromString(bytes(data)))
-
-    return decode
+def _decode_generated(kind: Any, data: Buffer) -> Any:
+    found = getattr(pb, kind.__name__).FromString(bytes(data))
+    special = _OF_GENERATED.get(kind)
+    return _of_generated(kind, found) if special is None else special(found)
 
 
-def _of_generated(kind: Any, found: Any) -> Any:
-    values = {name: getattr(found, name) for name in kind._fields}
+def _generated(message: Any, **other: Any) -> Any:
+    """With the fields of `message`, but for those that the contract has in another form."""
+    return getattr(pb, type(message).__name__)(**(message._asdict() | other))
+
+
+def _of_generated(kind: Any, found: Any, **other: Any) -> Any:
+    values = {name: getattr(found, name) for name in kind._fields if name not in other} | other
     if "status" in values:
-        values["status"] = Status(values["status"])
+        values["status"] = _STATUSES[values["status"]]
     return kind(**values)
 
 
-def _encode_stored_response(r: m.StoredResponse) -> bytes:
-    pairs, before = list[int](), NO_ENTRY
-    for first, last in r.spans:
-        pairs += [first - before - 1, last - first + 1]
-        before = last
-    fields = r._asdict() | {"stored": pairs}
-    del fields["spans"]
-    return bytes(pb.StoredResponse(**fields).SerializeToString())
+def _gaps(last: int, spans: Sequence[Span]) -> list[int]:
+    """How many entries after `last` are left out and how many follow, in pairs. Raises ValueError
+    when the spans do not rise."""
+    pairs: list[int] = []
+    for first, end in spans:
+        if not last < first <= end:
+            raise ValueError(f"spans of entries rise: {first}..{end} after {last}")
+        pairs += (first - last - 1, end - first + 1)
+        last = end
+    return pairs
 
 
-def _decode_stored_response(data: memoryview) -> m.StoredResponse:
-    r = pb.StoredResponse.FromString(bytes(data))
-    spans, before = list[Span](), NO_ENTRY
-    for left_out, count in zip(r.stored[::2], r.stored[1::2], strict=True):
-        spans.append((before + 1 + left_out, before + left_out + count))
-        before = spans[-1][1]
-    return m.StoredResponse(Status(r.status), r.through, spans, r.retry_after_ms, r.reason)
+def _spans(last: int, pairs: Sequence[int]) -> list[Span]:
+    spans: list[Span] = []
+    for left_out, count in zip(pairs[::2], pairs[1::2], strict=True):
+        first = last + 1 + left_out
+        last += left_out + count
+        if count < 1 or last > ENTRY_ID_MAX:
+            raise ValueError(f"no span of entries: {count} from {first} on")
+        spans.append((first, last))
+    return spans
 
 
-def _encode_info_response(r: m.InfoResponse) -> bytes:
-    directories = [pb.DirectoryInfo(**each._asdict()) for each in r.directories]
-    return bytes(
-        pb.InfoResponse(**(r._asdict() | {"directories": directories})).SerializeToString()
-    )
+def _generated_read(read: m.ReadRequest) -> Any:
+    last = read.spans[-1][1]
+    further, ahead = _gaps(read.last_entry, read.further), _gaps(last, read.ahead)
+    return _generated(read, further=further, ahead=ahead)
 
 
-def _decode_info_response(data: memoryview) -> m.InfoResponse:
-    r: m.InfoResponse = _of_generated(m.InfoResponse, pb.InfoResponse.FromString(bytes(data)))
-    directories = [_of_generated(m.DirectoryInfo, each) for each in r.directories]
-    return r._replace(directories=directories)
+def _read_of_generated(found: Any) -> m.ReadRequest:
+    further = _spans(found.last_entry, found.further) if found.further else ()
+    last = further[-1][1] if further else found.last_entry
+    ahead = _spans(last, found.ahead) if found.ahead else ()
+    read: m.ReadRequest = _of_generated(m.ReadRequest, found, further=further, ahead=ahead)
+    return read
 
 
-_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+_TO_GENERATED: dict[type, Callable[[Any], Any]] = {
+    m.AddResponse: lambda r: _generated(r, results=list(map(_generated, r.results))),
+    m.ReadRequest: _generated_read,
+    m.ReadStreamRequest: lambda r: _generated(r, read=r.read and _generated_read(r.read)),
+    m.InfoResponse: lambda r: _generated(r, directories=list(map(_generated, r.directories))),
+    m.StoredResponse: lambda r: pb.StoredResponse(
+        status=r.status,
+        retry_after_ms=r.retry_after_ms,
+        reason=r.reason,
+        through=r.through,
+        stored=_gaps(NO_ENTRY, r.spans),
+    ),
+}
+_OF_GENERATED: dict[type, Callable[[Any], Any]] = {
+    m.AddResponse: lambda r: m.AddResponse([_of_generated(m.AddResult, e) for e in r.results]),
+    m.ReadRequest: _read_of_generated,
+    m.ReadStreamRequest: lambda r: m.ReadStreamRequest(
+        _read_of_generated(r.read) if r.HasField("read") else None, r.credit_bytes
+    ),
+    m.InfoResponse: lambda r: _of_generated(
+        m.InfoResponse, r, directories=[_of_generated(m.DirectoryInfo, e) for e in r.directories]
+    ),
+    m.StoredResponse: lambda r: _of_generated(
+        m.StoredResponse, r, spans=_spans(NO_ENTRY, r.stored)
+    ),
+}
+"""Of messages that are not field for field those of the contract."""
+_ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
     m.AddRequest: _encode_add_request,
     m.PackedAddRequest: _encode_packed_add_request,
     m.AddResponse: _encode_add_response,
-    m.ReadRequest: _encode_read_request,
-    m.ReadStreamRequest: _encode_read_stream_request,
     m.ReadResponse: _encode_read_response,
-    m.InfoResponse: _encode_info_response,
-    m.StoredResponse: _encode_stored_response,
-}
-"""Of other messages `_encode_alike`."""
-_BUFFER_ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
-    m.PackedAddRequest: _packed_add_request_buffers,
-    m.ReadResponse: _read_response_buffers,
 }
 _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.AddRequest: _decode_add_request,
     m.AddResponse: _decode_add_response,
-    m.ReadRequest: _decode_read_request,
-    m.ReadStreamRequest: _decode_read_stream_request,
     m.ReadResponse: _decode_read_response,
-    m.InfoResponse: _decode_info_response,
-    m.StoredResponse: _decode_stored_response,
 }
-for _kind in (kind for both in m.METHODS.values() for kind in both):
-    _DECODERS.setdefault(_kind, _like(_kind))
+"""By hand; other messages by the generated code."""

@@ -21,13 +21,13 @@ entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payl
 flags are no part of it, for a recovery write-back carries a LAC of its own (hazard 41).
 """
 
+import importlib.util
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.machinery import ExtensionFileLoader, PathFinder
 from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
-
-from bookie_server.api.checksum import crc32c
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,6 +41,38 @@ _CRC = struct.Struct("<I")
 _HEADER = struct.Struct(_BODY.format + "I")
 _checked, _payload = itemgetter(slice(0, _BODY.size)), itemgetter(slice(HEADER_BYTES, None))
 assert _BODY.size + _CRC.size == _HEADER.size == HEADER_BYTES
+
+
+Checksum = Callable[..., int]
+PACKAGE, EXTENSION = "crc32c", "crc32c._crc32c"
+
+
+def _without_its_package() -> Checksum | None:
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.submodule_search_locations is None:
+        return None
+    spec = PathFinder.find_spec(EXTENSION, package.submodule_search_locations)
+    if spec is None or not isinstance(spec.loader, ExtensionFileLoader):
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, "crc32c", None)
+
+
+def _crc32c() -> Checksum:
+    """The crc32c package asks for its own version when it is imported, and so reads the metadata of
+    all that is on the path: 50 ms in a process whose path has Spark's archives. Its function is
+    loaded without the package, or with it where it is not laid out as we know it."""
+    found = _without_its_package()
+    if found is not None:
+        return found
+    from crc32c import crc32c as whole
+
+    return whole
+
+
+crc32c = _crc32c()
+"""crc32c(data, value=0): the checksum of `data` by the processor, going on from `value`."""
 
 
 class BadEntry(Exception):

@@ -1,18 +1,25 @@
-"""The messages of bookie.proto as plain values, so that deciding code never meets protobuf.
+"""The messages of bookie.proto as plain values, so that deciding code never meets protobuf; and
+which entries of a ledger a read is about.
 
 Buffers inside them are views wherever they can be: an entry is carried as one buffer, or as the
-buffers it is made of, and joined once, when the message is encoded.
+buffers it is made of, and joined once, when the message is encoded. Entry ids rise, without twins;
+those that are neighbours are a `range`, and nothing takes longer because a range is long.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY, Buffer, Entry
-from bookie_server.api.entry_ids import Span
 from bookie_server.api.status import Status, StopReason
 
 IDENTITY_FILE = "bookie.identity"
 """In each directory of a bookie: one line of text, the bookie's id among its words."""
+EntryIds = Sequence[int]
+"""A range, or a tuple of ids that are not all neighbours."""
+Span = tuple[int, int]
+"""The first and the last of neighbours, both included."""
 
 
 class Add(NamedTuple):
@@ -233,3 +240,51 @@ METHODS: dict[str, tuple[type, type]] = {
 }
 
 STREAMS: dict[str, tuple[type, type]] = {"ReadStream": (ReadStreamRequest, ReadResponse)}
+
+
+def neat(ids: Sequence[int]) -> EntryIds:
+    """Ascending ids, as a range where they are neighbours."""
+    if isinstance(ids, range) and ids.step == 1:
+        return ids
+    if ids and ids[-1] - ids[0] == len(ids) - 1:
+        return range(ids[0], ids[-1] + 1)
+    return tuple(ids)
+
+
+def spans_of(ids: Sequence[int]) -> list[Span]:
+    """The neighbours among them."""
+    if isinstance(ids, range):
+        return [(ids[0], ids[-1])] if ids else []
+    spans: list[Span] = []
+    first = last = -2
+    for entry_id in ids:
+        if entry_id != last + 1:
+            if first >= 0:
+                spans.append((first, last))
+            first = entry_id
+        last = entry_id
+    return [*spans, (first, last)] if first >= 0 else spans
+
+
+def ids_in(spans: Sequence[Span], count_max: int) -> EntryIds:
+    """The ids in spans that rise, the first `count_max` of them."""
+    if len(spans) == 1:
+        first, last = spans[0]
+        return range(first, min(last, first + count_max - 1) + 1)
+    every: Iterable[int] = chain.from_iterable(range(first, last + 1) for first, last in spans)
+    return neat(tuple(islice(every, count_max)))
+
+
+def since(ids: EntryIds, entry_id: int) -> EntryIds:
+    """Those from `entry_id` on."""
+    if isinstance(ids, range):
+        return range(max(ids.start, entry_id), ids.stop)
+    return neat(ids[bisect_left(ids, entry_id) :])
+
+
+def has(ids: EntryIds, entry_id: int) -> bool:
+    """Whether it is among them."""
+    if isinstance(ids, range):
+        return entry_id in ids
+    at = bisect_left(ids, entry_id)
+    return at < len(ids) and ids[at] == entry_id

@@ -164,7 +164,7 @@ class LedgerHandle:
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
 _COUNTED_AT_ONCE = 4096
-COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as store_logs.py does
+COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as collect.py does
 METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
 
 

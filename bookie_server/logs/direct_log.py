@@ -1,6 +1,6 @@
 """The entry log of one directory to which large entries go before they are acknowledged: it is
 their journal, and what it holds beyond its mark in the index is replayed at the next start
-(start/direct_log_replay.py).
+(start/replayed.py).
 
 Always true:
 - a location is told only after the entry's record was synced, and before that the log's name and

@@ -21,10 +21,9 @@ from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.scan import LogMap
-from bookie_server.reclaim.collect import GarbageCollector, Tombstones
+from bookie_server.reclaim.collect import GarbageCollector, StoreLogs, Tombstones
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
-from bookie_server.reclaim.store_logs import StoreLogs
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig

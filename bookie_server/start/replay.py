@@ -11,7 +11,7 @@ Always true:
   unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
   checkpoint moves past the damage;
 - a journal that an earlier start missed is replayed after all others (LateReplayed), and direct
-  logs after all journals (start/direct_log_replay.py).
+  logs after all journals (replayed.py).
 """
 
 import logging
@@ -26,8 +26,7 @@ from bookie_server.journal.scan import Replay
 from bookie_server.journal.writer import FOLDER, Journal, segment_ids
 from bookie_server.ledgers.limbo import doubt_the_tail
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
-from bookie_server.start.direct_log_replay import replay_direct_logs
-from bookie_server.start.replayed import LateReplayed, Replayed
+from bookie_server.start.replayed import LateReplayed, Replayed, replay_direct_logs
 from bookie_server.storage.appends import Journals
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.flush import Space

@@ -27,8 +27,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
-from bookie_server.api.entry_ids import EntryIds, neat
-from bookie_server.api.messages import EntryLocation
+from bookie_server.api.messages import EntryIds, EntryLocation, neat
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.lanes import in_recovery
 from bookie_server.logs.entry_log import (

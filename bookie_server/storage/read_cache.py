@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import Buffer
-from bookie_server.api.entry_ids import EntryIds
+from bookie_server.api.messages import EntryIds
 
 ENTRY_OVERHEAD_BYTES = 320  # a memoryview, its integers, a slot in two dictionaries
 BLOCK_OVERHEAD_BYTES = 512

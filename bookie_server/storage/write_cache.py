@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
-from bookie_server.api.entry_ids import EntryIds
+from bookie_server.api.messages import EntryIds
 from bookie_server.logs.index import Location
 
 ENTRY_OVERHEAD_BYTES = 384  # a memoryview, two integers, a slot in a dictionary

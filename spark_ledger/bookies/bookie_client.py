@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from bookie_server.api import codec
 from bookie_server.api.entry import Buffer
-from bookie_server.api.entry_ids import EntryIds, Span
 from bookie_server.api.messages import (
     Add,
     AddResponse,
     AddResult,
     ClearLimboRequest,
     ClearLimboResponse,
+    EntryIds,
     PackedAddRequest,
     ReadLacRequest,
     ReadLacResponse,
@@ -31,6 +31,7 @@ from bookie_server.api.messages import (
     ReadStreamRequest,
     Request,
     Response,
+    Span,
     StoredRequest,
     StoredResponse,
     WriteLacRequest,

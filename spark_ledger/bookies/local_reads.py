@@ -20,7 +20,7 @@ from functools import partial
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
-from bookie_server.api.entry_ids import EntryIds, ids_in, spans_of
+from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
 from spark_ledger.bookies.local_files import HostFiles
 

@@ -9,7 +9,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import BadEntry, EntryHeader, unpack_header
-from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
-from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost

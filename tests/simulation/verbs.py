@@ -46,7 +46,6 @@ REPLACED: Mapping[str, str] = {
     "bookie_server.disk.os_disk": "the real disk: disk.py",
     "bookie_server.serve.registration": "of the program: registering.py",
     "bookie_server.logs.rocks_index": "the real index: index.py, held to the same tests",
-    "bookie_server.start.self_test": "of the program, about the real disk",
     "bookie_server.serve.gateway": "a port: the simulated network calls the handler",
     "spark_ledger.bookies.frame_network": "a real network: network.py",
     "spark_ledger.bookies.local_files": "the host's real files: local_files.py",
@@ -70,8 +69,6 @@ EXCEPTIONS: Mapping[str, str] = {
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
     "ledger.AsyncLedgerWriter.held_below": "as that",
-    "bookie_server.autorecovery.host": "starts a process (test_autorecovery.py)",
-    "bookie_server.autorecovery.hosted": "as that",
     "repair.audit.audit": "counts for an operator and changes nothing; the auditor calls"
     " `check_ledger` (test_audit.py)",
     "repair.audit.audit_some": "as that",

@@ -10,8 +10,7 @@ from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import GrowingLog
 from bookie_server.logs.scan import Scanned
 from bookie_server.start import replay
-from bookie_server.start.direct_log_replay import Coverage
-from bookie_server.start.replayed import Replayed
+from bookie_server.start.replayed import Coverage, Replayed
 from bookie_server.storage.appends import DirectWrites
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.flush import Stores

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from bookie_server.api.checksum import crc32c
+from bookie_server.api.entry import crc32c
 from spark_ledger.broker.wire.commands import unsigned
 from spark_ledger.broker.wire.frames import SIZES, Span
 from spark_ledger.topic.entry import pulsar_batch

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bookie_server.api.entry import Entry
-from bookie_server.api.entry_ids import EntryIds, has, neat, spans_of
-from bookie_server.api.messages import ReadResponse
+from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import ReadStream, Silent
 from spark_ledger.bookies.local_reads import Locations

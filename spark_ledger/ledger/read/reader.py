@@ -21,7 +21,7 @@ from contextlib import aclosing, suppress
 from itertools import pairwise
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
-from bookie_server.api.entry_ids import EntryIds, has, neat, since, spans_of
+from bookie_server.api.messages import EntryIds, has, neat, since, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.errors import (
     DataUnavailable,

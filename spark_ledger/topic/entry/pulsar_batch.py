@@ -25,8 +25,7 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from bookie_server.api.checksum import crc32c
-from bookie_server.api.entry import Buffer
+from bookie_server.api.entry import Buffer, crc32c
 from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,

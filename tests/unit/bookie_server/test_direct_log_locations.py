@@ -13,7 +13,7 @@ from bookie_server.logs.entry_log import (
 )
 from bookie_server.logs.index import Location
 from bookie_server.logs.scan import Scanned, parse
-from bookie_server.start.direct_log_replay import Coverage, Hole
+from bookie_server.start.replayed import Coverage, Hole
 from tests.unit.bookie_server.node import entry
 
 LOG_ID = 3

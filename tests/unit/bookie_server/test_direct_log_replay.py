@@ -10,8 +10,7 @@ from bookie_server.journal.format import Record
 from bookie_server.logs.entry_log import BLOCK_BYTES, FOLDER, log_path, record_end
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, Location
 from bookie_server.logs.scan import read_map
-from bookie_server.start.direct_log_replay import replay_direct_logs
-from bookie_server.start.replayed import Replayed
+from bookie_server.start.replayed import Replayed, replay_direct_logs
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk

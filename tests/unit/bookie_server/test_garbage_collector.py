@@ -9,8 +9,7 @@ import pytest
 from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.logs.index import LedgerState
-from bookie_server.reclaim.collect import GarbageCollector
-from bookie_server.reclaim.store_logs import StoreLogs
+from bookie_server.reclaim.collect import GarbageCollector, StoreLogs
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata import ledger_record as record_of
 from spark_ledger.metadata.cluster import Cluster

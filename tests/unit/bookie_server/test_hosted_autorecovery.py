@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bookie_server.serve.autorecovery import host
+from bookie_server.__main__ import host
 from tests.kit.processes import alive, eventually
 
 SAYS_ITS_PID = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); "

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server.start import layout
-from bookie_server.start.layout import BadLayout
+from bookie_server.start import opening
+from bookie_server.start.opening import BadLayout
 
 
 def check(*paths: Path) -> None:
-    layout.check([(f"directory_{number}", path) for number, path in enumerate(paths)])
+    opening.check([(f"directory_{number}", path) for number, path in enumerate(paths)])
 
 
 def test_directories_side_by_side_are_made(tmp_path: Path):
@@ -48,6 +48,6 @@ def test_reserves_larger_than_their_disk_are_refused_with_the_setting_as_the_cau
     system = os.statvfs(tmp_path)
     total = system.f_blocks * system.f_frsize
     both = [("ledger_directory", tmp_path), ("journal_directory", tmp_path)]
-    layout.check_reserve(both, 1 << 20)
-    with pytest.raises(layout.BadLayout, match=f"^disk_reserve_bytes {total // 2 + 1} "):
-        layout.check_reserve(both, total // 2 + 1)
+    opening.check_reserve(both, 1 << 20)
+    with pytest.raises(opening.BadLayout, match=f"^disk_reserve_bytes {total // 2 + 1} "):
+        opening.check_reserve(both, total // 2 + 1)

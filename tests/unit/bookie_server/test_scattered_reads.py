@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bookie_server.api import messages as m
-from bookie_server.api.entry_ids import spans_of
+from bookie_server.api.messages import spans_of
 from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import RESULTS_MAX
 from spark_ledger.metadata.ledger_record import derive

@@ -6,7 +6,7 @@ from bookie_server.disk.interface import DiskFailed
 from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import log_path
 from bookie_server.logs.scan import read_map
-from bookie_server.reclaim.store_logs import StoreLogs
+from bookie_server.reclaim.collect import StoreLogs
 from tests.simulation.loop import run
 from tests.unit.bookie_server.log_store import ONE_LOG, RECORD_BYTES, LogStore, text
 

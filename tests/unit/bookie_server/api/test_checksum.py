@@ -3,7 +3,7 @@
 import crc32c as package
 import pytest
 
-from bookie_server.api import checksum
+from bookie_server.api import entry as checksum
 
 
 @pytest.mark.parametrize("as_package", [False, True])

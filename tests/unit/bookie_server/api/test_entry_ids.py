@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server.api.entry_ids import has, ids_in, neat, since, spans_of
+from bookie_server.api.messages import has, ids_in, neat, since, spans_of
 
 RISING = st.sets(st.integers(0, 60), min_size=1).map(sorted)
 

@@ -3,13 +3,13 @@
 import pytest
 
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
-from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.messages import (
     IDENTITY_FILE,
     EntryLocation,
     EntryResult,
     ReadRequest,
     ReadResponse,
+    ids_in,
 )
 from bookie_server.api.status import Status, StopReason
 from spark_ledger.bookies.local_reads import RETRY_S, LocalReads

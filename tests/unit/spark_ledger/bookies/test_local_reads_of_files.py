@@ -19,7 +19,7 @@ import pytest
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
-from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Status, StopReason
 from spark_ledger.bookies import local_files
 from spark_ledger.bookies.bookie_client import BookieClient

@@ -17,7 +17,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer, EntryHeader, pack_header, payload_crc, unpack_entry
-from bookie_server.api.entry_ids import ids_in, spans_of
+from bookie_server.api.messages import ids_in, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from bookie_server.api import messages as m
-from bookie_server.api.entry_ids import ids_in, spans_of
+from bookie_server.api.messages import ids_in, spans_of
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from tests.simulation.loop import current
