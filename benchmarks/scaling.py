@@ -44,7 +44,7 @@ from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, TopicState, apply
 from spark_ledger.topic.upkeep.upkeep import Upkeep
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play, segment
 

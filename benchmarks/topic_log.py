@@ -34,9 +34,8 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log import records
-from spark_ledger.topic.log.intervals import Interval, Intervals
 from spark_ledger.topic.log.records import Head
-from spark_ledger.topic.log.segment_table import SCHEMA, SegmentTable
+from spark_ledger.topic.log.segment_table import SCHEMA, Interval, Intervals, SegmentTable
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.read.plan import plan_read
 from tests.kit.loop_task import LoopTask

@@ -25,9 +25,9 @@ from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.row_blocks import Block, Joining
 from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.write.entry_sender import EntrySender
-from spark_ledger.topic.write.task_writer import (
+from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
+    EntrySender,
     TaskResult,
     TaskSettings,
     TaskWriter,

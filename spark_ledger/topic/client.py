@@ -12,7 +12,6 @@ from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import each
-from spark_ledger.topic.checkpoint.chunks import ChunkStore
 from spark_ledger.topic.commit.draft import (
     NEXT_VERSION,
     SNAPSHOT_OF_INTENT,
@@ -27,7 +26,7 @@ from spark_ledger.topic.commit.replay import QueryBatch
 from spark_ledger.topic.entry.batch_encoder import BatchEncoder
 from spark_ledger.topic.entry.routing import Router
 from spark_ledger.topic.log.actions import Action, Append, Overwrite
-from spark_ledger.topic.log.blobs import Blobs
+from spark_ledger.topic.log.blobs import Blobs, ChunkStore
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.ledger_cache import LedgerCache
 from spark_ledger.topic.log.state import Tables, TopicState
@@ -35,18 +34,17 @@ from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo, Topics
 from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
-from spark_ledger.topic.write.entry_sender import EntrySender
-from spark_ledger.topic.write.task_writer import (
+from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
+    EntrySender,
     TaskResult,
     TaskSettings,
 )
 
 if TYPE_CHECKING:
-    from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+    from spark_ledger.topic.checkpointer import Checkpointer
     from spark_ledger.topic.commit.commit import Committer
-    from spark_ledger.topic.commit.hand_over import Ask
-    from spark_ledger.topic.commit.past_live import PastLive
+    from spark_ledger.topic.commit.hand_over import Ask, PastLive
     from spark_ledger.topic.schema.registry import SchemaRegistry
     from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
@@ -83,7 +81,7 @@ class TopicClient:
 
     @cached_property
     def checkpoints(self) -> "Checkpointer":
-        from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+        from spark_ledger.topic.checkpointer import Checkpointer
 
         return Checkpointer(self.ledgers, self.intents, self.blobs, self.chunks, self.log)
 
@@ -95,8 +93,7 @@ class TopicClient:
 
     @cached_property
     def past_live(self) -> "PastLive":
-        from spark_ledger.topic.commit.hand_over import ask_over_tcp
-        from spark_ledger.topic.commit.past_live import PastLive
+        from spark_ledger.topic.commit.hand_over import PastLive, ask_over_tcp
 
         return PastLive(self.ledgers, self.committer, self._ask or ask_over_tcp)
 

@@ -22,7 +22,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import TxnRecord
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 
 COMMITS_OF_EPOCH = 1 << 16
 

@@ -25,9 +25,8 @@ from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.log import actions
-from spark_ledger.topic.log.intervals import Chunk
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
 from spark_ledger.topic.log.segments import INLINE
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog

@@ -31,7 +31,7 @@ from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.entry.message_batch import column_of
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.read.plan import plan_read
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.kit.history import History
 from tests.kit.processes import eventually
 

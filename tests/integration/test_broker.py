@@ -24,7 +24,7 @@ from spark_ledger.topic.entry.message_batch import TYPES, column_of
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.upkeep.admin import TopicAdmin
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.kit.processes import eventually
 
 CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")

@@ -7,7 +7,7 @@ import pyarrow as pa
 from spark_ledger.demo.audit import Audit
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 
 TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
 

@@ -9,7 +9,7 @@ from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.integration.test_cli import fails, succeeds
 from tests.kit.loop_task import LoopTask
 

@@ -14,7 +14,7 @@ from spark_ledger.topic.entry.routing import Routing
 from spark_ledger.topic.log.segments import INLINE
 from spark_ledger.topic.read.plan import Cutting, plan_read
 from spark_ledger.topic.upkeep.janitor import Janitor
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 
 
 def write_and_commit(topics, info, version, rows, compression="none"):

@@ -8,7 +8,7 @@ from typing import Any
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.write.task_writer import (
+from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
     TaskResult,
     TaskSettings,

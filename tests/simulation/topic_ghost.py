@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Versioned
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.commit.payloads import POINTER_BYTES_MAX
-from spark_ledger.topic.log import checkpoint, checkpoint_record, records, state
+from spark_ledger.topic.commit.commit import POINTER_BYTES_MAX
+from spark_ledger.topic.log import checkpoint, records, state
 from spark_ledger.topic.log.actions import (
     Append,
     Grow,
@@ -26,10 +26,10 @@ from spark_ledger.topic.log.actions import (
     adds_rows,
     dropped_of,
 )
-from spark_ledger.topic.log.checkpoint_record import CheckpointRecord
-from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.checkpoint import CheckpointRecord
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.records import Commit, Spilled, TopicLife
+from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import TopicState
 from tests.simulation import invariants
@@ -498,7 +498,7 @@ class TopicJudge:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def _checkpoint(self, log: LogGhost, node: Versioned) -> None:
-        record, before = checkpoint_record.decode(node.value), log.checkpoint
+        record, before = checkpoint.decode_record(node.value), log.checkpoint
         was = (0, 0) if before is None else (before.next, before.trimmed)
         now = (record.next, record.trimmed)
         self._world.ghost.meet("checkpoint trims" if was[0] == now[0] else "checkpoint")

@@ -10,12 +10,12 @@ from contextlib import aclosing, contextmanager
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic import write
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import batch_encoder
 from spark_ledger.topic.entry.key_filter import hashes_of
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import fetch_task
-from spark_ledger.topic.write import entry_sender
 from tests.kit.segments_seen import rows_of
 from tests.kit.slices import as_planned
 from tests.simulation import invariants
@@ -24,7 +24,7 @@ from tests.simulation.topic_work import KEYS, TopicWork
 from tests.simulation.world import Client
 
 ABSENT = b"nobody's"
-_SMALL = ((batch_encoder, "SHARE_BYTES", 1), (entry_sender, "ENTRIES_MIN", 1))
+_SMALL = ((batch_encoder, "SHARE_BYTES", 1), (write, "ENTRIES_MIN", 1))
 Found = dict[tuple[int, int], bytes]
 """By partition and offset: the value that was read."""
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic import checkpointer
 from spark_ledger.topic.commit import commit
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit import views as commit_views
-from spark_ledger.topic.commit.payloads import CommitPayloads
+from spark_ledger.topic.commit.commit import CommitPayloads
 from spark_ledger.topic.log import checkpoint, topic_log
 from spark_ledger.topic.upkeep import garbage
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState
-from spark_ledger.topic.checkpoint.checkpointer import LOG_NODES_MAX
+from spark_ledger.topic.checkpointer import LOG_NODES_MAX
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.records import IntentState, decode_intent

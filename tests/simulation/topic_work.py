@@ -18,7 +18,7 @@ from spark_ledger import errors
 from spark_ledger.errors import LedgerError, TopicNotFound
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import reachable
-from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import CommitKind, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint
@@ -28,7 +28,7 @@ from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import fold_agreeing
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, plan_read
-from spark_ledger.topic.write.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
+from spark_ledger.topic.write import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
 from tests.kit.history import History
 from tests.kit.loop_task import LoopTask
 from tests.kit.slices import read_task

@@ -15,7 +15,7 @@ NOT_NEEDED = (
     "pandas",
     "pyarrow.compute",
     "spark_ledger.spark.rows.typed_values",
-    "spark_ledger.topic.checkpoint.checkpointer",
+    "spark_ledger.topic.checkpointer",
     "spark_ledger.topic.commit.commit",
     "spark_ledger.topic.upkeep.janitor",
     "spark_ledger.topic.schema.registry",

@@ -55,7 +55,7 @@ FLOORS = {
         read
         commit
         write
-        checkpoint schema
+        checkpointer schema
         log
         entry
     """,

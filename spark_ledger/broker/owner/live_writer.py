@@ -43,9 +43,8 @@ from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
 from spark_ledger.topic.commit.seal import NOTHING, Extent, ended_at, seal_of, sealed
-from spark_ledger.topic.entry.message_batch import Share, encode_header
+from spark_ledger.topic.entry.message_batch import NONE, Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
-from spark_ledger.topic.entry.rowless import NONE
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive, SealLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment

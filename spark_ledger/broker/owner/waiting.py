@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.rowless import Rowless
+from spark_ledger.topic.entry.message_batch import Rowless
 
 
 class Chunk(Enum):

@@ -19,8 +19,7 @@ from spark_ledger.spark.spark_version import (
     ReadMaxRows,
     ReadMinRows,
 )
-from spark_ledger.topic.log.intervals import Chunk, Interval
-from spark_ledger.topic.log.segment_table import Longs, SegmentTable
+from spark_ledger.topic.log.segment_table import Chunk, Interval, Longs, SegmentTable
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 
 ENDLESS = 2**62

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from spark_ledger.errors import OptionInvalid
 from spark_ledger.spark.options.values import Zone
-from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.subscription.seek_target import CommittedSince, chunks_needed, offset_since
 

@@ -42,7 +42,7 @@ from spark_ledger.spark.write.topic_writers import Task, TopicWriters
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.parts import Part, commit_part
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 
 ROWS_MAX = 512
 """So many rows, or an eighth of maxInFlightBytes, are turned to columns at a time."""

@@ -38,7 +38,7 @@ from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint, together
 from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work, work_of
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"

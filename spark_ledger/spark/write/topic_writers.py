@@ -25,7 +25,7 @@ from spark_ledger.topic.commit.draft import TOPICS_MAX
 from spark_ledger.topic.entry.routing import Routing
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.schema.records import SchemaVersion
-from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings, TaskWriter
+from spark_ledger.topic.write import TaskResult, TaskSettings, TaskWriter
 
 ABORT_S = 5.0
 

@@ -2,7 +2,7 @@
 
 Always true: an action holds no absolute offset of what it *adds* (a loser of the race for a number
 commits it as it is), only of what it takes away or replaces; an action this version does not know
-is an error, never skipped (hazard 17). Whether an action still holds is decided in guards.py on the
+is an error, never skipped (hazard 17). Whether an action still holds is decided in draft.py on the
 state it follows, what it does in state.py. docs/topics.md shows each.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.rowless import NONE, Rowless
+from spark_ledger.topic.entry.message_batch import NONE, Rowless
 from spark_ledger.topic.log import segments
 from spark_ledger.topic.log.segments import CommitTimes, Segment
 

@@ -9,7 +9,8 @@ recovered or deleted the ledger meanwhile makes it fail.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -21,9 +22,9 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.log.intervals import BlobPointer
 from spark_ledger.topic.log.ledger_cache import LedgerCache, TaskLedger
 from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, SegmentTable
 from spark_ledger.topic.log.segments import Segment
 
 ENTRY_BYTES_MAX = 4 * 1024 * 1024
@@ -277,3 +278,86 @@ def unpack(value: Buffer) -> bytes:
     if len(data) != size:
         raise errors.UnsupportedFormat(f"{len(data)} packed bytes instead of {size}")
     return data
+
+
+# -- chunks of checkpoints that were read, kept for the next plan ----------------------------------
+#
+# Always true: at most KEPT_BYTES_MAX of decoded chunks are kept, those used last; a chunk that
+# several ask for at once is read once; a few are read at a time. Chunks never change, so what is
+# kept is never stale.
+
+KEPT_BYTES_MAX = 256 * 1024 * 1024
+READS_AT_ONCE = 4
+
+
+class ChunkStore:
+    """On one event loop."""
+
+    def __init__(self, ledgers: LedgerStore, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._ledgers = ledgers
+        self._kept_bytes_max = kept_bytes_max
+        self._kept: OrderedDict[Chunk, SegmentTable] = OrderedDict()
+        self._bytes = 0
+        self._reading: dict[Chunk, asyncio.Task[SegmentTable]] = {}
+        self._turns = asyncio.Semaphore(READS_AT_ONCE)
+
+    @property
+    def kept_bytes(self) -> int:
+        """About how much memory the chunks that are kept take."""
+        return self._bytes
+
+    async def load(self, chunks: Iterable[Chunk]) -> Mapping[Chunk, SegmentTable]:
+        """The tables of the chunks, read where they are not kept.
+
+        Raises errors.NoSuchLedger (a newer checkpoint took its place: fold again),
+        errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable,
+        errors.UnsupportedFormat.
+        """
+        wanted = list(dict.fromkeys(chunks))
+        found = {chunk: self._kept[chunk] for chunk in wanted if chunk in self._kept}
+        for chunk in found:
+            self._kept.move_to_end(chunk)
+        missing = [chunk for chunk in wanted if chunk not in found]
+        reads = [self._read_once(chunk) for chunk in missing]
+        tables = await asyncio.gather(*map(asyncio.shield, reads))
+        return {**found, **dict(zip(missing, tables, strict=True))}
+
+    def keep(self, chunk: Chunk, table: SegmentTable) -> None:
+        """Remember what is in the chunk: its writer need not read it."""
+        if chunk in self._kept:
+            return
+        self._kept[chunk] = table
+        self._bytes += table.nbytes
+        while self._bytes > self._kept_bytes_max:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    async def close(self) -> None:
+        """Give up what is being read."""
+        for task in self._reading.values():
+            task.cancel()
+        await asyncio.gather(*self._reading.values(), return_exceptions=True)
+
+    def _read_once(self, chunk: Chunk) -> "asyncio.Task[SegmentTable]":
+        task = self._reading.get(chunk)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._read(chunk))
+            self._reading[chunk] = task
+            task.add_done_callback(lambda done: self._over(chunk, done))
+        return task
+
+    def _over(self, chunk: Chunk, task: "asyncio.Task[SegmentTable]") -> None:
+        del self._reading[chunk]
+        if not task.cancelled():
+            task.exception()  # for waiting calls; perhaps there are none any more
+
+    async def _read(self, chunk: Chunk) -> SegmentTable:
+        async with self._turns:
+            table = SegmentTable.decode(await read_blob(self._ledgers, chunk.pointer))
+        if len(table) != chunk.segments:
+            raise errors.UnsupportedFormat(
+                f"a chunk in ledger {chunk.pointer.ledger_id} has {len(table)} segments, not"
+                f" {chunk.segments}"
+            )
+        self.keep(chunk, table)
+        return table

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from spark_ledger import errors
 from spark_ledger.topic.log import actions, policies
 from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
-from spark_ledger.topic.log.intervals import BlobPointer
 from spark_ledger.topic.log.policies import NAMES, NamespacePolicies, TopicPolicies
+from spark_ledger.topic.log.segment_table import BlobPointer
 
 T = TypeVar("T")
 

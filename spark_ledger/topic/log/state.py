@@ -3,7 +3,7 @@
 Always true: commits are applied in order, each once; offsets are 0-based, the end is exclusive,
 and no offset is ever given to another row: they are dense but for declared holes. A state does not
 change: `apply` returns the next one, and costs what the commit holds. Segments that a checkpoint
-has stored are named by chunk and need not be in memory (chunks.py reads them).
+has stored are named by chunk and need not be in memory (`ChunkStore` reads them).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.rowless import Rowless, count_within, with_more
+from spark_ledger.topic.entry.message_batch import Rowless, count_within, with_more
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.actions import (
     ANY_OPENING,
@@ -28,9 +28,15 @@ from spark_ledger.topic.log.actions import (
     Terminate,
     Trim,
 )
-from spark_ledger.topic.log.intervals import Chunk, Interval, Intervals
 from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_by
-from spark_ledger.topic.log.segment_table import SegmentTable, Stretch, joined_stretches
+from spark_ledger.topic.log.segment_table import (
+    Chunk,
+    Interval,
+    Intervals,
+    SegmentTable,
+    Stretch,
+    joined_stretches,
+)
 from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
 
 NEVER = -1

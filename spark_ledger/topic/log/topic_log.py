@@ -24,10 +24,9 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, Versioned, Watcher
 from spark_ledger.metadata.store_calls import look_up, read
-from spark_ledger.topic.log import checkpoint, checkpoint_record, records, state
+from spark_ledger.topic.log import checkpoint, records, state
 from spark_ledger.topic.log.blobs import read_blob, unpack
-from spark_ledger.topic.log.checkpoint import Root
-from spark_ledger.topic.log.checkpoint_record import CheckpointRecord, StoredRoot
+from spark_ledger.topic.log.checkpoint import CheckpointRecord, Root, StoredRoot
 from spark_ledger.topic.log.records import Commit, Head, Spilled, TopicLife
 from spark_ledger.topic.log.state import ACROSS_KEPT_MAX, TopicState
 
@@ -234,7 +233,7 @@ class TopicLog:
         node = await read(self.store, paths.topic_checkpoint(self.topic_id))
         if node is None:  # or not seen yet: then a commit is missing, and the fold syncs
             return None
-        record = checkpoint_record.decode(node.value)
+        record = checkpoint.decode_record(node.value)
         self.note_trimmed(record.trimmed)
         try:
             root = await self._root(record.root)

@@ -24,8 +24,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.entry.message_batch import decode_header
-from spark_ledger.topic.entry.rowless import NONE, Rowless
+from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState

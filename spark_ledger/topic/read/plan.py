@@ -25,8 +25,7 @@ import numpy as np
 from spark_ledger import errors
 from spark_ledger.errors import RowsLost
 from spark_ledger.topic.entry.arrow_arrays import distinct, distinct_and_which
-from spark_ledger.topic.log.intervals import Chunk
-from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Chunk, Longs, SegmentTable
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.read.pieces import (
     EMPTY_ROW_BYTES,

@@ -9,7 +9,7 @@ that was not read or a live segment, are about.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.read.live import EMPTY, LiveEnd
 from spark_ledger.topic.subscription.records import Positions

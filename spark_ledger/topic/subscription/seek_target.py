@@ -15,8 +15,7 @@ import numpy as np
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.topic.log.intervals import Chunk, Interval
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import Chunk, Interval, SegmentTable
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.read.live import EMPTY, LiveEnd, since_in
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows

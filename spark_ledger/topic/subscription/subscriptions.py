@@ -29,8 +29,8 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, each, pause_s, reachable, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
-from spark_ledger.topic.log.intervals import Chunk
 from spark_ledger.topic.log.records import IntentState
+from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo

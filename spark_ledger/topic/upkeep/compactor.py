@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from spark_ledger import errors
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import guards
+from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES, EncodedEntry
 from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.log.actions import Replace
 from spark_ledger.topic.log.intents import HEARTBEAT_S, Intent
-from spark_ledger.topic.log.intervals import Chunk
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
 from spark_ledger.topic.log.segments import CommitTimes, Segment
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
@@ -44,7 +43,7 @@ from spark_ledger.topic.upkeep.merge_plan import (
     plan_merges,
     worth_looking,
 )
-from spark_ledger.topic.write.entry_sender import EntrySender
+from spark_ledger.topic.write import EntrySender
 
 COMPRESSION = "zstd"
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
@@ -369,7 +368,7 @@ async def commit_round(
 
 def _holds(state: TopicState, intent: Intent, planned: Round, one: Merged) -> bool:
     try:
-        guards.check(state, intent.app_id, (_replace(planned.snapshot, one),))
+        commit_draft.check_holds(state, intent.app_id, (_replace(planned.snapshot, one),))
     except errors.TxnConflict:
         return False
     return True

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_ledger import errors
-from spark_ledger.topic.log.intervals import Chunk, Interval
-from spark_ledger.topic.log.segment_table import Longs, Stretch
+from spark_ledger.topic.log.segment_table import Chunk, Interval, Longs, Stretch
 from spark_ledger.topic.log.segments import CommitTimes
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 

@@ -15,8 +15,9 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore
 from spark_ledger.metadata.store_calls import each, names_in, read
-from spark_ledger.topic.checkpoint.chunks import ChunkStore, with_losses
+from spark_ledger.topic.checkpointer import with_losses
 from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.log.blobs import ChunkStore
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog

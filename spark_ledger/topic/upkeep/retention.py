@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_ledger.topic.log.intervals import Chunk, Interval
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import Chunk, Interval, SegmentTable
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 
 Points = Mapping[int, int]

@@ -15,9 +15,9 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import each, reachable, read, store_now_ms
-from spark_ledger.topic.checkpoint.checkpointer import CHECKPOINT_EVERY
+from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.log import checkpoint_record, records
+from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import Trimmed, retain
@@ -148,7 +148,7 @@ class Upkeep:
             return False
         topic_id = head.topic.id
         node = await read(self._client.store, paths.topic_checkpoint(topic_id))
-        since = 0 if node is None else checkpoint_record.decode(node.value).next
+        since = 0 if node is None else checkpoint.decode_record(node.value).next
         if head.next - since < LONG_LOG:
             return False
         await self._client.checkpoints.make(topic_id, least=CHECKPOINT_EVERY)

@@ -16,7 +16,7 @@ from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.sequence_ids import SequenceIds
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import AccessMode
-from spark_ledger.topic.commit import guards
+from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment
@@ -434,7 +434,7 @@ EVERY = (
         *(counts_on, SERVES),
     ),
     Mutant(
-        *("late seal of an earlier segment", "hazard 29", guards, "is_of"),
+        *("late seal of an earlier segment", "hazard 29", commit_draft, "is_of"),
         *(is_any_of_the_ledger, CUT),
     ),
     Mutant(

@@ -9,10 +9,9 @@ from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
 from spark_ledger.spark.options import offsets
-from spark_ledger.topic import client
-from spark_ledger.topic.checkpoint import checkpointer
-from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
-from spark_ledger.topic.commit import commit, guards, replay
+from spark_ledger.topic import checkpointer, client
+from spark_ledger.topic.checkpointer import Checkpointer
+from spark_ledger.topic.commit import commit, replay
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome
 from spark_ledger.topic.commit.views import CommitViews
@@ -336,7 +335,7 @@ MUTANTS = (
         *(accepts_rows_of_a_namesake, REPLACEMENTS),
     ),
     Mutant(
-        *("commit to a deleted topic", "hazard 36", guards, "check"),
+        *("commit to a deleted topic", "hazard 36", commit_draft, "check_holds"),
         *(believes_that_it_is_there, REPLACEMENTS),
     ),
     Mutant(

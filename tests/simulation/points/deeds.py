@@ -9,7 +9,7 @@ from spark_ledger.errors import (
     TopicDeleted,
     TxnConflict,
 )
-from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic import checkpointer
 from spark_ledger.topic.commit import commit
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.log import checkpoint

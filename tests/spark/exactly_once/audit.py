@@ -22,7 +22,7 @@ from spark_ledger.metadata.store import NoNode
 from spark_ledger.process import background_loop
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.log.intervals import BlobPointer
+from spark_ledger.topic.log.segment_table import BlobPointer
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import fold_agreeing
 from spark_ledger.topic.subscription.records import SubscriptionRecord, decode_subscription

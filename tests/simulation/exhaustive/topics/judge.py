@@ -11,7 +11,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.topic.commit.commit import CommitKind
-from spark_ledger.topic.log import checkpoint_record, records, state
+from spark_ledger.topic.log import checkpoint, records, state
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.state import TopicState
 from tests.simulation.exhaustive.topics import audit
@@ -314,7 +314,7 @@ class Judge:
 
 def _checkpoint(world: World, topic: str) -> int:
     node = world.nodes.get(paths.topic_checkpoint(topic))
-    return 0 if node is None else checkpoint_record.decode(node.value).next
+    return 0 if node is None else checkpoint.decode_record(node.value).next
 
 
 def _summary(folded: TopicState, world: World) -> str:

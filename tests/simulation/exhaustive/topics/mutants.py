@@ -7,8 +7,9 @@ from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import ensure, read
-from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
-from spark_ledger.topic.commit import commit, guards
+from spark_ledger.topic.checkpointer import Checkpointer
+from spark_ledger.topic.commit import commit
+from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.log import records, state, topic_log
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import IntentState, TxnRecord
@@ -137,7 +138,7 @@ RULES = (
     Rule(
         *("seal without guard", "29", "live"),
         (
-            (guards, "_check", anything_holds),
+            (commit_draft, "_check", anything_holds),
             (state._Folding, "_check", anything_holds),
         ),
     ),

@@ -10,7 +10,7 @@ from spark_ledger.topic.commit.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.simulation.exhaustive.topics.judge import content_of
 from tests.simulation.exhaustive.topics.ledgers import segment
 from tests.simulation.exhaustive.topics.processes import Process, Program

@@ -10,7 +10,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker.owner.roll_limits import RollLimits
 from spark_ledger.topic.commit.seal import sealed
-from spark_ledger.topic.entry.rowless import Rowless
+from spark_ledger.topic.entry.message_batch import Rowless
 from spark_ledger.topic.log import actions, checkpoint, records
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS, SegmentTable

@@ -16,8 +16,8 @@ from spark_ledger.spark.options import limits
 from spark_ledger.spark.options.limits import Curve, Limits, admit, curve_of
 from spark_ledger.spark.options.offsets import Positions
 from spark_ledger.topic.log.actions import Append, Hole
-from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, apply, empty
 from tests.kit.segments_seen import segments_of

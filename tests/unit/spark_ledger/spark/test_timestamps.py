@@ -7,9 +7,14 @@ import pytest
 from spark_ledger.errors import OptionInvalid
 from spark_ledger.spark.options import timestamps
 from spark_ledger.topic.log.actions import Append, OpenLive
-from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import (
+    BlobPointer,
+    Chunk,
+    Interval,
+    Intervals,
+    SegmentTable,
+)
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, TopicState, apply, empty
 from tests.kit.segments_seen import segments_of

@@ -22,7 +22,7 @@ from spark_ledger.spark.rows.typed_values import ValueReader, ValueWriter
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.read.row_blocks import Rows
 from spark_ledger.topic.schema.records import Compatibility
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.segments_seen import block_of
 from tests.kit.slices import read_task

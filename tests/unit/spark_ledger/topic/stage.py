@@ -15,7 +15,7 @@ from spark_ledger.topic.log.segments import INLINE, Segment, merge_ranges
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.upkeep.janitor import Janitor
-from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings
+from spark_ledger.topic.write import TaskResult, TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.owner_calls import OwnerCalls
 from tests.kit.settings import with_settings

@@ -9,8 +9,8 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
 from spark_ledger.topic.log.blobs import Blobs, moved_segments, pack, read_blob, unpack
-from spark_ledger.topic.log.intervals import BlobPointer
 from spark_ledger.topic.log.ledger_cache import LedgerCache
+from spark_ledger.topic.log.segment_table import BlobPointer
 from spark_ledger.topic.log.segments import INLINE, Segment
 from tests.unit.spark_ledger.topic.stage import play
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from spark_ledger import errors
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.commit import guards
 from spark_ledger.topic.log import checkpoint, state
 from spark_ledger.topic.log.actions import (
     Append,
@@ -24,9 +23,8 @@ from spark_ledger.topic.log.actions import (
 )
 from spark_ledger.topic.log.blobs import Stored, pack, unpack
 from spark_ledger.topic.log.checkpoint import Root
-from spark_ledger.topic.log.intervals import BlobPointer, Chunk
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, SegmentTable
 from spark_ledger.topic.log.segments import INLINE, Segment
 from tests.kit.segments_seen import entry_ids
 from tests.unit.spark_ledger.topic.stage import segment
@@ -49,7 +47,7 @@ class History:
         body = self.rng.randrange(1, 9) if self.rng.random() < 0.1 else None
         made = Commit("c", app, "t", 0, "r", "i", actions, others=others, body_ledger=body)
         try:
-            guards.check(topic, app, actions)
+            commit_draft.check_holds(topic, app, actions)
         except (errors.TxnConflict, errors.TopicTerminated, ValueError):
             return None
         return made

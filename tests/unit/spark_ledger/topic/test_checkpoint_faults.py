@@ -12,7 +12,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.log import checkpoint_record, records, state
+from spark_ledger.topic.log import checkpoint, records, state
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.segments import INLINE, Segment
 from tests.kit.segments_seen import segments_of
@@ -45,7 +45,7 @@ class Watcher:
         gone = []
         for change in changes:
             if change.path == paths.topic_checkpoint(self.topic_id):
-                self.judge_record(checkpoint_record.decode(change.after.value))
+                self.judge_record(checkpoint.decode_record(change.after.value))
             elif change.path.startswith(log) and change.after is None:
                 gone.append(int(change.path[len(log) :]))
             elif change.path.startswith(log):

@@ -4,16 +4,16 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.log import checkpoint_record
-from spark_ledger.topic.log.checkpoint_record import CheckpointRecord, following
-from spark_ledger.topic.log.intervals import BlobPointer
+from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.log.checkpoint import CheckpointRecord, following
+from spark_ledger.topic.log.segment_table import BlobPointer
 
 POINTER = BlobPointer(42, 3, 0, 2, 9000, 77)
 INLINE = CheckpointRecord(128, b"root", 64, None, 60, "i")
 
 
 def test_the_bytes_of_a_record():
-    assert checkpoint_record.encode(replace(INLINE, previous_root=POINTER)) == (
+    assert checkpoint.encode_record(replace(INLINE, previous_root=POINTER)) == (
         b'{"intent":"i","min_reader":1,"min_writer":1,"next":128,"previous":64,"previous_root":'
         b'{"bytes":9000,"crc":77,"first":0,"last":2,"ledger_id":42,"metadata_version":3},'
         b'"root":{"crc":3649068959,"inline":"cm9vdA=="},"trimmed":60}'
@@ -25,7 +25,7 @@ def test_the_bytes_of_a_record():
     [INLINE, CheckpointRecord(1, POINTER, 0, b"before"), CheckpointRecord(1, POINTER, 0, POINTER)],
 )
 def test_a_record_is_read_as_it_was_written(record):
-    assert checkpoint_record.decode(checkpoint_record.encode(record)) == record
+    assert checkpoint.decode_record(checkpoint.encode_record(record)) == record
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_a_record_is_read_as_it_was_written(record):
     ],
 )
 def test_a_damaged_record_is_an_error(changed):
-    plain = {**json.loads(checkpoint_record.encode(INLINE)), **changed}
+    plain = {**json.loads(checkpoint.encode_record(INLINE)), **changed}
     with pytest.raises(errors.UnsupportedFormat):
-        checkpoint_record.decode(json.dumps(plain).encode())
+        checkpoint.decode_record(json.dumps(plain).encode())
     with pytest.raises(errors.UnsupportedFormat):
-        checkpoint_record.decode(checkpoint_record.encode(INLINE)[:-1])
+        checkpoint.decode_record(checkpoint.encode_record(INLINE)[:-1])
 
 
 def test_a_record_follows_only_one_that_went_less_far():

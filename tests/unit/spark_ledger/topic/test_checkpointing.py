@@ -8,8 +8,8 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, Set
-from spark_ledger.topic.checkpoint import checkpointer
-from spark_ledger.topic.log import checkpoint, checkpoint_record, records
+from spark_ledger.topic import checkpointer
+from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, Trim
 from spark_ledger.topic.log.blobs import pack
 from spark_ledger.topic.log.records import Commit, Head, Spilled
@@ -42,7 +42,7 @@ async def commits(stage, intent, count, client=None, **options):
 
 def record_of(stage):
     node = stage.world.store.peek(paths.topic_checkpoint(stage.topic.id))
-    return None if node is None else checkpoint_record.decode(node.value)
+    return None if node is None else checkpoint.decode_record(node.value)
 
 
 def logged(stage):
@@ -378,7 +378,7 @@ def test_a_root_that_cannot_be_read_is_not_the_end_while_the_one_before_can(smal
         damaged = replace(record, root=replace(record.root, crc=record.root.crc ^ 1))
         path = paths.topic_checkpoint(stage.topic.id)
         node = stage.world.store.peek(path)
-        await stage.client.store.set(path, checkpoint_record.encode(damaged), node.version)
+        await stage.client.store.set(path, checkpoint.encode_record(damaged), node.version)
 
         assert (await folded(stage)).end_offsets() == {0: 30}
 

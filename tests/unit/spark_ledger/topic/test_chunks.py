@@ -4,9 +4,8 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.checkpoint.chunks import ChunkStore
-from spark_ledger.topic.log.intervals import Chunk
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.blobs import ChunkStore
+from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
 from spark_ledger.topic.log.segments import PlacedSegment
 from tests.unit.spark_ledger.topic.stage import play, segment
 

@@ -9,7 +9,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MultiFailed, OutcomeUnknown
 from spark_ledger.topic.commit.commit import CommitKind
 from spark_ledger.topic.log import records
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.unit.spark_ledger.topic.stage import TARGET, before_the_first_multi, play, segment
 
 

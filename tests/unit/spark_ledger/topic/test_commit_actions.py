@@ -21,7 +21,7 @@ from spark_ledger.topic.log.actions import (
     Trim,
 )
 from spark_ledger.topic.log.intents import STALE
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, before_the_first_multi, play, segment
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.metadata.store import Check, Create, Set
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.unit.spark_ledger.broker.test_hand_over import another_process, reached
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import play, segment

@@ -8,7 +8,7 @@ from spark_ledger.topic.commit.draft import CommitKind, TxnKey, Wanted
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Overwrite, Replace, SealLive, Trim
 from spark_ledger.topic.log.records import Commit, TopicRows, TxnRecord
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.unit.spark_ledger.topic.stage import inline, segment
 
 TXN = TxnKey("q", "*", 7, "run-2")

@@ -12,7 +12,7 @@ from spark_ledger.metadata.store import OutcomeUnknown
 from spark_ledger.topic.commit.draft import CommitKind, TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play, segment
 

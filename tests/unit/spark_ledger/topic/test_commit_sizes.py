@@ -6,12 +6,12 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic.commit import payloads as commit_payloads
+from spark_ledger.topic.commit import commit as commit_commit
 from spark_ledger.topic.commit.draft import BODY_INLINE_BYTES_MAX, INLINE_COMMIT_BYTES_MAX, TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.log.records import Spilled
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import TARGET, inline, play, segment
 
@@ -77,7 +77,7 @@ def test_a_large_body_goes_to_a_ledger_and_its_node_stays_small():
         node = records.decode_commit(node_of(stage, 0).value)
         state = await state_of(stage)
         assert isinstance(node, Spilled)
-        assert len(node_of(stage, 0).value) <= commit_payloads.POINTER_BYTES_MAX
+        assert len(node_of(stage, 0).value) <= commit_commit.POINTER_BYTES_MAX
         assert state.end_offsets() == {0: 2001}
         assert state.bodies == {node.body.ledger_id: 0}
         assert not isinstance(records.decode_commit(node_of(stage, 1).value), Spilled)
@@ -187,7 +187,7 @@ def test_bodies_of_many_topics_that_do_not_fit_into_one_multi_go_to_ledgers():
 def test_a_commit_beyond_all_measure_is_refused_before_anything_is_written(monkeypatch):
     async def act(stage):
         intent = await stage.intent()
-        monkeypatch.setattr(commit_payloads, "BODY_BYTES_MAX", 100_000)
+        monkeypatch.setattr(commit_commit, "BODY_BYTES_MAX", 100_000)
 
         with pytest.raises(errors.CommitTooBig, match="at most 100000 fit"):
             await stage.commit(intent, 0, result(stage, intent, *many(2000)))

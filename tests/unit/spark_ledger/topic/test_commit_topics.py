@@ -11,7 +11,7 @@ from spark_ledger.metadata.store import OutcomeUnknown
 from spark_ledger.topic.commit import views as commit_views
 from spark_ledger.topic.commit.draft import CommitKind, TxnKey
 from spark_ledger.topic.log import records, topic_log
-from spark_ledger.topic.write.task_writer import TaskResult
+from spark_ledger.topic.write import TaskResult
 from tests.unit.spark_ledger.topic.stage import QUERY, play, segment
 
 ANY = "*"

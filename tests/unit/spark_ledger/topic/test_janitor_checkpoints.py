@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic import checkpointer
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.blobs import HeldLedgers
 from spark_ledger.topic.upkeep import garbage

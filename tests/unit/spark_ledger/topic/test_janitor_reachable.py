@@ -5,9 +5,9 @@ import random
 import pytest
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic import checkpointer
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.log import checkpoint, checkpoint_record, records
+from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, Trim
 from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.unit.spark_ledger.topic.stage import play, segment
@@ -65,7 +65,7 @@ def test_the_root_before_is_read_where_the_newest_cannot_be(monkeypatch):
             record = await checkpointed(stage)
         await cleaned(stage)
         node = stage.world.store.peek(paths.topic_checkpoint(stage.topic.id))
-        assert checkpoint_record.decode(node.value) == record
+        assert checkpoint.decode_record(node.value) == record
         await stage.client.ledgers.delete(record.root.ledger_id)
 
         reader = (await stage.another()).log(stage.topic.id)

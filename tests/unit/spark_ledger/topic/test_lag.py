@@ -5,8 +5,8 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Trim
-from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.read.live import LiveEnd
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.lag import PartitionLag, spark_metrics, topic_lag

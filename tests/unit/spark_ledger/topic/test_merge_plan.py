@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Replace, Trim
-from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.upkeep.merge_plan import (
     QUIET_MS,

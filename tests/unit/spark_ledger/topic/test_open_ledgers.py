@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import decode
-from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic import checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.log.actions import Append, OpenLive

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.entry import pulsar_batch, pulsar_columns, pulsar_walk
+from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.entry.message_batch import PRODUCER_NAME, SEQUENCE_ID
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.kit.pulsar_batches import batch_of, lone, message
@@ -105,7 +105,7 @@ def together(found, columns=None):
     try:
         payloads = [pulsar_batch.payload_of(batch) for batch in found]
         made = pulsar_columns._together(found, payloads, wanted)
-    except pulsar_walk.Odd:
+    except pulsar_columns.Odd:
         return None
     made.validate()
     return made

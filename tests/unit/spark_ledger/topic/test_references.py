@@ -9,7 +9,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
-from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic import checkpointer
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription import records as subscription_records

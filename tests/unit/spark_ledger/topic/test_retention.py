@@ -8,10 +8,15 @@ from hypothesis import strategies as st
 
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole
-from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segment_table import (
+    BlobPointer,
+    Chunk,
+    Interval,
+    Intervals,
+    SegmentTable,
+)
 from spark_ledger.topic.upkeep import retention
 from tests.unit.spark_ledger.topic.stage import segment
 

@@ -5,9 +5,16 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.entry import rowless
-from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
-from spark_ledger.topic.entry.rowless import NONE, Rowless, count_within, with_more
+from spark_ledger.topic.entry import message_batch
+from spark_ledger.topic.entry.message_batch import (
+    NONE,
+    Rowless,
+    Share,
+    count_within,
+    decode_header,
+    encode_header,
+    with_more,
+)
 from spark_ledger.topic.log import actions, checkpoint, state
 from spark_ledger.topic.log.actions import OpenLive, SealLive, Trim
 from spark_ledger.topic.log.checkpoint import Root
@@ -53,7 +60,7 @@ def test_ranges_that_follow_each_other_have_as_many_as_all_together():
 
 
 def test_so_many_are_kept_and_the_oldest_are_put_together(monkeypatch):
-    monkeypatch.setattr(rowless, "KEPT_MAX", 2)
+    monkeypatch.setattr(message_batch, "ROWLESS_KEPT_MAX", 2)
     kept = ()
     for at in (0, 10, 20, 30):
         kept = with_more(kept, Rowless(at, at + 2, 2), 0)

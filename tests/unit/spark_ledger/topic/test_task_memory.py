@@ -10,7 +10,7 @@ import pytest
 from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 

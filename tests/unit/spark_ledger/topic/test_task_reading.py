@@ -18,7 +18,7 @@ from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.message_batches import encode_batch
 from tests.kit.segments_seen import rows_of

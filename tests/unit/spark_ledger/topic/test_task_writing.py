@@ -13,6 +13,7 @@ from spark_ledger import errors
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, decode
+from spark_ledger.topic import write
 from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare
 from spark_ledger.topic.entry.key_filter import KeyFilters, hashes_of, key_filter
 from spark_ledger.topic.entry.message_batch import encode_body
@@ -23,9 +24,7 @@ from spark_ledger.topic.log.records import IntentRecord
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, NO_MS
 from spark_ledger.topic.read.plan import Cutting, plan_read
 from spark_ledger.topic.read.slice_reader import fetch_task
-from spark_ledger.topic.write import entry_sender
-from spark_ledger.topic.write.entry_sender import FAILED_LEDGERS_MAX, EntrySender
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import FAILED_LEDGERS_MAX, EntrySender, TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.message_batches import decode_batch
 from tests.kit.segments_seen import entry_ids, rows_of
@@ -222,7 +221,7 @@ def test_a_task_that_ends_waits_for_the_copies_of_its_own_entries_but_not_for_lo
         await out.send(entry(0))
         await out.finish()
 
-        assert one.waited == [(entry_sender.REPLICATED_WAIT_S, 10)]
+        assert one.waited == [(write.REPLICATED_WAIT_S, 10)]
 
     run(main())
 
@@ -403,7 +402,7 @@ def test_filters_that_cannot_be_written_are_left_out_and_no_row_with_them():
 
 
 def test_when_filters_take_their_bytes_they_are_written_and_new_segments_begin(monkeypatch):
-    monkeypatch.setattr(entry_sender, "FILTER_BYTES_MAX", 5 * 8)
+    monkeypatch.setattr(write, "FILTER_BYTES_MAX", 5 * 8)
 
     async def main():
         ledgers = FakeLedgers(writer(1, 100))

@@ -12,7 +12,7 @@ from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.log.policies import INHERIT, TopicPolicies
 from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.upkeep.admin import TRIES_MAX, TopicAdmin, retain
-from spark_ledger.topic.write.task_writer import TaskSettings
+from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
 from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import play

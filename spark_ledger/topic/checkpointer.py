@@ -12,8 +12,8 @@ checkpoint that fails changes nothing: the log stays as it is.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -31,19 +31,19 @@ from spark_ledger.metadata.store import (
     StoreError,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, reachable, read
-from spark_ledger.topic.checkpoint.chunks import ChunkStore, with_losses
-from spark_ledger.topic.log import checkpoint, checkpoint_record
-from spark_ledger.topic.log.blobs import Blobs, HeldLedgers
-from spark_ledger.topic.log.checkpoint import ByPartition, Root
-from spark_ledger.topic.log.checkpoint_record import (
+from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.log.blobs import Blobs, ChunkStore, HeldLedgers
+from spark_ledger.topic.log.checkpoint import (
     ROOT_INLINE_BYTES_MAX,
+    ByPartition,
     CheckpointRecord,
+    Root,
     StoredRoot,
 )
 from spark_ledger.topic.log.intents import Intent, Intents
-from spark_ledger.topic.log.intervals import Chunk
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.segment_table import Chunk, Interval
+from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog
 from spark_ledger.topic.log.topics import policies_now
 
@@ -183,7 +183,7 @@ class Checkpointer:
             root = Root(small, tuple(_named(newest)))
             stored = await self._stored(root, held)
             before = None if newest is None else newest.record
-            record = checkpoint_record.following(before, state.next, stored, intent.id)
+            record = checkpoint.following(before, state.next, stored, intent.id)
             version = None if newest is None else newest.version
             if await self._set(topic_id, record, version, intent, held):
                 self._log_of(topic_id).offer(small)
@@ -247,7 +247,7 @@ class Checkpointer:
         held: HeldLedgers,
     ) -> bool:
         """Whether the record counts; False if another one went as far meanwhile."""
-        path, value = paths.topic_checkpoint(topic_id), checkpoint_record.encode(record)
+        path, value = paths.topic_checkpoint(topic_id), checkpoint.encode_record(record)
         write = Create(path, value) if version is None else Set(path, value, version)
         for _ in range(TRIES_MAX):
             operations: list[Operation] = [
@@ -304,7 +304,7 @@ async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | No
         node = await read(store, path)
         if node is None:
             return None
-        record, version = checkpoint_record.decode(node.value), node.version
+        record, version = checkpoint.decode_record(node.value), node.version
         try:
             while record.trimmed < record.previous:
                 record = await _trim_some(store, topic_id, record, version)
@@ -322,7 +322,7 @@ async def _trim_some(
 ) -> CheckpointRecord:
     end = min(record.previous, record.trimmed + DELETED_AT_ONCE)
     trimmed = replace(record, trimmed=end)
-    mark = Set(paths.topic_checkpoint(topic_id), checkpoint_record.encode(trimmed), version)
+    mark = Set(paths.topic_checkpoint(topic_id), checkpoint.encode_record(trimmed), version)
     doomed = [paths.topic_log(topic_id, number) for number in range(record.trimmed, end)]
     operations: list[Operation] = [mark, *(Delete(path, _LOG_VERSION) for path in doomed)]
     try:
@@ -333,3 +333,71 @@ async def _trim_some(
         there = [path for path in doomed if await read(store, path) is not None]  # removed by hand
         await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in there)])
     return trimmed
+
+
+# -- which ledgers lost rows since a checkpoint, where only its chunks say which -------------------
+#
+# Whoever takes rows away names the ledgers that hold them, as it sees them; but a checkpoint moves
+# rows that were in commits to ledgers of its own, and what was planned on commits alone does not
+# know of these. Where the checkpoint has them in its tail the fold notes it (state.py); where they
+# are in a chunk somebody has to read it. Always true: a ledger that the newest checkpoint refers
+# to, and to which nothing refers after a later commit, is among those found here or dropped by the
+# state: so the delete delay holds for it (hazard 34).
+
+CHUNKS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Rows [lo, hi) of a partition were in a chunk and are not any more."""
+
+    partition: int
+    lo: int
+    hi: int
+
+
+def losses(before: TopicState, after: TopicState) -> dict[Chunk, list[Loss]]:
+    """By chunk of `before` the rows that `after`, which follows on it, does not have there."""
+    found: dict[Chunk, list[Loss]] = {}
+    for was, now in zip(before.partitions, after.partitions, strict=False):
+        if was.intervals is not now.intervals:
+            for chunk, loss in _of_partition(was, now):
+                found.setdefault(chunk, []).append(loss)
+    return found
+
+
+async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore) -> TopicState:
+    """The state with the ledgers dropped that lost rows of `before`'s chunks: when is known only to
+    within its last commit, and the delay begins there. Raises as ChunkStore.load."""
+    lost = losses(before, state)
+    ledgers: dict[int, None] = {}
+    some = list(lost)
+    for at in range(0, len(some), CHUNKS_AT_ONCE):
+        read = await chunks.load(some[at : at + CHUNKS_AT_ONCE])
+        for chunk, table in read.items():
+            for one in lost[chunk]:
+                gone = table.between(one.partition, one.lo, one.hi)
+                ledgers |= dict.fromkeys(gone.ledger_ids())
+    if not ledgers:
+        return state
+    dropped: Mapping[int, int] = {**state.dropped, **dict.fromkeys(ledgers, state.commit_ms)}
+    return replace(state, dropped=dropped)
+
+
+def _of_partition(was: PartitionState, now: PartitionState) -> Iterator[tuple[Chunk, Loss]]:
+    for one in was.intervals:
+        if isinstance(one.source, Chunk):
+            there = (at for at in now.intervals.between(one.lo, one.hi) if at.source == one.source)
+            for lo, hi in _without(one, there):
+                yield one.source, Loss(was.number, lo, hi)
+
+
+def _without(one: Interval, there: Iterable[Interval]) -> Iterator[tuple[int, int]]:
+    """The offsets of the interval that none of `there`, in order, has."""
+    at = one.lo
+    for other in there:
+        if at < other.lo:
+            yield at, other.lo
+        at = max(at, other.hi)
+    if at < one.hi:
+        yield at, one.hi

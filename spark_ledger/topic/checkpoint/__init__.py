@@ -1,1 +1,0 @@
-"""Checkpoints of the log of a topic."""

@@ -1,1 +1,0 @@
-"""What a task writes: rows to entries to ledgers."""
