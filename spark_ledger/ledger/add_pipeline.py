@@ -160,14 +160,18 @@ class AddPipeline:
             return failure
         ago_s = self._loop.time() - self._ended_at
         text = f"the writer of ledger {self.ledger_id} ended {ago_s:.1f} s ago: {self._brief}"
-        short = isinstance(failure, NotEnoughBookies | TimedOut)
-        remedy = "Close it and go on in a new ledger." if short else failure.remedy
+        remedy = failure.remedy
+        if isinstance(failure, NotEnoughBookies):
+            remedy += " Then close this writer and go on in a new ledger."
+        elif isinstance(failure, TimedOut):
+            remedy = "Close it and go on in a new ledger."
         return type(failure)(text, remedy, ledger_id=self.ledger_id)
 
     def give_up(self) -> None:
-        """End the pipeline, because too few bookies responded for too long."""
+        """End the pipeline, because too few bookies took what was added for too long."""
         quorum = f"{self.quorum.ack_quorum} of {self.quorum.write_quorum} bookies"
-        self.fail(self.not_enough_bookies(), f"fewer than {quorum} answered")
+        brief = "; ".join([f"fewer than {quorum} took an entry", *self._reasons()])
+        self.fail(self.not_enough_bookies(), brief)
 
     @property
     def inflight_bytes(self) -> int:
@@ -283,19 +287,28 @@ class AddPipeline:
             if slot.failed
         )
 
+    def _reasons(self) -> list[str]:
+        """The same in short: each reason once, with the ids of the bookies that it is of."""
+        bookies: dict[str, list[str]] = {}
+        for slot in self.slots:
+            if slot.failed:
+                bookies.setdefault(slot.why, []).append(slot.bookie_id)
+        return [f"{', '.join(sorted(those))}: {why}" for why, those in sorted(bookies.items())]
+
     def not_enough_bookies(self) -> NotEnoughBookies:
         """The error of a pipeline whose failed slots leave some write set without Qa members."""
         members = [slot.bookie_id for slot in self.slots]
+        failed = [slot.bookie_id for slot in self.slots if slot.failed]
         writable = [bookie.id for bookie in self.cluster.directory.writable()]
         spares = [self.cluster.describe(b) for b in writable if b not in members]
         text = (
             f"ledger {self.ledger_id} needs {self.quorum.ack_quorum} of"
-            f" {self.quorum.write_quorum} bookies to answer ({len(writable)} registered as"
-            f" writable); these do not: {self.failed_bookies()}"
+            f" {self.quorum.write_quorum} bookies to take an entry ({len(writable)} registered"
+            f" as writable); these do not: {self.failed_bookies()}"
         )
         if spares:
             text += f"; no spare (racks = {self.cluster.config.racks!r}): {'; '.join(spares)}"
-        remedy = None
+        remedy = self.cluster.remedy_for(failed)
         if spares and self.cluster.config.racks == "hard":
             remedy = (
                 'Start the bookies named, or others on racks of their own, or set racks = "soft".'
@@ -306,7 +319,7 @@ class AddPipeline:
             ledger_id=self.ledger_id,
             needed=self.quorum.ack_quorum,
             writable=writable,
-            bookies=[slot.bookie_id for slot in self.slots if slot.failed],
+            bookies=failed,
         )
 
     # -- sending and responses -----------------------------------------------------------------

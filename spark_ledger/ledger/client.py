@@ -351,8 +351,9 @@ class LedgerStore:
     def _not_enough(self, quorum: Quorum) -> NotEnoughBookies:
         size, describe = quorum.ensemble_size, self.cluster.describe
         writable = [bookie.id for bookie in self._directory.writable()]
+        others = self._directory.heard_of(writable)
         text = f"a ledger needs {size} writable bookies, there are {len(writable)}"
-        remedy = None
+        remedy = self.cluster.remedy_for(others)
         if self.config.racks == "hard":
             text += (
                 f'; with racks = "hard" any {quorum.write_quorum} neighbours of them must be on'
@@ -365,7 +366,6 @@ class LedgerStore:
             text += f", of which placement = {self.config.placement!r} takes too few"
         if writable:
             text += f"; writable: {'; '.join(map(describe, writable))}"
-        others = self._directory.heard_of(writable)
         if others:
             text += f"; not writable: {'; '.join(map(describe, others))}"
         return NotEnoughBookies(text, remedy, needed=size, writable=writable)

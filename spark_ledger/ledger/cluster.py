@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,16 @@ class Cluster:
         rack = self.directory.rack(bookie_id)
         facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])
+
+    def remedy_for(self, lacking: Collection[str]) -> str | None:
+        """What to do about bookies that take no new entries if some are read-only, as one is whose
+        disk is full; None if none is: then they are missing."""
+        readonly = [bookie for bookie in lacking if self.directory.is_readonly(bookie)]
+        if not readonly:
+            return None
+        if len(readonly) == len(lacking):
+            return "Free space where a disk is full, or add bookies."
+        return "Start the missing bookies, free space where a disk is full, or add bookies."
 
 
 T = TypeVar("T")

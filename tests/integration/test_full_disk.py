@@ -62,7 +62,7 @@ def test_a_bookie_whose_disk_is_filled_up_turns_read_only_loses_nothing_and_come
             assert eventually(lambda: listed(home)[0] == "ro")
             assert listed(home)[1].startswith("disk full: ")
             assert "readonly: disk full" in fails("bookie", "ready", bookie.frames)
-            with pytest.raises(LedgerError):
+            with pytest.raises(LedgerError, match=r"read-only: disk full: .* Free space"):
                 client.create_ledger(1, 1, 1)
             reader = client.open_ledger(writer.ledger_id)  # fences, and closes the ledger
             assert sum(1 for _ in reader.read(0, acked - 1)) == acked

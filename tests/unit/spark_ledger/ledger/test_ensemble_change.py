@@ -423,7 +423,7 @@ async def test_not_enough_bookies_names_needed_writable_and_why_the_others_are_n
     assert "b (b:1, not registered)" in text
     assert "c (c:1, read-only: disk 97 % full)" in text
     assert caught.value.facts == {"needed": 3, "writable": ["a"]}
-    assert caught.value.remedy == errors.NotEnoughBookies.remedy
+    assert caught.value.remedy.startswith("Start the missing bookies, free space")
 
 
 @simulated
@@ -441,6 +441,48 @@ async def test_adds_without_an_ack_quorum_name_the_failed_and_why_the_others_are
     assert "no spare (racks = 'hard'): d (d:1), rack r1" in failure.what
     assert failure.remedy.startswith("Start the bookies named")
     assert failure.facts["bookies"] == [b for b in ensemble(writer) if b in ("b", "c")]
+
+
+async def with_full_disks(count):
+    """Three bookies, of which so many refuse what is added, as one does whose disk is full."""
+    cluster, ledgers = await cluster_of(3, spare_grace_s=2)
+    writer = await ledgers.create(3, 3, 2)
+    for name in "abc"[:count]:
+        await cluster.readonly(name, f"disk full: /{name}")
+        cluster.bookies[name].override = refuses(Status.READ_ONLY, reason=f"disk full: /{name}")
+    return cluster, ledgers, writer
+
+
+@simulated
+async def test_where_disks_are_full_every_add_and_every_new_ledger_says_so_and_to_free_space():
+    _, ledgers, writer = await with_full_disks(3)
+    first = await failure_of(writer.append(b"x"))
+    assert "needs 2 of 3 bookies to take an entry (0 registered as writable)" in first.what
+    assert "a (a:1, read-only: disk full: /a): READ_ONLY disk full: /a" in first.what
+    assert first.remedy == "Free space where a disk is full, or add bookies."
+    later = await failure_of(writer.append(b"y"))
+    assert later.what == (
+        f"the writer of ledger {writer.ledger_id} ended 0.0 s ago: fewer than 2 of 3 bookies took"
+        " an entry; a: READ_ONLY disk full: /a; b: READ_ONLY disk full: /b;"
+        " c: READ_ONLY disk full: /c"
+    )
+    assert later.remedy == f"{first.remedy} Then close this writer and go on in a new ledger."
+    with pytest.raises(errors.NotEnoughBookies, match="read-only: disk full: /a") as caught:
+        await ledgers.create(3, 3, 2)
+    assert caught.value.remedy == first.remedy
+
+
+@simulated
+async def test_where_one_disk_is_full_and_one_bookie_is_down_both_are_to_be_mended():
+    cluster, ledgers, writer = await with_full_disks(1)
+    cluster.bookies["b"].refusing = True
+    await cluster.deregister("b")
+    both = "Start the missing bookies, free space where a disk is full, or add bookies."
+    assert (await failure_of(writer.append(b"x"))).remedy == both
+    assert (await failure_of(writer.append(b"y"))).remedy.startswith(both)
+    with pytest.raises(errors.NotEnoughBookies) as caught:
+        await ledgers.create(3, 3, 2)
+    assert caught.value.remedy == both
 
 
 # -- the whole add has a time, whatever stalls ------------------------------------------------

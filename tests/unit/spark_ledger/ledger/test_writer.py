@@ -533,7 +533,8 @@ async def test_appends_after_the_end_of_a_writer_say_when_and_why_it_ended_and_n
         await writer.append(b"y")
     assert caught.value.what == (
         f"the writer of ledger {writer.ledger_id} ended 30.0 s ago:"
-        " fewer than 2 of 3 bookies answered"
+        " fewer than 2 of 3 bookies took an entry; a: IO_ERROR no answer from a:1: connection"
+        " refused; b: IO_ERROR no answer from b:1: connection refused"
     )
     assert "new ledger" in caught.value.remedy
     assert isinstance(writer.failure, errors.NotEnoughBookies)
