@@ -89,7 +89,7 @@ class Bookie:
         self._reclaiming = asyncio.ensure_future(self.reclaim.run())
         records = ClusterLedgers(metadata, cluster_id)
         self._limbo = Limbo(
-            *(bookie_id, self.ledgers, metadata, records, config.limbo_check_s),
+            *(bookie_id, storage, self.ledgers, metadata, records, config.limbo_check_s),
             self._standing_changed,
         )
         disks.listeners.append(self._limbo.wake)

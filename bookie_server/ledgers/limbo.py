@@ -32,13 +32,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 from hashlib import blake2b
 
 from bookie_server.api.messages import ClearLimboRequest, ClearLimboResponse
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.scan import Ending
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.ledgers.cluster_ledgers import (
     READS_AT_ONCE,
@@ -47,14 +46,22 @@ from bookie_server.ledgers.cluster_ledgers import (
     MassRule,
 )
 from bookie_server.ledgers.registry import LedgerHandles
-from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason, worse
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import BadClusterRecord
-from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord, ledger_ids
+from spark_ledger.metadata.ledger_record import (
+    BadLedgerRecord,
+    LedgerRecord,
+    entries_kept,
+    keeps,
+    ledger_ids,
+)
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, StoreError
 from spark_ledger.metadata.store_calls import names_in
 
+_COUNTED_AT_ONCE = 4096
+COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as reclaim does
 GATHER_S = 0.1  # ledgers that get into limbo together are listed together
 _log = logging.getLogger(__name__)
 
@@ -66,26 +73,13 @@ def absence(limbo: LimboReason) -> Status:
     return Status.LIMBO_TORN if limbo == LimboReason.TORN else Status.NO_SUCH_ENTRY
 
 
-def doubt_the_tail(ending: Ending, storage: LedgerStorage) -> None:
-    """At start, when all was replayed: what the end of the last run leaves in doubt. A torn tail
-    may be rot in what was acknowledged last, of any ledger; without a seal, ledgers that are
-    acknowledged from the page cache may lack what they had there, unless they are fenced: a fence
-    is synced with all that was written before. Durable with the next flush."""
-    if ending is Ending.TORN:
-        every = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
-        storage.set_state(replace(every, limbo=worse(every.limbo, LimboReason.TORN)))
-    if ending is not Ending.CLEAN:
-        for state in storage.states():
-            if state.durability == "page-cache" and not state.fenced and not state.limbo:
-                storage.set_state(replace(state, limbo=LimboReason.TORN))
-
-
 class Limbo:
     """Of one node. `standing_changed` is called when it stops being read-only."""
 
     def __init__(
         self,
         bookie_id: str,
+        storage: LedgerStorage,
         ledgers: LedgerHandles,
         metadata: MetadataStore,
         records: ClusterLedgers,
@@ -94,6 +88,7 @@ class Limbo:
     ) -> None:
         self._standing_changed = standing_changed
         self._bookie_id = bookie_id
+        self._storage = storage
         self._ledgers = ledgers
         self._metadata = metadata
         self._records = records
@@ -183,7 +178,7 @@ class Limbo:
             return reason, False
         fence = record.state is not ledger_record.LedgerState.OPEN
         if not record.names(self._bookie_id):
-            return LimboReason.NONE, fence and self._ledgers.has_state(ledger_id)
+            return LimboReason.NONE, fence and self._storage.state(ledger_id) is not None
         if reason == LimboReason.LOST or not record.closed:
             return reason, fence
         return await self._judge_closed(record), fence
@@ -192,16 +187,29 @@ class Limbo:
         """After a torn tail. Without one of its directories the ledger is "lost" as long as that is
         away; what it lacks may be there, so all that is left to say then is that a tail was torn.
         """
-        if not await self._lacks(record):
-            return LimboReason.NONE
-        return LimboReason.LOST if self._ledgers.is_whole(record.ledger_id) else LimboReason.TORN
-
-    async def _lacks(self, record: LedgerRecord) -> bool:
         try:
-            return await self._ledgers.lacks(record)
+            if not await self._lacks(record):
+                return LimboReason.NONE
         except DiskFailed as error:
             _log.error("ledger %d: whether it is whole cannot be said: %s", record.ledger_id, error)
-            return True
+        state = self._storage.state(record.ledger_id)
+        whole = state is None or self._storage.is_whole(state)
+        return LimboReason.LOST if whole else LimboReason.TORN
+
+    async def _lacks(self, record: LedgerRecord) -> bool:
+        """Whether an entry that a CLOSED ledger's record says belongs here is not here: all are
+        counted, for repair copies in any order. COUNTED_PER_S. Raises DiskFailed."""
+        assert record.last_entry is not None
+        for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
+            for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
+                window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
+                kept = [each for each in window if keeps(record, slot, each)]
+                if kept:
+                    here = await self._storage.reader.stored(record.ledger_id, kept[0], kept[-1])
+                    if any(each not in here for each in kept):
+                        return True
+                    await asyncio.sleep(len(kept) / COUNTED_PER_S)
+        return False
 
     # -- the list ------------------------------------------------------------------------------
 
@@ -215,9 +223,11 @@ class Limbo:
 
     async def _publish(self) -> None:
         """Make the store's list that of the states, READS_PER_S ledgers a second."""
-        if self._listed is None:
-            self._listed = await self._read_list()
-        wanted = {i: r for i, r in self._ledgers.in_limbo().items() if not self._is_deleted(i)}
+        if self._listed is None:  # what an earlier run listed; the reasons are written again
+            names = await names_in(self._metadata, paths.limbo(self._bookie_id))
+            self._listed = {int(name): "" for name in names if name.isdecimal()}
+        alive = dict.fromkeys(self._ledgers.alive())
+        wanted = {i: reason for i, reason in self._ledgers.in_limbo().items() if i in alive}
         changed = [i for i in self._listed if i not in wanted]
         changed += [i for i, reason in wanted.items() if self._listed.get(i) != reason]
         for count, ledger_id in enumerate(changed, 1):
@@ -226,18 +236,11 @@ class Limbo:
                 await self._list(ledger_id, reason)
                 self._listed[ledger_id] = reason
             else:
-                await self._unlist(ledger_id)
+                with suppress(NoNode):
+                    await self._metadata.delete(paths.limbo(self._bookie_id, ledger_id))
                 self._listed.pop(ledger_id, None)
             if count % READS_AT_ONCE == 0:
                 await asyncio.sleep(READS_AT_ONCE / READS_PER_S)
-
-    def _is_deleted(self, ledger_id: int) -> bool:
-        return self._ledgers.is_deleted(ledger_id)
-
-    async def _read_list(self) -> dict[int, str]:
-        """What an earlier run listed; the reasons are written again."""
-        names = await names_in(self._metadata, paths.limbo(self._bookie_id))
-        return {int(name): "" for name in names if name.isdecimal()}
 
     async def _list(self, ledger_id: int, reason: str) -> None:
         path = paths.limbo(self._bookie_id, ledger_id)
@@ -249,12 +252,6 @@ class Limbo:
             if found.value != value:
                 await self._metadata.set(path, value, found.version)
 
-    async def _unlist(self, ledger_id: int) -> None:
-        try:
-            await self._metadata.delete(paths.limbo(self._bookie_id, ledger_id))
-        except NoNode:
-            return
-
     # -- ClearLimbo ----------------------------------------------------------------------------
 
     async def respond(self, request: ClearLimboRequest) -> ClearLimboResponse:
@@ -265,7 +262,7 @@ class Limbo:
         ledger_id = request.ledger_id
         if ledger_id < 0:
             return ClearLimboResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
-        self._ledgers.read_from_disk(ledger_id)  # what only the read cache has is as good as lost
+        self._storage.dropped(ledger_id)  # what only the read cache has is as good as lost
         every = self._ledgers.every()
         if every.limbo:
             reason = "the node still looks for the ledgers that are in limbo here"

@@ -37,7 +37,7 @@ from bookie_server.logs.index import (
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.ledger_record import LedgerState as RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
@@ -163,8 +163,6 @@ class LedgerHandle:
 
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
-_COUNTED_AT_ONCE = 4096
-COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as collect.py does
 METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
 
 
@@ -321,40 +319,6 @@ class LedgerHandles:
     def _reason(self, state: LedgerState) -> LimboReason:
         """A directory that is not there took along what it had."""
         return state.limbo if self._storage.is_whole(state) else LimboReason.LOST
-
-    def read_from_disk(self, ledger_id: int) -> None:
-        """What is read of the ledger from now on is as good as it lies there now."""
-        self._storage.dropped(ledger_id)
-
-    async def lacks(self, record: LedgerRecord) -> bool:
-        """Whether an entry that a CLOSED ledger's record says belongs here is not here: all are
-        counted, for repair copies in any order. COUNTED_PER_S. Raises DiskFailed."""
-        assert record.last_entry is not None
-        for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
-            for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
-                window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
-                kept = [each for each in window if keeps(record, slot, each)]
-                if kept:
-                    here = await self._storage.reader.stored(record.ledger_id, kept[0], kept[-1])
-                    if any(each not in here for each in kept):
-                        return True
-                    await asyncio.sleep(len(kept) / COUNTED_PER_S)
-        return False
-
-    def has_state(self, ledger_id: int) -> bool:
-        """Whether anything is known here of the ledger itself."""
-        return self._storage.state(ledger_id) is not None
-
-    def is_whole(self, ledger_id: int) -> bool:
-        """Whether every directory that may hold entries of the ledger is there, as far as is
-        known."""
-        state = self._storage.state(ledger_id)
-        return state is None or self._storage.is_whole(state)
-
-    def is_deleted(self, ledger_id: int) -> bool:
-        """Whether it is buried."""
-        state = self._storage.state(ledger_id)
-        return state is not None and state.deleted
 
     async def renew(self, ledger_id: int) -> None:
         """How the ledger stands is a new revision, durably: what was told before, in an earlier

@@ -249,24 +249,22 @@ class GarbageCollector:
             return False
         return not directory_id or not state.directories or directory_id in state.directories
 
-    async def drop_strays(self, logs: StoreLogs, directory: DirectoryStore) -> list[int]:
+    async def drop_strays(self, logs: StoreLogs) -> list[int]:
         """Drop what the directory holds of ledgers without a state, or whose state records other
         directories: it was given up and came back. Returns of which. Raises DiskFailed."""
-        every = self._storage.state(EVERY_LEDGER)
+        every, directory = self._storage.state(EVERY_LEDGER), logs.store
         if every is None or every.limbo:
             return []  # not all that is here is known
         stored = await directory.index.ledger_ids()
-        strays = [i for i in stored if self._is_stray(i, directory.id)]
+        still = partial(self._is_stray, directory_id=directory.id)
         rule = MassRule("are stored in a directory that is not theirs")
         mass = self._stray_mass.setdefault(directory.id, rule)
-        dropped = mass.allowed(strays, len(stored))
+        dropped = mass.allowed(list(filter(still, stored)), len(stored))
         if dropped:
             _log.info("%d strays go, the first is %d", len(dropped), dropped[0])
-            still = partial(self._is_stray, directory_id=directory.id)
             await directory.delete_ledgers(dropped, still, self._handles.going)
-        for ledger_id in dropped:
-            if self._is_stray(ledger_id, directory.id):
-                logs.found_dead(ledger_id)
+        for ledger_id in filter(still, dropped):
+            logs.found_dead(ledger_id)
         return dropped
 
     def _is_stray(self, ledger_id: int, directory_id: str) -> bool:

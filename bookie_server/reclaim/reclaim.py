@@ -10,10 +10,11 @@ run takes it up; it all goes on while a disk is full.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
@@ -24,7 +25,6 @@ from bookie_server.logs.scan import LogMap
 from bookie_server.reclaim.collect import GarbageCollector, StoreLogs, Tombstones
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
-from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.cluster import BadClusterRecord
@@ -49,13 +49,11 @@ class Facts:
     live_share: float = 1.0
 
 
-class _Directory:
+class _Directory(NamedTuple):
     """Reclaim of one ledger directory."""
 
-    def __init__(self, store: DirectoryStore, logs: StoreLogs, compactor: Compactor) -> None:
-        self.store = store
-        self.logs = logs
-        self.compactor = compactor
+    logs: StoreLogs
+    compactor: Compactor
 
 
 class Reclaim:
@@ -125,19 +123,17 @@ class Reclaim:
                 dropped += await self._asking(collector.drop_surplus(directories)) or []
             self.facts.ledgers += len(dropped)
         if surplus:
-            for directory in self._living():
-                drop = partial(self._collector.drop_strays, directory=directory.store)
-                self.facts.ledgers += len(await self._on(directory.logs, drop) or [])
+            for logs in [d.logs for d in self._living()]:
+                with _left_alone_when_it_fails(logs):
+                    self.facts.ledgers += len(await collector.drop_strays(logs))
         for logs in directories:
-            before = logs.removed
-            self.facts.freed_bytes += await self._on(logs, self._remove_dead_logs) or 0
-            self.facts.logs_removed += logs.removed - before
+            with _left_alone_when_it_fails(logs):
+                removed = logs.removed
+                await logs.look()
+                self.facts.freed_bytes += await logs.remove_dead_logs()
+                self.facts.logs_removed += logs.removed - removed
         self.facts.passes += 1
         await self._count()
-
-    async def _remove_dead_logs(self, logs: StoreLogs) -> int:
-        await logs.look()
-        return await logs.remove_dead_logs()
 
     async def _asking(self, work: Awaitable[T]) -> T | None:
         """None: the metadata store could not say, or a journal failed (others may be left, and a
@@ -172,25 +168,24 @@ class Reclaim:
         """Compact every log with a live share under `below` whose copy fits the disk."""
         for directory in self._living():
             await directory.compactor.redo()
-            for found in await self._on(directory.logs, _chosen_by(below)) or []:
-                await self._on(directory.logs, self._compact_one(directory, found))
+            chosen: list[LogMap] = []
+            with _left_alone_when_it_fails(directory.logs):
+                chosen = await _emptiest(directory.logs, below)
+            for found in chosen:
+                with _left_alone_when_it_fails(directory.logs):
+                    await self._compact_one(directory, found)
         await self._count()
 
-    def _compact_one(
-        self, directory: _Directory, found: LogMap
-    ) -> Callable[[StoreLogs], Awaitable[None]]:
-        async def compact(logs: StoreLogs) -> None:
-            free_bytes = await logs.store.disk.free_bytes()
-            is_there = found.log_id in logs.store.logs.sealed() and directory in self._living()
-            copy_bytes = found.live_bytes(logs.dead) + COPY_MARGIN_BYTES
-            if not is_there or copy_bytes > free_bytes:
-                return
-            freed = await directory.compactor.compact(found)
-            if freed is not None:
-                self.facts.freed_bytes += freed
-                self.facts.logs_compacted += 1
-
-        return compact
+    async def _compact_one(self, directory: _Directory, found: LogMap) -> None:
+        logs = directory.logs
+        free_bytes = await logs.store.disk.free_bytes()
+        is_there = found.log_id in logs.store.logs.sealed() and directory in self._living()
+        if not is_there or found.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
+            return
+        freed = await directory.compactor.compact(found)
+        if freed is not None:
+            self.facts.freed_bytes += freed
+            self.facts.logs_compacted += 1
 
     # -- directories --
 
@@ -198,21 +193,12 @@ class Reclaim:
         """Those that have not failed; a new one is got to know."""
         for store in self._storage.stores:
             if store.id not in self._directories:
+                lives = partial(self._collector.lives, directory_id=store.id)
                 self._directories[store.id] = _Directory(
-                    store,
-                    StoreLogs(store, partial(_lives_in, self._collector, store.id), self._pace),
+                    StoreLogs(store, lives, self._pace),
                     Compactor(store, self._storage.quarantine, self._pace),
                 )
         return [self._directories[store.id] for store in self._storage.stores]
-
-    async def _on(self, logs: StoreLogs, work: Callable[[StoreLogs], Awaitable[T]]) -> T | None:
-        """None: the directory failed, which its next flush finds out for good."""
-        try:
-            return await work(logs)
-        except DiskFailed as error:
-            self.facts.failures += 1
-            _log.error("reclaim leaves a ledger directory alone for now: %s", error)
-            return None
 
     async def _count(self) -> None:
         live = total = logs = failures = 0
@@ -229,18 +215,20 @@ class Reclaim:
         self.facts.failures = failures
 
 
-def _lives_in(collector: GarbageCollector, directory_id: str, ledger_id: int) -> bool:
-    return collector.lives(ledger_id, directory_id)
+@contextmanager
+def _left_alone_when_it_fails(logs: StoreLogs) -> Iterator[None]:
+    """A directory, whose next flush finds out for good."""
+    try:
+        yield
+    except DiskFailed as error:
+        logs.failures += 1
+        _log.error("reclaim leaves a ledger directory alone for now: %s", error)
 
 
-def _chosen_by(below: float) -> Callable[[StoreLogs], Awaitable[list[LogMap]]]:
+async def _emptiest(logs: StoreLogs, below: float) -> list[LogMap]:
     """Logs with a live share under `below`, the emptiest first; those with nothing living are
-    none of a compaction's business."""
-
-    async def choose(logs: StoreLogs) -> list[LogMap]:
-        await logs.look()
-        shares = await logs.shares()
-        chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]
-        return [logs.maps[log_id] for log_id in sorted(chosen, key=lambda i: (shares[i], i))]
-
-    return choose
+    none of a compaction's business. Raises DiskFailed."""
+    await logs.look()
+    shares = await logs.shares()
+    chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]
+    return [logs.maps[log_id] for log_id in sorted(chosen, key=lambda i: (shares[i], i))]

@@ -10,8 +10,7 @@ everything else is refused as if no process listened; a connection costs no thre
 import asyncio
 import logging
 import socket
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -32,10 +31,11 @@ from bookie_server.api.frames import (
 )
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.gateway import CannotListen
+from bookie_server.serve.gateway import listening
 from bookie_server.serve.handler import (
     REQUEST_OVERHEAD_BYTES,
     STARTING,
+    EncodedResponse,
     respond_counted,
     serve_stream,
 )
@@ -44,12 +44,13 @@ CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUS
 CREDITS_MAX = 100  # messages of one stream that are not processed yet
 SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
 UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it the caller is not read from
-BACKLOG = 256
 ACCEPT_AGAIN_S = 1.0
 _NUMBERS = {
     FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
     FrameKind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
 }
+_Messages = asyncio.Queue[memoryview | None]
+"""Of a stream, not processed yet; None: the caller has ended it."""
 log = logging.getLogger(__name__)
 
 
@@ -69,23 +70,9 @@ class FrameService:
 
         Raises CannotListen.
         """
-        loop = asyncio.get_running_loop()
-        host, _, port = listen.rpartition(":")
-        try:
-            found = await loop.getaddrinfo(
-                host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            family, *_, address = found[0]
-            self._listening = socket.create_server(
-                address[:2],
-                family=family,
-                backlog=BACKLOG,
-                dualstack_ipv6=address[0] == "::" and socket.has_dualstack_ipv6(),
-            )
-        except (OSError, ValueError) as error:
-            raise CannotListen(f"cannot listen on {listen}: {error}") from error
+        self._listening = await listening(listen, "frames_listen")
         self._listening.setblocking(False)
-        loop.add_reader(self._listening, self._accept)
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
         bound: int = self._listening.getsockname()[1]
         return bound
 
@@ -135,7 +122,7 @@ class _Caller:
         self._bookie = service.bookie
         self._name = f"frames {sock.fileno()}"
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._requests: dict[int, _Requests] = {}
+        self._streams: dict[int, _Messages] = {}
         self._admitted_bytes = 0
         """Counted in `bookie.received`, of requests whose bytes are not all there yet."""
         self.connection = FrameConnection(
@@ -149,8 +136,8 @@ class _Caller:
 
     async def ended(self) -> None:
         """Return when nothing is under way any more and all responses are sent."""
-        for requests in self._requests.values():
-            requests.end()
+        for messages in self._streams.values():
+            messages.put_nowait(None)
         while self._calls:
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
         await self.connection.drained()
@@ -187,8 +174,8 @@ class _Caller:
             if (task := self._calls.get(head.call)) is not None:
                 task.cancel()
         elif head.kind is FrameKind.END:
-            if (requests := self._requests.get(head.call)) is not None:
-                requests.end()
+            if (messages := self._streams.get(head.call)) is not None:
+                messages.put_nowait(None)
         else:
             self.connection.close(f"a caller does not send {head.kind.name}")
 
@@ -201,9 +188,7 @@ class _Caller:
             bookie.received.give_back(size)
             self.connection.close(f"two calls of number {head.call}")
             return
-        task = asyncio.get_running_loop().create_task(self._serve(bookie, head, body))
-        self._calls[head.call] = task
-        task.add_done_callback(partial(self._done, bookie, head.call, size))
+        self._run(bookie, head, size, body)
 
     def _streamed(self, head: Head, body: memoryview | None) -> None:
         if body is None:
@@ -211,15 +196,14 @@ class _Caller:
             return
         bookie, size = self._take_over(body)
         bookie.received.give_back(size)
-        requests = self._requests.get(head.call)
-        if requests is None:
+        messages = self._streams.get(head.call)
+        if messages is None:
             if head.call in self._calls:
                 return  # credit for a stream that has just ended, or a caller's mistake
-            requests = self._requests[head.call] = _Requests()
-            task = asyncio.get_running_loop().create_task(self._stream(bookie, head, requests))
-            self._calls[head.call] = task
-            task.add_done_callback(partial(self._done, bookie, head.call, 0))
-        if not requests.put(body):
+            messages = self._streams[head.call] = asyncio.Queue()
+            self._run(bookie, head, 0, messages)
+        messages.put_nowait(body)
+        if messages.qsize() > CREDITS_MAX:
             self.connection.close("a stream sends more than is taken")
 
     def _take_over(self, body: memoryview) -> tuple[Bookie, int]:
@@ -229,10 +213,15 @@ class _Caller:
         self._admitted_bytes -= size
         return self._bookie, size
 
+    def _run(self, bookie: Bookie, head: Head, size: int, given: memoryview | _Messages) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(bookie, head, given))
+        self._calls[head.call] = task
+        task.add_done_callback(partial(self._done, bookie, head.call, size))
+
     def _done(self, bookie: Bookie, call: int, size: int, task: "asyncio.Task[None]") -> None:
         bookie.received.give_back(size)
         del self._calls[call]
-        self._requests.pop(call, None)
+        self._streams.pop(call, None)
         if not task.cancelled():
             task.result()  # a defect in here is raised into the loop's exception handler
 
@@ -246,34 +235,29 @@ class _Caller:
 
     # -- out ----------------------------------------------------------------------------------
 
-    async def _serve(self, bookie: Bookie, head: Head, body: memoryview) -> None:
+    async def _carry_out(self, bookie: Bookie, head: Head, given: memoryview | _Messages) -> None:
         method = METHOD_NAMES[head.method]
         calling.set(self._name)
         try:
-            response = await respond_counted(bookie, method, body)
+            if isinstance(given, memoryview):
+                response = await respond_counted(bookie, method, given)
+                self._respond(FrameKind.ANSWER, head.call, response)
+            else:
+                async with (
+                    aclosing(_until_none(given)) as messages,
+                    aclosing(serve_stream(bookie, messages)) as responses,
+                ):
+                    async for _, response in responses:
+                        self._respond(FrameKind.STREAM, head.call, response)
+                        await self.connection.drained()
+                self._send(FrameKind.END, head.call)
         except Exception:
             log.exception("%s failed", method)
             self._send(FrameKind.REFUSED, head.call, b"a defect of the bookie; its log has where")
-            return
-        buffers = (pack_head(FrameKind.ANSWER, head.call, response.size), *response.buffers)
-        self.connection.send(buffers, HEAD_BYTES + response.size, response.sent)
 
-    async def _stream(self, bookie: Bookie, head: Head, requests: "_Requests") -> None:
-        calling.set(self._name)
-        try:
-            async with aclosing(serve_stream(bookie, requests)) as responses:
-                async for _, response in responses:
-                    buffers = (
-                        pack_head(FrameKind.STREAM, head.call, response.size),
-                        *response.buffers,
-                    )
-                    self.connection.send(buffers, HEAD_BYTES + response.size, response.sent)
-                    await self.connection.drained()
-        except Exception:
-            log.exception("ReadStream failed")
-            self._send(FrameKind.REFUSED, head.call, b"a defect of the bookie; its log has where")
-        else:
-            self._send(FrameKind.END, head.call)
+    def _respond(self, kind: FrameKind, call: int, response: EncodedResponse) -> None:
+        buffers = (pack_head(kind, call, response.size), *response.buffers)
+        self.connection.send(buffers, HEAD_BYTES + response.size, response.sent)
 
     def _refuse(self, head: Head) -> None:
         bookie = self._service.bookie
@@ -294,28 +278,6 @@ class _Caller:
         self.connection.send((pack_head(kind, call, len(body)) + body,), HEAD_BYTES + len(body))
 
 
-class _Requests(AsyncIterator[Buffer]):
-    """The messages of a stream's caller, until the caller ends it."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[memoryview] = deque()
-        self._ended = False
-        self._news = asyncio.Event()
-
-    def put(self, message: memoryview) -> bool:
-        """False: there are too many already."""
-        self._waiting.append(message)
-        self._news.set()
-        return len(self._waiting) <= CREDITS_MAX
-
-    def end(self) -> None:
-        self._ended = True
-        self._news.set()
-
-    async def __anext__(self) -> Buffer:
-        while not self._waiting:
-            if self._ended:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._waiting.popleft()
+async def _until_none(messages: _Messages) -> AsyncGenerator[Buffer, None]:
+    while (message := await messages.get()) is not None:
+        yield message

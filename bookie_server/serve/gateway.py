@@ -32,6 +32,7 @@ LARGE_MESSAGES = (
 """A megabyte arrives in a few pieces instead of sixty-four: 4 % of a bookie's time."""
 CALLS_MAX = 2 * LONG_POLLS_MAX
 """Under way in gRPC, of all connections; beyond it the response is RESOURCE_EXHAUSTED, at once."""
+BACKLOG = 256
 SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class BookieService:
 
         Raises CannotListen.
         """
-        await _require_free(listen)
+        (await listening(listen, "listen")).close()  # gRPC does not say why it cannot have one
         try:
             port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
@@ -124,19 +125,22 @@ class BookieService:
             raise
 
 
-async def _require_free(listen: str) -> None:
-    """gRPC does not say why it cannot have an address. Raises CannotListen."""
+async def listening(listen: str, setting: str) -> socket.socket:
+    """A socket that listens at `listen`, as the setting says. Raises CannotListen."""
     host, _, port = listen.rpartition(":")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, *_, address = found[0]
-        socket.create_server(address[:2], family=family).close()
+        both = address[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise CannotListen(
-            f"cannot listen on {listen}: {why}. Stop whoever listens there, or set listen to an"
+            f"cannot listen on {listen}: {why}. Stop whoever listens there, or set {setting} to an"
             " address of this machine that is free"
         ) from error
 

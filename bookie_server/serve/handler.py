@@ -141,38 +141,29 @@ async def serve_stream(
             request = following
     finally:
         await credit.close()
-        if reading is not None:
-            await _drop(reading)
+        if reading is not None:  # not wanted: give back what it holds
+            reading.cancel()
+            (dropped,) = await asyncio.gather(reading, return_exceptions=True)
+            if isinstance(dropped, _StreamResponse):
+                dropped.encoded.sent()
 
 
-class _StreamResponse:
+class _StreamResponse(NamedTuple):
     """A response made ready to be sent; `following` reads on, None: there is nothing more."""
 
-    def __init__(
-        self, request: m.ReadRequest, response: m.ReadResponse, made: EncodedResponse
-    ) -> None:
-        self.request = request
-        self.encoded = made
-        self.following: m.ReadRequest | None = None
-        stopped = response.status is Status.OK and response.stop is StopReason.BYTE_LIMIT
-        if stopped and response.results:
-            first = request.first_entry + len(response.results)
-            self.following = request._replace(first_entry=first)
+    request: m.ReadRequest
+    encoded: EncodedResponse
+    following: m.ReadRequest | None
 
 
 async def _read(bookie: Bookie, request: m.ReadRequest, credit: "_Credit") -> _StreamResponse:
     limited = request._replace(max_bytes=min(request.max_bytes or credit.left, credit.left))
     response = await bookie.handle(limited)
     assert isinstance(response, m.ReadResponse)
-    return _StreamResponse(request, response, encoded_response(bookie, response))
-
-
-async def _drop(reading: "asyncio.Task[_StreamResponse]") -> None:
-    """The response is not wanted: give back what it holds."""
-    reading.cancel()
-    (response,) = await asyncio.gather(reading, return_exceptions=True)
-    if isinstance(response, _StreamResponse):
-        response.encoded.sent()
+    following, count = None, len(response.results)
+    if response.status is Status.OK and response.stop is StopReason.BYTE_LIMIT and count:
+        following = request._replace(first_entry=request.first_entry + count)
+    return _StreamResponse(request, encoded_response(bookie, response), following)
 
 
 def _refusal_of_stream(request: m.ReadRequest | None) -> str:

@@ -38,6 +38,7 @@ from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import DiskFailed
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, SessionState, StoreError
+from spark_ledger.metadata.store_calls import read
 
 VERSION = 1
 RETRY_S = 1.0
@@ -151,26 +152,23 @@ class Registration:
         return _json(record)
 
     async def _put(self, path: str, value: bytes) -> None:
-        try:
-            found = await self._store.get(path)
-        except NoNode:
+        found = await read(self._store, path)
+        if found is None:
             await self._store.create(path, value, ephemeral=True, parents=True)
-            return
-        if found.owner != self._store.session_id:
-            self._look_for_twin(registered(found.value)[0])
+        elif found.owner != self._store.session_id:
+            address = registered(found.value)[0]
+            if self._keeper is not None and address not in ("", self.address):
+                log.error(
+                    "another process registered as this bookie %s, at %s: it serves from a copy of"
+                    " our directories; stop one of the two now, readers may be told of lost"
+                    " entries",
+                    self._id,
+                    address,
+                )
             await self._store.delete(path, found.version)
             await self._store.create(path, value, ephemeral=True)
         elif found.value != value:
             await self._store.set(path, value, found.version)
-
-    def _look_for_twin(self, address: str) -> None:
-        if self._keeper is not None and address not in ("", self.address):
-            log.error(
-                "another process registered as this bookie %s, at %s: it serves from a copy of"
-                " our directories; stop one of the two now, readers may be told of lost entries",
-                self._id,
-                address,
-            )
 
     async def _remove(self, folder: str) -> None:
         with contextlib.suppress(NoNode):
@@ -208,9 +206,8 @@ async def refuse_beside_twin(
 ) -> None:
     """Raises WrongDisks when a bookie at another address than ours has our id; StoreError."""
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
-        try:
-            found = await store.get(f"{folder}/{bookie_id}")
-        except NoNode:
+        found = await read(store, f"{folder}/{bookie_id}")
+        if found is None:
             continue
         there, frames = registered(found.value)
         if found.owner == store.session_id or there in ("", address):

@@ -16,17 +16,21 @@ Always true:
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.journal.checkpoint import Mark, Marks
-from bookie_server.journal.format import Position, RecordKind, Suspect
-from bookie_server.journal.scan import Replay
+from bookie_server.journal.format import Position, RecordKind
+from bookie_server.journal.scan import Ending, Replay
 from bookie_server.journal.writer import FOLDER, Journal, segment_ids
-from bookie_server.ledgers.limbo import doubt_the_tail
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
-from bookie_server.start.replayed import LateReplayed, Replayed, replay_direct_logs
+from bookie_server.start.replayed import (
+    LateReplayed,
+    Replayed,
+    doubt,
+    doubt_all,
+    replay_direct_logs,
+)
 from bookie_server.storage.appends import Journals
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.flush import Space
@@ -59,7 +63,7 @@ async def open_storage(
     for each in endings.values():  # what was logged earlier must not take back what is found now
         _judge(each.replay, storage)
     for why in lost:
-        _lost(storage, why)
+        doubt_all(storage, LimboReason.LOST, why)
     try:
         await replay_direct_logs(storage, replayed)
         await replayed.end()
@@ -200,12 +204,6 @@ def _lost_without_checkpoint(endings: Mapping[str, "_End"], replayed: Replayed) 
     return lost
 
 
-def _lost(storage: LedgerStorage, why: str) -> None:
-    _log.error("%s: every ledger is in limbo", why)
-    state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
-    storage.set_state(replace(state, limbo=LimboReason.LOST))
-
-
 async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
     """Raises DiskFailed."""
     await disk.make_folder(FOLDER)
@@ -232,29 +230,33 @@ def _was_used_since(mark: Mark, there: list[int]) -> bool:
 
 
 def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
+    """What was torn of a ledger may have been acknowledged: rot looks the same."""
     if replay is None:
         return
     for torn in replay.torn:
         _log.warning("journal: a torn write at %s is cut: %s", torn.position, torn.why)
-        if torn.ledger_id is not None:
-            _doubt(torn.ledger_id, torn.kind is RecordKind.FENCE, storage)
+        known = None if torn.ledger_id is None else storage.state(torn.ledger_id)
+        if torn.ledger_id is not None and not (known and known.deleted):
+            fence = torn.kind is RecordKind.FENCE
+            doubt(storage, torn.ledger_id, LimboReason.TORN, fence=fence)
     for suspect in replay.damage:
         _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
-        _put_in_limbo(suspect, storage)
+        if suspect.ledger_id is None:
+            doubt(storage, EVERY_LEDGER, LimboReason.LOST)
+        else:
+            fence = suspect.kind is not RecordKind.ENTRY
+            doubt(storage, suspect.ledger_id, LimboReason.LOST, fence=fence)
     doubt_the_tail(replay.ending, storage)
 
 
-def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:
-    """What was torn of the ledger may have been acknowledged: rot looks the same."""
-    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
-    if not state.deleted:
-        fenced = state.fenced or fence
-        storage.set_state(replace(state, limbo=state.limbo or LimboReason.TORN, fenced=fenced))
-
-
-def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
-    ledger_id = EVERY_LEDGER if suspect.ledger_id is None else suspect.ledger_id
-    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
-    known = suspect.ledger_id is not None
-    fenced = state.fenced or (known and suspect.kind is not RecordKind.ENTRY)
-    storage.set_state(replace(state, limbo=LimboReason.LOST, fenced=fenced))
+def doubt_the_tail(ending: Ending, storage: LedgerStorage) -> None:
+    """What the end of the last run leaves in doubt. A torn tail may be rot in what was acknowledged
+    last, of any ledger; without a seal, ledgers that are acknowledged from the page cache may lack
+    what they had there, unless they are fenced: a fence is synced with all that was written before.
+    """
+    if ending is Ending.TORN:
+        doubt(storage, EVERY_LEDGER, LimboReason.TORN)
+    if ending is not Ending.CLEAN:
+        for state in storage.states():
+            if state.durability == "page-cache" and not state.fenced and not state.limbo:
+                doubt(storage, state.ledger_id, LimboReason.TORN)

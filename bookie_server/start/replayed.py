@@ -297,7 +297,7 @@ async def _read_logs(store: DirectoryStore, storage: LedgerStorage) -> _Location
         try:
             file = await store.logs.open_log(log_id)
         except NoSuchFile:
-            _doubt_all(storage, LimboReason.LOST, f"direct log {log_id} is missing")
+            doubt_all(storage, LimboReason.LOST, f"direct log {log_id} is missing")
             continue
         try:
             async for locations in _read_log(store, log_id, file, start, storage):
@@ -322,7 +322,7 @@ async def _read_log(
         yield locations
     _log.info("direct log %d: %d entries replayed", log_id, count)
     if end < start:
-        _doubt_all(
+        doubt_all(
             storage, LimboReason.LOST, f"direct log {log_id} ends at {end}, before its mark {start}"
         )
     damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
@@ -367,14 +367,24 @@ def _judge(hole: Hole, limbo: LimboReason, what: str, storage: LedgerStorage) ->
     for ledger_id in hole.ledger_ids or ():
         state = storage.state(ledger_id)
         if state is not None and not state.deleted:
-            storage.set_state(replace(state, limbo=worse(state.limbo, limbo)))
+            doubt(storage, ledger_id, limbo)
     if hole.ledger_ids is None or limbo == LimboReason.TORN:
-        _doubt_all(storage, limbo, what)
+        doubt_all(storage, limbo, what)
     else:
         _log.error("%s: ledgers %s are in limbo", what, hole.ledger_ids)
 
 
-def _doubt_all(storage: LedgerStorage, limbo: LimboReason, why: str) -> None:
+def doubt(
+    storage: LedgerStorage, ledger_id: int, limbo: LimboReason, *, fence: bool = False
+) -> None:
+    """The ledger, or EVERY_LEDGER, is in limbo for that reason too, and fenced if it is to be.
+    Durable with the next flush."""
+    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
+    limbo, fenced = worse(state.limbo, limbo), state.fenced or fence
+    storage.set_state(replace(state, limbo=limbo, fenced=fenced))
+
+
+def doubt_all(storage: LedgerStorage, limbo: LimboReason, why: str) -> None:
+    """`doubt` of EVERY_LEDGER, as the log tells."""
     _log.error("%s: every ledger is in limbo", why)
-    state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
-    storage.set_state(replace(state, limbo=worse(state.limbo, limbo)))
+    doubt(storage, EVERY_LEDGER, limbo)

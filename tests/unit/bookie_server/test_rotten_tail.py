@@ -8,7 +8,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.journal.format import RECORD_HEADER_BYTES
 from bookie_server.journal.writer import segment_ids, segment_path
-from bookie_server.ledgers import registry as ledger_handles
+from bookie_server.ledgers import limbo
 from spark_ledger.metadata.ledger_record import LedgerState
 from tests.unit.bookie_server import test_limbo
 from tests.unit.bookie_server.node import entry
@@ -122,7 +122,7 @@ def test_a_gap_in_a_closed_ledger_is_found_though_nothing_of_it_was_replayed():
 
 
 def test_the_entries_of_closed_ledgers_are_counted_at_a_bounded_rate(monkeypatch):
-    monkeypatch.setattr(ledger_handles, "COUNTED_PER_S", 0.1)
+    monkeypatch.setattr(limbo, "COUNTED_PER_S", 0.1)
 
     async def test(node):
         await tear(node)
