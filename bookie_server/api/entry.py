@@ -47,7 +47,7 @@ Checksum = Callable[..., int]
 PACKAGE, EXTENSION = "crc32c", "crc32c._crc32c"
 
 
-def _without_its_package() -> Checksum | None:
+def crc32c_without_its_package() -> Checksum | None:
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.submodule_search_locations is None:
         return None
@@ -59,11 +59,11 @@ def _without_its_package() -> Checksum | None:
     return getattr(module, "crc32c", None)
 
 
-def _crc32c() -> Checksum:
+def find_crc32c() -> Checksum:
     """The crc32c package asks for its own version when it is imported, and so reads the metadata of
     all that is on the path: 50 ms in a process whose path has Spark's archives. Its function is
     loaded without the package, or with it where it is not laid out as we know it."""
-    found = _without_its_package()
+    found = crc32c_without_its_package()
     if found is not None:
         return found
     from crc32c import crc32c as whole
@@ -71,7 +71,7 @@ def _crc32c() -> Checksum:
     return whole
 
 
-crc32c = _crc32c()
+crc32c = find_crc32c()
 """crc32c(data, value=0): the checksum of `data` by the processor, going on from `value`."""
 
 

@@ -32,7 +32,7 @@ _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
-_FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
+FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
 _FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # at most, and of what a call may take
 _WRITERS = 4
 _READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
@@ -241,7 +241,7 @@ def _remove_in_parts(path: Path, within_s: float) -> None:
     try:
         os.unlink(path)
         end, until_s = os.fstat(fd).st_size, time.monotonic() + within_s
-        part_bytes = max(_FREED_BYTES, end // _FREED_PARTS_MAX)
+        part_bytes = max(FREED_BYTES, end // _FREED_PARTS_MAX)
         with contextlib.suppress(OSError):
             while end > 0 and (began_s := time.monotonic()) < until_s:
                 end = max(0, end - part_bytes)

@@ -46,7 +46,7 @@ from bookie_server.logs.index import (
 )
 
 _MIB = 1 << 20
-_WRITE_BUFFER_BYTES = 8 * _MIB
+WRITE_BUFFER_BYTES = 8 * _MIB
 _BLOCK_CACHE_BYTES = 16 * _MIB
 _OPEN_FILES_MAX = 256
 _PUTS_PER_WRITE = 4096
@@ -386,7 +386,7 @@ def _options() -> Any:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(blocks)
-    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(2)
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_max_background_jobs(2)

@@ -59,7 +59,8 @@ class SimIndex:
         self._order: dict[int, list[int]] = {}
         self._ledgers: dict[int, LedgerState] = {}
         self._marks: dict[int, int] = {}
-        self._unsynced: list[bytes] = []
+        self.unsynced: list[bytes] = []
+        """What a crash may lose."""
         self._one_at_a_time = asyncio.Lock()  # RocksDB has one thread that writes,
         self._cut_short = False  # and that goes on when its caller was cancelled
         self._failure: DiskFailed | None = None  # of a sync
@@ -85,7 +86,7 @@ class SimIndex:
     async def put(self, locations: Sequence[Location]) -> None:
         self._check()
         self._check_failure()
-        self._unsynced += map(_entry_record, locations)
+        self.unsynced += map(_entry_record, locations)
         for location in locations:
             self._remember(location)
 
@@ -93,7 +94,7 @@ class SimIndex:
         self._check_failure()
         for old, new in moves:
             if await self.get(old.ledger_id, old.entry_id) == old:
-                self._unsynced.append(_entry_record(new))
+                self.unsynced.append(_entry_record(new))
                 self._remember(new)
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None:
@@ -148,7 +149,7 @@ class SimIndex:
     async def put_ledgers(self, states: Sequence[LedgerState]) -> None:
         self._check()
         self._check_failure()
-        self._unsynced += map(_ledger_record, states)
+        self.unsynced += map(_ledger_record, states)
         self._ledgers.update({state.ledger_id: state for state in states})
 
     async def delete_states(self, ledger_ids: Sequence[int]) -> None:
@@ -177,8 +178,8 @@ class SimIndex:
     async def _sync(self, file: File) -> None:
         if self._cut_short:
             await file.sync()
-        if self._unsynced:
-            records, self._unsynced = self._unsynced, []
+        if self.unsynced:
+            records, self.unsynced = self.unsynced, []
             await file.append([_batch(records)])
             self._cut_short = True
             await file.sync()
@@ -205,7 +206,7 @@ class SimIndex:
     def _take(self, records: Sequence[bytes]) -> None:
         """Visible at once, durable with the next sync."""
         self._check_failure()
-        self._unsynced += records
+        self.unsynced += records
         for record in records:
             self._apply(record)
 

@@ -410,7 +410,7 @@ def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_
         async def once_the_other_is_durable(ledger_id, entry_ids):
             assert await d0.index.get(ledger_id, 0) is not None
             assert await d0.index.get(ledger_id, 0) is not None
-            assert not d0.index._unsynced
+            assert not d0.index.unsynced
             deleted.extend((ledger_id, each) for each in entry_ids)
             await delete(ledger_id, entry_ids)
 

@@ -492,7 +492,7 @@ def test_what_a_mark_passed_is_kept_in_memory_no_longer():
     async def test(rig: Rig) -> None:
         places = await fill(rig)
         await rig.flush(places)
-        assert not rig.direct_log._written and not rig.direct_log._ended
+        assert rig.direct_log.marks(rig.direct_log.puts) == {} and not rig.direct_log.has_ended
 
     with_a_log(test)
 

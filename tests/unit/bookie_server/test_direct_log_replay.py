@@ -2,6 +2,7 @@
 cannot be read is said to be torn or lost, as it was proven to be synced or not."""
 
 import asyncio
+import random
 
 import pytest
 
@@ -336,8 +337,7 @@ def test_rot_in_the_last_write_looks_torn_and_puts_its_ledger_and_the_others_in_
 @pytest.mark.parametrize("seed", range(6))
 def test_a_power_loss_under_a_write_loses_nothing_that_was_told_and_is_no_damage(seed):
     async def scenario():
-        disk = SimDisk()
-        disk._rng.seed(seed)
+        disk = SimDisk(random.Random(seed))
         storage = await opened(disk)
         await put(storage, 1, 0, 1)
         disk.faults.sync_s = (1.0, 1.0)

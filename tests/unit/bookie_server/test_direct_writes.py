@@ -252,9 +252,7 @@ def test_a_large_entry_is_acknowledged_after_the_record_that_names_its_directory
         before = current().time()
         add = node.in_background(large(1, 1))
         await asyncio.sleep(1)
-        assert node.storage.cached(1, 1) and not node.storage._direct_writes._stores, (
-            "it is written"
-        )
+        assert node.storage.cached(1, 1) and node.copies(large(1, 1), "d0"), "it is written"
         assert not add.done()
         assert await add == [OK]
         assert current().time() - before > 2.9

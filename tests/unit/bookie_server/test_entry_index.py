@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from rocksdict import Rdict
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.logs import rocks_index
@@ -326,7 +327,7 @@ def test_marks_that_were_not_synced_are_as_before_when_the_power_is_lost(an_inde
 
 def test_a_mark_that_a_crash_spared_brings_all_that_was_put_before_it(tmp_path, monkeypatch):
     """RocksDB writes more than was synced: here it was not asked to sync at all."""
-    monkeypatch.setattr(rocks_index, "_WRITE_BUFFER_BYTES", 2 << 20)
+    monkeypatch.setattr(rocks_index, "WRITE_BUFFER_BYTES", 2 << 20)
 
     async def main():
         index = await RocksIndex.open(tmp_path / "alive" / "index")
@@ -428,17 +429,30 @@ def test_an_index_without_its_end_is_not_opened(crashed, tmp_path, lost):
     assert asyncio.run(_what_it_says(copy)) == "damaged"
 
 
-def test_errors_of_rocksdb_are_disk_failures(tmp_path):
+@pytest.fixture
+def databases(monkeypatch):
+    """Every database of RocksDB that is opened."""
+    opened, open_plain = [], rocks_index.Rdict
+
+    def noted(*arguments):
+        opened.append(open_plain(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(rocks_index, "Rdict", noted)
+    return opened
+
+
+def test_errors_of_rocksdb_are_disk_failures(tmp_path, databases):
     (tmp_path / "index").write_text("not a folder")
     with pytest.raises(DiskFailed, match="cannot be opened"):
         on_rocksdb(tmp_path, None)
 
     async def damaged(index):
-        index._db[entry_key(7, 3)] = b"short"
+        databases[-1][entry_key(7, 3)] = b"short"
         for question in (index.get(7, 3), index.range(7, 0, 9, 100), index.last(7)):
             with pytest.raises(DiskFailed, match="not an entry's location"):
                 await question
-        index._db[log_key(3)] = b"short"
+        databases[-1][log_key(3)] = b"short"
         with pytest.raises(DiskFailed, match="not a log's mark"):
             await index.marked_logs()
 
@@ -446,7 +460,7 @@ def test_errors_of_rocksdb_are_disk_failures(tmp_path):
 
     async def closed():
         index = await RocksIndex.open(tmp_path / "good")
-        index._db.close()
+        databases[-1].close()
         with pytest.raises(DiskFailed):
             await index.put([PLACE])
         with pytest.raises(DiskFailed):
@@ -456,7 +470,7 @@ def test_errors_of_rocksdb_are_disk_failures(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["RocksDB", "its twin"])
-def test_after_a_sync_that_failed_none_succeeds(kind, tmp_path):
+def test_after_a_sync_that_failed_none_succeeds(kind, tmp_path, monkeypatch):
     """What was visible and is not durable must not be taken for durable by the next one."""
 
     class Broken:
@@ -484,8 +498,8 @@ def test_after_a_sync_that_failed_none_succeeds(kind, tmp_path):
         assert await index.get(7, 3) == PLACE, "it is read still"
 
     async def on_rocks():
+        monkeypatch.setattr(rocks_index, "Rdict", lambda *of: Broken(Rdict(*of)))
         index = await RocksIndex.open(tmp_path / "index")
-        index._db = Broken(index._db)
         await test(index)
         await index.close()
 

@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
+from rocksdict import Rdict
 
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed, DiskHung
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.disk.threads import PARTS, DiskThreads, IoDeadline
 from bookie_server.journal.writer import JournalFailed
+from bookie_server.logs import rocks_index
 from bookie_server.logs.rocks_index import RocksIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
@@ -230,13 +232,15 @@ def test_a_hung_call_of_the_operating_system_leaves_its_thread_behind(tmp_path):
     asyncio.run(main())
 
 
-def test_a_write_that_hangs_ends_the_disk_and_closing_its_files_waits_for_nothing(tmp_path):
+def test_a_write_that_hangs_ends_the_disk_and_closing_its_files_waits_for_nothing(
+    tmp_path, monkeypatch
+):
     go = threading.Event()
 
     async def main():
         disk = OsDisk(tmp_path, limit_s=0.1)
         file, other = await disk.create("file"), await disk.create("other")
-        file._append = lambda *_: go.wait(30)
+        monkeypatch.setattr(os, "pwritev", lambda *_: go.wait(30))
         with pytest.raises(DiskHung):
             await file.append([b"bytes"], sync=True)
         for asked in (other.append([b"bytes"]), disk.list(), disk.create("more")):
@@ -250,12 +254,24 @@ def test_a_write_that_hangs_ends_the_disk_and_closing_its_files_waits_for_nothin
     asyncio.run(main())
 
 
-def test_an_index_that_hangs_fails_as_hung_and_takes_and_says_nothing_more(tmp_path):
+def test_an_index_that_hangs_fails_as_hung_and_takes_and_says_nothing_more(tmp_path, monkeypatch):
     go = threading.Event()
 
+    class Hung:
+        """A database whose flush hangs."""
+
+        def __init__(self, *of):
+            self.db = Rdict(*of)
+
+        def __getattr__(self, name):
+            return getattr(self.db, name)
+
+        def flush(self, wait):
+            go.wait(30)
+
     async def main():
+        monkeypatch.setattr(rocks_index, "Rdict", Hung)
         index = await RocksIndex.open(tmp_path, limit_s=0.1)
-        index._sync = lambda: go.wait(30)
         with pytest.raises(DiskHung, match="did not return"):
             await index.sync()
         for asked in (index.get(1, 2), index.mark_logs({1: 2}), index.close()):

@@ -14,10 +14,11 @@ from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG
 
 
-async def two_journals() -> Journals:
-    opened = {}
+async def two_journals(disks: dict[str, SimDisk] | None = None) -> Journals:
+    """On `disks`, which are added there."""
+    opened, disks = {}, {} if disks is None else disks
     for name in ("j0", "j1"):
-        disk = SimDisk(random.Random(1))
+        disk = disks[name] = SimDisk(random.Random(1))
         await disk.make_folder("journal")
         opened[name] = await Journal.open(disk, CONFIG, 1, Position(0, 0))
     return Journals(opened, lambda _: None)
@@ -26,8 +27,8 @@ async def two_journals() -> Journals:
 @pytest.mark.parametrize("when", ["before it", "in it"])
 def test_a_journal_that_fails_before_its_damaged_segment_is_set_aside_fails_alone(when):
     async def main():
-        journals = await two_journals()
-        disk = journals._live["j1"]._disk
+        disks: dict[str, SimDisk] = {}
+        journals = await two_journals(disks)
 
         async def rename(old, new):
             raise DiskFailed("EIO")
@@ -36,7 +37,7 @@ def test_a_journal_that_fails_before_its_damaged_segment_is_set_aside_fails_alon
             journals.fail("j1", DiskFailed("EIO"))
             await asyncio.sleep(1)
         else:
-            disk.rename = rename
+            disks["j1"].rename = rename
         await journals.set_aside("j1", 1)
         await asyncio.sleep(1)
         assert list(journals.live) == ["j0"]

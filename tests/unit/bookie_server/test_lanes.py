@@ -1,6 +1,7 @@
 """Recovery is never stuck behind bulk adds or reads: it has budgets, batches and threads."""
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -200,14 +201,24 @@ def test_a_refused_add_is_told_to_come_when_the_flush_should_have_made_room():
     on_a_node(test)
 
 
-def test_recovery_reads_in_threads_of_its_own_named_by_their_work(tmp_path):
+def test_recovery_reads_in_threads_of_its_own_named_by_their_work(tmp_path, monkeypatch):
+    go, names = threading.Event(), []
+
+    def pread(fd, length, position):
+        names.append(threading.current_thread().name)
+        if "recovery" not in names[-1]:
+            go.wait(30)
+        return bytes(length)
+
     async def main():
         disk = OsDisk(tmp_path, "ledger-0")
-        go = threading.Event()
-        bulk = [asyncio.ensure_future(disk._read(go.wait, 30)) for _ in range(40)]
+        file = await disk.create("a")
+        monkeypatch.setattr(os, "pread", pread)
+        bulk = [asyncio.ensure_future(file.read(0, 1)) for _ in range(40)]
+        await asyncio.sleep(0)
         travelling.set(Lane.RECOVERY)
-        name = await disk._read(lambda: threading.current_thread().name)
-        assert name.startswith("ledger-0-recovery")
+        assert await file.read(0, 1) == bytes(1)
+        assert names[-1].startswith("ledger-0-recovery")
         assert not any(each.done() for each in bulk)
         go.set()
         await asyncio.gather(*bulk)

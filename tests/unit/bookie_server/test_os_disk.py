@@ -166,7 +166,7 @@ def test_the_space_of_a_file_that_nobody_reads_is_given_back_in_parts_after_its_
 
 
 def test_a_disk_that_is_slow_with_each_part_of_a_removed_file_has_not_hung(tmp_path, monkeypatch):
-    monkeypatch.setattr(os_disk, "_FREED_BYTES", 4096)
+    monkeypatch.setattr(os_disk, "FREED_BYTES", 4096)
     monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.05))
 
     async def main():
@@ -206,9 +206,7 @@ def test_of_a_file_that_is_being_read_the_rest_can_be_read_after_its_removal(tmp
 def test_threads_are_named_by_their_work(tmp_path, monkeypatch):
     names = set()
     monkeypatch.setattr(os, "fdatasync", lambda _: names.add(threading.current_thread().name))
-    monkeypatch.setattr(
-        os_disk, "_pread", lambda *_: names.add(threading.current_thread().name) or b""
-    )
+    monkeypatch.setattr(os, "pread", lambda *_: names.add(threading.current_thread().name) or b"")
 
     async def test(disk):
         file = await disk.create("a")
@@ -251,16 +249,15 @@ def test_a_direct_file_holds_what_was_appended_in_any_pieces(tmp_path, monkeypat
 def test_a_file_whose_opener_gave_up_waiting_is_closed(tmp_path, monkeypatch):
     (tmp_path / "log").write_bytes(b"x")
     begun, go_on, fds = threading.Event(), threading.Event(), []
-    open_plain = os_disk._open
+    open_plain = os.open
 
-    def open_slowly(path):
+    def open_slowly(path, *how):
         begun.set()
         go_on.wait(20)
-        fd, size = open_plain(path)
-        fds.append(fd)
-        return fd, size
+        fds.append(open_plain(path, *how))
+        return fds[-1]
 
-    monkeypatch.setattr(os_disk, "_open", open_slowly)
+    monkeypatch.setattr(os, "open", open_slowly)
 
     async def main():
         disk = OsDisk(tmp_path)

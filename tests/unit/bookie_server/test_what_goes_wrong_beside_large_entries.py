@@ -2,6 +2,7 @@
 waiting who travels for recovery, and leaves nothing behind."""
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from bookie_server.logs.entry_log import BLOCK_BYTES, RECORD_HEADER_BYTES
 from bookie_server.logs.index import IndexDamaged
 from spark_ledger.metadata import cluster
 from tests.kit.settings import with_settings
+from tests.kit.waiting import until
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
@@ -159,7 +161,7 @@ def test_what_the_journal_took_over_for_a_fence_lies_once_in_the_entry_logs():
         assert _times(node, b"marked once") == 1
         assert node.storage.pending_bytes == 0
         (store,) = node.storage.stores
-        assert not store.direct_log._written
+        assert store.direct_log.marks(store.direct_log.puts) == {}
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
@@ -171,15 +173,23 @@ def _times(node, marked):
     return sum(disk.content(path).count(marked) for path in disk.paths() if path.endswith(".log"))
 
 
-def test_writes_to_a_disk_wait_for_no_reads_and_not_for_two_long_syncs(tmp_path):
+def test_writes_to_a_disk_wait_for_no_reads_and_not_for_two_long_syncs(tmp_path, monkeypatch):
     """A flush and a compaction sync, and all bulk readers are busy."""
+    end, began = threading.Event(), []
+
+    def lasts(*_):
+        began.append(None)
+        end.wait(60)
+        return b""
 
     async def main():
         disk = OsDisk(tmp_path / "disk")
-        end = threading.Event()
-        busy = [asyncio.ensure_future(disk._alter(end.wait)) for _ in range(2)]
-        busy += [asyncio.ensure_future(disk._read(end.wait)) for _ in range(8)]
-        await asyncio.sleep(0)
+        log = await disk.create("log")
+        monkeypatch.setattr(os, "fsync", lasts)
+        monkeypatch.setattr(os, "pread", lasts)
+        busy = [asyncio.ensure_future(disk.sync_dir()) for _ in range(2)]
+        busy += [asyncio.ensure_future(log.read(0, 1)) for _ in range(8)]
+        await until(lambda: len(began) == 10)
         try:
             async with asyncio.timeout(5):
                 assert await disk.free_bytes() > 0

@@ -10,7 +10,7 @@ from bookie_server.api import entry as checksum
 def test_it_is_the_checksum_of_rfc_3720_and_goes_on_from_one_before(monkeypatch, as_package):
     if as_package:
         monkeypatch.setattr(checksum, "EXTENSION", "crc32c.elsewhere")
-    crc32c = checksum._crc32c()
+    crc32c = checksum.find_crc32c()
     assert (crc32c is package.crc32c) == as_package
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(memoryview(b"56789"), crc32c(b"1234")) == 0xE3069283
@@ -19,4 +19,4 @@ def test_it_is_the_checksum_of_rfc_3720_and_goes_on_from_one_before(monkeypatch,
 
 def test_what_the_package_lacks_is_taken_from_it_as_a_whole(monkeypatch):
     monkeypatch.setattr(checksum, "PACKAGE", "no_such_package")
-    assert checksum._without_its_package() is None
+    assert checksum.crc32c_without_its_package() is None

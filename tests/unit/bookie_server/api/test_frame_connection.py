@@ -19,9 +19,13 @@ class Ends:
         self.frames, self.lost = [], []
         self.ended = asyncio.Event()
         reader = FrameReader(1 << 20, lambda head: True)
-        self.connection = FrameConnection(
-            mine, reader, self.frames.append, self._lost, unsent_bytes_max
-        )
+        self.connection = FrameConnection(mine, reader, self._arrived, self._lost, unsent_bytes_max)
+        self.ends_after_a_frame = False
+
+    def _arrived(self, frame):
+        self.frames.append(frame)
+        if self.ends_after_a_frame:
+            self.connection.close()
 
     def _lost(self, why):
         self.lost.append(why)
@@ -100,10 +104,7 @@ def test_a_connection_that_is_lost_says_so_once_and_forgets_what_was_to_be_sent(
 
 def test_nothing_arrives_after_the_end_though_it_came_in_the_same_piece():
     async def test(ends):
-        ends.connection._on_frame = lambda frame: (
-            ends.frames.append(frame),
-            ends.connection.close(),
-        )
+        ends.ends_after_a_frame = True
         ends.other.send(pack_head(FrameKind.CANCEL, 1) + pack_head(FrameKind.CANCEL, 2))
         await ends.ended.wait()
         assert [frame.head.call for frame in ends.frames] == [1]

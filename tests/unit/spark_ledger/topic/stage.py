@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from bookie_server.storage_config import StorageConfig
+from spark_ledger.metadata import paths
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.log.intents import Intent
@@ -47,6 +48,8 @@ class Stage:
     client: TopicClient
     topic: TopicInfo
     owners: OwnerCalls = field(default_factory=OwnerCalls)
+    now_ms: int = NOW_MS
+    """The clock of that process."""
 
     @cached_property
     def janitor(self) -> Janitor:
@@ -60,6 +63,11 @@ class Stage:
 
     async def intent(self, run_id: str = RUN) -> Intent:
         return await self.client.intents.open_query_intent(QUERY, run_id, TARGET)
+
+    async def intents(self) -> list[Intent]:
+        """All that the store has."""
+        names = await self.client.store.children(paths.INTENTS)
+        return [await self.client.intents.get(name) for name in names]
 
     async def written(
         self, intent: Intent, rows: Sequence[bytes], task_index: int = 0, *, inline: bool = False
@@ -114,9 +122,9 @@ def play(
         await world.prepare(4)
         process = await world.client("main")
         owners = OwnerCalls()
-        client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS, owners.ask)
-        topic = await client.topics.create("t", partitions)
-        result = await act(Stage(world, client, topic, owners))
+        client = TopicClient(process.ledgers, process.rng, lambda: stage.now_ms, owners.ask)
+        stage = Stage(world, client, await client.topics.create("t", partitions), owners)
+        result = await act(stage)
         world.check()
         return result
 

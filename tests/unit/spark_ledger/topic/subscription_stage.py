@@ -9,6 +9,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.records import Commit, Head
 from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
 from tests.unit.spark_ledger.topic.stage import NOW_MS, segment
@@ -70,6 +71,12 @@ async def positions(stage):
 async def listed(stage):
     """The subscription as another process lists it."""
     return (await subscriptions_of(await stage.another()).list(stage.topic.id))[0]
+
+
+async def intent_of(stage, name=NAME) -> str:
+    """The intent under which the subscription is held, as its record names it."""
+    seen = await SubscriptionNodes(stage.client.store, stage.topic.id).get(name)
+    return seen.record.intent
 
 
 class Doomed:

@@ -31,7 +31,7 @@ from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 async def micro_batches(stage, intent, *rows):
     """A commit for each, in ledgers of their own."""
     for version, row in enumerate(rows):
-        stage.client._now_ms = lambda at=version: NOW_MS + at
+        stage.now_ms = NOW_MS + version
         await stage.commit(intent, version, await stage.written(intent, [row] * 2))
         await stage.client.cache.close()
 
@@ -84,7 +84,7 @@ def test_rows_of_many_commits_become_one_entry_with_the_time_of_each():
     async def act(stage):
         intent = await stage.intent()
         for version in range(30):
-            stage.client._now_ms = lambda at=version: NOW_MS + at % 7  # clocks go back, too
+            stage.now_ms = NOW_MS + version % 7  # clocks go back, too
             await asyncio.sleep(1)
             await stage.commit(intent, version, await stage.written(intent, [b"%d" % version]))
         last_ms = (await segments(stage))[-1].commit_ms
@@ -247,7 +247,7 @@ async def shared_batches(stage, batches, rows):
     """Commits of one task each, whose entries three partitions share."""
     intent = await stage.intent()
     for n in range(batches):
-        stage.client._now_ms = lambda at=n: NOW_MS + at
+        stage.now_ms = NOW_MS + n
         result = await stage.written(intent, rows(n))
         assert all(one.shared for one in result.segments)
         await stage.commit(intent, n, result)

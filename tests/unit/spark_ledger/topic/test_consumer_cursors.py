@@ -17,6 +17,7 @@ from spark_ledger.topic.subscription.records import Share, SubscriptionKind, wit
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.subscription.subscriptions import LEASE_S
 from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.subscription_stage import intent_of
 
 NAME = "dashboard"
 PARTITIONS = 4
@@ -332,7 +333,8 @@ def test_what_the_cursor_of_a_broker_of_before_had_is_taken_over_without_loss():
         for offset in (5, 9):
             cursor.advance({0: offset, 3: 2 * offset})
             await cursor.durable()
-        assert cursor._ledger is not None
+        (record,) = await old.subscriptions.list(stage.topic.id)
+        assert record.ledger_id is not None
         await cursor.abandon()
         at_b = await (await broker(stage, "b")).open()
         assert [await at_b.adopt(number, 1) for number in range(PARTITIONS)] == [9, 0, 0, 18]
@@ -384,7 +386,7 @@ def test_a_slow_query_whose_subscription_consumers_have_writes_nothing_more():
         for offset in (5, 6):  # to a ledger, which is fenced
             cursor.advance({0: offset})
             await cursor.durable()
-        await stage.client.intents.condemn(cursor._intent.id, STALE)
+        await stage.client.intents.condemn(await intent_of(stage, NAME), STALE)
         at_a = await (await broker(stage, "a")).open()
         cursor.advance({0: 50})
         with pytest.raises(errors.LedgerFenced):

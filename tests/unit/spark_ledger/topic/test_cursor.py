@@ -13,6 +13,7 @@ from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import (
     NAME,
     fill,
+    intent_of,
     listed,
     opened,
     positions,
@@ -61,7 +62,7 @@ def test_the_next_run_fences_the_ledger_of_a_crashed_one_and_finds_its_last_posi
 
         again = await opened(stage, run="r2")
 
-        assert again._intent.record.kind == CURSOR
+        assert (await stage.client.intents.get(await intent_of(stage))).record.kind == CURSOR
         assert await again.recovered() == {0: 7}
         await again.durable()
         assert (await listed(stage)).epoch == 2
@@ -107,8 +108,9 @@ def test_telling_it_a_thousand_times_a_second_writes_once_a_second():
         await cursor.durable()
 
         assert cursor.confirmed == {0: 4999}
-        assert cursor._ledger.entries <= 6
         assert len(writes(stage)) - before <= 2
+        ledger_id = (await listed(stage)).ledger_id
+        assert (await stage.client.ledgers.open(ledger_id, recover=True)).last_add_confirmed < 6
 
     play(act)
 
@@ -255,14 +257,14 @@ def test_a_query_whose_intent_was_taken_for_dead_goes_on_with_its_subscription()
         await fill(stage, 1000)
         cursor = await opened(stage)
         await told(cursor, 1, 2, 3)
-        await stage.client.intents.condemn(cursor._intent.id, STALE)
+        await stage.client.intents.condemn(await intent_of(stage), STALE)
 
         await told(cursor, 4, 5)
         await asyncio.sleep(HEARTBEAT_S + 5)
         await told(cursor, 6)
 
         cursor.check()
-        assert (await stage.client.intents.get(cursor._intent.id)).open
+        assert (await stage.client.intents.get(await intent_of(stage))).open
         assert await positions(stage) == {0: 6}
 
     play(act)
@@ -324,7 +326,7 @@ def test_a_released_cursor_ends_its_intent_and_leaves_no_ledger():
         found = await listed(stage)
 
         assert (found.live, found.ledger_id, found.positions) == (False, None, {0: 4})
-        assert not (await stage.client.intents.get(cursor._intent.id)).open
+        assert not (await stage.client.intents.get(await intent_of(stage))).open
         assert [ledger_id async for ledger_id in stage.client.ledgers.list()] == []
         with pytest.raises(errors.LedgerFenced, match="released"):
             cursor.check()

@@ -13,6 +13,7 @@ from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.cursor import Cursor
 from spark_ledger.topic.subscription.cursor_ledger import CursorEntry
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.seek_target import End
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
@@ -234,21 +235,26 @@ def test_a_run_that_was_overtaken_adds_nothing_to_its_ledger_any_more():
 
 
 @pytest.mark.parametrize(("before", "unheard"), [(50, 20), (20, 50)])
-def test_a_position_of_which_nothing_was_heard_is_not_taken_for_unwritten(before, unheard):
+def test_a_position_of_which_nothing_was_heard_is_not_taken_for_unwritten(
+    before, unheard, monkeypatch
+):
     async def act(stage):
         await fill(stage, 100)
         cursor = await opened(stage)
         await told(cursor, before)
-        nodes, write = cursor._around.nodes, cursor._around.nodes.write
+        nodes, write = (
+            SubscriptionNodes(stage.client.store, stage.topic.id),
+            SubscriptionNodes.write,
+        )
         written = asyncio.Event()
 
-        async def unanswered(seen, record, *others):
-            nodes.write = write
-            await write(seen, record, *others)
+        async def unanswered(self, seen, record, *others):
+            monkeypatch.undo()
+            await write(self, seen, record, *others)
             written.set()
             raise StoreUnavailable("the answer was lost")
 
-        nodes.write = unanswered
+        monkeypatch.setattr(SubscriptionNodes, "write", unanswered)
         cursor.advance({0: unheard})
         await written.wait()
         assert await positions(stage) == {0: unheard}

@@ -8,7 +8,14 @@ from spark_ledger import errors
 from spark_ledger.topic.log.intents import HEARTBEAT_S, STALE
 from spark_ledger.topic.subscription import cursor_ledger
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.subscription_stage import fill, listed, opened, positions, told
+from tests.unit.spark_ledger.topic.subscription_stage import (
+    fill,
+    intent_of,
+    listed,
+    opened,
+    positions,
+    told,
+)
 
 
 def test_a_cursor_ledger_whose_intent_ended_before_it_was_named_is_never_named(monkeypatch):
@@ -45,7 +52,7 @@ def test_a_ledger_that_the_record_still_names_is_left_and_not_deleted():
         cursor = await opened(stage)
         await told(cursor, 1, 2, 3)
         named = (await listed(stage)).ledger_id
-        await stage.client.intents.condemn(cursor._intent.id, STALE)
+        await stage.client.intents.condemn(await intent_of(stage), STALE)
         await asyncio.sleep(HEARTBEAT_S + 5)  # it looks, and goes on under another intent
 
         assert (await listed(stage)).ledger_id == named

@@ -151,7 +151,14 @@ def test_a_process_remembers_no_more_than_so_many_intents(monkeypatch):
         for intent in (*opened, *opened):  # of the first ones nothing is remembered any more
             await intents.heartbeat(intent)
             ids.append(await intents.ledger_id(intent))
-        assert list(intents._ids) == list(intents._beaten) == [one.id for one in opened[-3:]]
+        writes = []
+        stage.world.store.listeners.append(lambda *_: writes.append(None))
+        for intent in (*opened[3:], opened[0]):
+            await intents.heartbeat(intent)
+            assert bool(writes) == (intent is opened[0]), "it beat a moment ago"
+            writes.clear()
+            ids.append(await intents.ledger_id(intent))
+            assert bool(writes) == (intent is opened[0]), "a block of ids is at hand"
         assert len(set(ids)) == len(ids)
 
     play(act)

@@ -92,7 +92,7 @@ async def maintained(stage, janitor, until_s, *, beating):
     """Maintenance until then; `beating`: somebody else of each writer shows that it is at work."""
     while asyncio.get_running_loop().time() < until_s:
         if beating:
-            for intent in await janitor._all_intents():
+            for intent in await stage.intents():
                 await stage.client.intents.heartbeat(intent)
         await janitor.clean()
         await asyncio.sleep(PASS_S)

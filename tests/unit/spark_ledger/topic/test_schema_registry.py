@@ -274,14 +274,18 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch):
         monkeypatch.setattr(schema_registry, "CACHE_BYTES_MAX", 300)
         for topic in topics:
             await schemas.for_write(topic, A)
-        assert list(schemas._kept) == [topics[1].id]
-        await schemas.of(topics[0])
-        assert list(schemas._kept) == [topics[0].id]
-        await schemas.of(topics[1])
-        assert list(schemas._kept) == [topics[1].id]
-        assert 0 < schemas._kept_bytes <= 300
+        calls = counted(stage.client.store, monkeypatch)
+
+        async def versions_read(topic):
+            calls.clear()
+            await schemas.of(topic)
+            return calls.count("get") - 1  # the head is read always
+
+        assert [await versions_read(topic) for topic in topics[::-1]] == [0, 1]
+        assert [await versions_read(topic) for topic in topics] == [0, 1]
+        assert [await versions_read(topic) for topic in topics[::-1]] == [0, 1]
         await schemas.for_write(topics[1], AB, SchemaMode.EVOLVE)
-        assert (list(schemas._kept), schemas._kept_bytes) == ([], 0)
+        assert [await versions_read(topics[1]) for _ in range(2)] == [2, 2], "it is too large alone"
         assert (await schemas.of(topics[1])).head.current == 2
 
     play(act)

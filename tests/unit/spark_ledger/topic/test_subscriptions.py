@@ -18,6 +18,7 @@ from tests.unit.spark_ledger.topic.subscription_stage import (
     commit,
     cursor_ledgers,
     fill,
+    intent_of,
     listed,
     opened,
     positions,
@@ -97,6 +98,7 @@ def test_a_crashed_querys_subscription_is_anothers_after_a_lease_under_the_same_
         await fill(stage, 10)
         first = await opened(stage, "q1")
         await told(first, 1, 2)
+        held_under = await intent_of(stage)
         await first.abandon()
         waiting = await of(stage)
         began_s = asyncio.get_running_loop().time()
@@ -109,7 +111,7 @@ def test_a_crashed_querys_subscription_is_anothers_after_a_lease_under_the_same_
 
         assert LEASE_S <= asyncio.get_running_loop().time() - began_s <= LEASE_S + 25
         assert await second.recovered() == {0: 2}
-        intent = await stage.client.intents.get(first._intent.id)
+        intent = await stage.client.intents.get(held_under)
         assert (intent.open, intent.record.why) == (False, SUPERSEDED)
         with pytest.raises(errors.SubscriptionBusy):
             await opened(stage, "q1", "r2")
@@ -150,7 +152,7 @@ def test_a_query_whose_intent_was_condemned_leaves_its_subscription_to_another()
     async def act(stage):
         first = await opened(stage, "q1")
         await first.abandon()
-        await stage.client.intents.condemn(first._intent.id, STALE)
+        await stage.client.intents.condemn(await intent_of(stage), STALE)
 
         (await opened(stage, "q2")).check()
 
@@ -563,6 +565,7 @@ def test_the_ledgers_that_subscriptions_need_are_told_to_who_deletes():
         cursor = await opened(stage)
         assert await cursor_ledgers(stage.client, stage.topic.id) == []
         await told(cursor, 1, 2)
-        assert await cursor_ledgers(stage.client, stage.topic.id) == [cursor._ledger.id]
+        there = [ledger_id async for ledger_id in stage.client.ledgers.list()]
+        assert await cursor_ledgers(stage.client, stage.topic.id) == there and len(there) == 1
 
     play(act)

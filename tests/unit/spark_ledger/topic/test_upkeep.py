@@ -136,7 +136,8 @@ def test_a_process_that_was_taken_for_gone_goes_on_at_its_next_pass():
             await asyncio.sleep(1)
             reports.append(await upkeep.once())
             if not version:
-                await stage.client.intents.condemn(upkeep._intent.id, "stale")
+                (used,) = [one for one in await stage.intents() if one.target == "topics"]
+                await stage.client.intents.condemn(used.id, "stale")
 
         assert [list(one.trimmed) for one in reports] == [["t"], [], ["t"]]
         assert "FENCED" in reports[1].problems["t"]
