@@ -1,5 +1,6 @@
-"""Which bookies there are and where, as the metadata store last told (`BookieDirectory`); and which
-of them are chosen last, because they lately gave no response or a slow one (`Quarantine`).
+"""Which bookies there are and where, as the metadata store last told (`BookieDirectory`); which of
+them are chosen last, because they lately gave no response or a slow one (`Quarantine`); and, for
+people, all that were ever seen (`registered`, after a sync: each once, in the best state it has).
 
 Always true of the directory: `writable` and `address` read from memory; one look at the store runs
 at a time, when a watch fired, and after `refresh_s` if none did, for a watch may be missed. It
@@ -387,3 +388,60 @@ class Quarantine:
         if len(troubles) == self._failures and self._quarantine_s > 0:
             standing.quarantined_until = now + self._quarantine_s
         return standing
+
+
+DOWN, READ_ONLY, WRITABLE = "down", "read-only", "writable"
+_BY_STATE = {
+    DOWN: paths.BOOKIES_KNOWN,
+    READ_ONLY: paths.BOOKIES_READONLY,
+    WRITABLE: paths.BOOKIES_AVAILABLE,
+}
+
+
+async def registered(store: MetadataStore) -> list[dict[str, Any]]:
+    """Every bookie ever seen, by id, with what it registered, a `state` (WRITABLE, READ_ONLY or
+    DOWN) and how many ledgers it lists as in limbo. Raises StoreUnavailable."""
+    await store.sync()
+    bookies: dict[str, dict[str, Any]] = {}
+    for state, folder in _BY_STATE.items():
+        for bookie_id, record in (await _those_in(store, folder)).items():
+            bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
+    for bookie_id, record in bookies.items():
+        record["limbo_ledgers"] = len(await names_in(store, paths.limbo(bookie_id)))
+    return [bookies[bookie_id] for bookie_id in sorted(bookies)]
+
+
+def told(bookie: dict[str, Any]) -> dict[str, Any]:
+    """A bookie of `registered` as listings tell of it; free bytes are unknown of one that is
+    down."""
+    why = bookie.get("reason") or bookie.get("degraded") or ""
+    if bookie["state"] == DOWN:
+        why = "not registered: it is down, or cannot reach ZooKeeper"
+    return {
+        "id": bookie["id"],
+        "state": bookie["state"],
+        "why": why,
+        "address": bookie.get("address", ""),
+        "frames": bookie.get("frames", ""),
+        "rack": bookie.get("rack", ""),
+        "version": bookie.get("server_version", ""),
+        "free_bytes": bookie.get("free_bytes"),
+        "total_bytes": bookie.get("total_bytes"),
+        "limbo_ledgers": bookie["limbo_ledgers"],
+    }
+
+
+async def alive(store: MetadataStore) -> frozenset[str]:
+    """Ids of the bookies that are registered now, writable or not. Raises StoreUnavailable."""
+    names = [*await names_in(store, paths.BOOKIES_AVAILABLE)]
+    return frozenset(names + await names_in(store, paths.BOOKIES_READONLY))
+
+
+async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
+    found = {}
+    for bookie_id in await names_in(store, folder):
+        try:
+            found[bookie_id] = json.loads((await store.get(f"{folder}/{bookie_id}")).value)
+        except NoNode:
+            continue  # this one just left
+    return found

@@ -30,9 +30,8 @@ from functools import partial
 from bookie_server.api.entry import Entry
 from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_of
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import ReadStream, Silent
+from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
-from spark_ledger.bookies.network import Unreachable
 from spark_ledger.ledger.cluster import Cluster, judge, say
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.read.ledger_view import LedgerView
