@@ -66,8 +66,7 @@ class BookieDirectory:
         self._armed: dict[str, int] = {}
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
-        self._addresses: dict[str, str] = {}
-        self._racks: dict[str, str] = {}
+        self._told: Registrations = {}  # id, address and rack of each, as last registered
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -104,39 +103,39 @@ class BookieDirectory:
 
     def address(self, bookie_id: str) -> str | None:
         """Where the bookie is, or was when last registered; None if nothing was ever heard."""
-        return self._addresses.get(bookie_id)
+        known = self._told.get(bookie_id)
+        return None if known is None else known.address
 
     def rack(self, bookie_id: str) -> str:
         """The bookie's rack, or what it was when last registered; "" if unknown."""
-        return self._racks.get(bookie_id, "")
+        return self.told(bookie_id).rack
 
     def told(self, bookie_id: str) -> BookieInfo:
         """Id, address and rack, as last registered."""
-        return BookieInfo(bookie_id, self.address(bookie_id) or "", self.rack(bookie_id))
+        return self._told.get(bookie_id) or BookieInfo(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
         """`address`, looking among all bookies that ever registered if it is not in memory."""
-        if bookie_id not in self._addresses:
+        if bookie_id not in self._told:
             known = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
-            if known is not None:
-                self._addresses.setdefault(bookie_id, known.address)
-                self._racks.setdefault(bookie_id, known.rack)
-        return self._addresses.get(bookie_id)
+            if known is not None and bookie_id not in self._told:
+                self._heard_of(known)
+        return self.address(bookie_id)
 
     async def known(self) -> int:
         """How many bookies ever registered. Raises StoreError."""
         names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
         for name in names:
             await self.find(name)
-        return len({**dict.fromkeys(names), **self._addresses})
+        return len({**dict.fromkeys(names), **self._told})
 
     def heard_of(self, without: Collection[str]) -> list[str]:
         """All bookies whose address is known, but for those in `without`, by id."""
-        return [bookie for bookie in sorted(self._addresses) if bookie not in without]
+        return [bookie for bookie in sorted(self._told) if bookie not in without]
 
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text: its id, its address, how it is registered."""
-        where = self._addresses.get(bookie_id, "address unknown")
+        where = self.address(bookie_id) or "address unknown"
         if bookie_id in self._writable:
             return f"{bookie_id} ({where})"
         if bookie_id in self._readonly:
@@ -205,7 +204,7 @@ class BookieDirectory:
             self._tell()
 
     def _heard_of(self, bookie: BookieInfo) -> None:
-        self._addresses[bookie.id], self._racks[bookie.id] = bookie.address, bookie.rack
+        self._told[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):

@@ -345,7 +345,7 @@ class LedgerReader:
                 for entry_id, entry in batch:
                     yield entry_id, entry.payload
         finally:
-            self._calls.submit(_end(entries))
+            self._calls.submit(entries.aclose())
 
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
         """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
@@ -402,10 +402,6 @@ class LedgerReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-async def _end(entries: core_reader.EntryStream) -> None:
-    await entries.aclose()
 
 
 def _size(payload: Sequence[Buffer] | Buffer) -> int:

@@ -367,7 +367,7 @@ class AddPipeline:
         slot.pause_s = 0.0
         for add in adds:
             add.sends -= 1
-        if self.pending.all_acknowledged(adds, index):
+        if self.pending.acknowledged(adds, index):
             self.confirm()
         for add in adds:
             if add.confirmed and not add.sends:
@@ -387,7 +387,7 @@ class AddPipeline:
         if result.status is Status.OK:
             if slot.bookie_id == bookie_id:
                 slot.pause_s = 0.0
-            if self._owner(add, index) == bookie_id and self.pending.acknowledged(add, index):
+            if self._owner(add, index) == bookie_id and self.pending.acknowledged((add,), index):
                 self.confirm()
         elif generation == slot.generation and not slot.failed:
             self._refused(add, index, since, result)

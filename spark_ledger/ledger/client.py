@@ -9,7 +9,9 @@ import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 from weakref import WeakValueDictionary
 
 from spark_ledger.bookies.bookie_client import BookieClient
@@ -97,12 +99,10 @@ class LedgerStore:
                 "Choose a smaller one: a ledger's record names every bookie of it.",
             )
         quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
+        purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
-            ensemble = await self._new_ensemble(quorum)
-            record = self._record(
-                await self._ids.next() if ledger_id is None else ledger_id,
-                *(quorum, ensemble, tokens, intent, topic, durability),
-                custom=custom,
+            record = await self._new_record(
+                ledger_id, quorum, tokens, custom=dict(custom), **purpose
             )
             while True:
                 try:
@@ -128,52 +128,34 @@ class LedgerStore:
         """Ledgers of these ids as `create` makes each, by one write to the metadata store; no more
         than fit into it. Raises as `create`."""
         quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(b"")
+        purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
-            records = [
-                self._record(
-                    ledger_id,
-                    *(quorum, await self._new_ensemble(quorum), tokens, intent, topic, durability),
-                )
-                for ledger_id in ledger_ids
-            ]
+            records = [await self._new_record(one, quorum, tokens, **purpose) for one in ledger_ids]
             made = await self._records.create_several(records)
             return [self._writer(known, tokens, announce_lac) for known in made]
 
-    def _record(
-        self,
-        ledger_id: int,
-        quorum: Quorum,
-        ensemble: tuple[str, ...],
-        tokens: Tokens,
-        intent: str,
-        topic: str,
-        durability: str,
-        custom: Mapping[str, str] = MappingProxyType({}),
+    async def _new_record(
+        self, ledger_id: int | None, quorum: Quorum, tokens: Tokens, **purpose: Any
     ) -> LedgerRecord:
         """Of a new ledger; by its creator, which is drawn, it is known again where the write's
-        outcome is not."""
+        outcome is not. Raises what `create` raises."""
+        ensemble = await self._new_ensemble(quorum)
         return LedgerRecord(
-            ledger_id=ledger_id,
+            ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
             ensemble_size=quorum.ensemble_size,
             write_quorum=quorum.write_quorum,
             ack_quorum=quorum.ack_quorum,
             fragments=(Fragment(0, ensemble),),
-            durability=durability,
             creator=f"{self.cluster.rng.getrandbits(128):032x}",
-            intent=intent,
-            topic=topic,
             verifiers=verifiers(tokens),
-            custom=dict(custom),
+            **purpose,
         )
 
     def _writer(
         self, known: VersionedRecord, tokens: Tokens, announce_lac: bool
     ) -> AsyncLedgerWriter:
         """Of a ledger that was just made."""
-
-        async def recover_own(own_id: int) -> VersionedRecord:
-            return await recover(self.cluster, own_id, tokens)
-
+        recover_own = partial(recover, self.cluster, tokens=tokens)
         writer = AsyncLedgerWriter(self.cluster, known, tokens, recover_own, announce_lac)
         self._writers[writer.ledger_id] = writer
         return writer

@@ -96,19 +96,14 @@ async def as_responded(
 
     Close it (contextlib.aclosing) to give up the requests that are still open.
     """
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[tuple[int, asyncio.Task[T]]] = asyncio.Queue()
 
-    def ask(index: int, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = loop.create_task(request)
-        task.add_done_callback(lambda done: arrived.put_nowait((index, done)))
-        return task
+    async def responded(index: int, request: Coroutine[Any, Any, T]) -> tuple[int, T]:
+        return index, await request
 
-    tasks = [ask(index, request) for index, request in enumerate(requests)]
+    tasks = [asyncio.ensure_future(responded(*each)) for each in enumerate(requests)]
     try:
-        for _ in tasks:
-            index, responded = await arrived.get()
-            yield index, responded.result()
+        for arrived in asyncio.as_completed(tasks):
+            yield await arrived
     finally:
         for task in tasks:
             task.cancel()

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import DOUBT_S, BookieInfo
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, Unavailable
-from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
+from spark_ledger.ledger.add_pipeline import AddPipeline
 from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata.autorecovery import BadSettings, Settings, draining, read_settings
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -239,7 +239,11 @@ class EnsembleChange:
     async def _put_off(self) -> None:
         """No spare: take back bookies that respond, or wait for news; fail when it is too long."""
         now = self._loop.time()
-        due = [i for i, slot in enumerate(self._pipeline.slots) if slot.failed and _due(slot, now)]
+        due = [
+            index
+            for index, slot in enumerate(self._pipeline.slots)
+            if slot.failed and slot.failed_at + slot.pause_s <= now
+        ]
         if due:
             responding = await asyncio.gather(*(self._responds(index) for index in due))
             if any(responding):
@@ -295,10 +299,6 @@ class EnsembleChange:
         config = self._cluster.config
         grace_s = min(config.spare_grace_s, config.add_timeout_s / 2)
         return max(self._short_since, head.appended_at) + grace_s
-
-
-def _due(slot: Slot, now: float) -> bool:
-    return slot.failed_at + slot.pause_s <= now
 
 
 ABSENT_MIN_S, ABSENT_MAX_S = 5.0, 3600.0  # between looks

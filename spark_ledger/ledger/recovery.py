@@ -24,6 +24,7 @@ import asyncio
 from collections.abc import Mapping, Set
 from contextlib import aclosing
 
+from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import NO_ENTRY, Buffer, Entry, pack_header
 from bookie_server.api.messages import Add, ReadResponse
 from bookie_server.api.status import Meaning, Status, meaning
@@ -221,7 +222,7 @@ class Recovery:
         parts: list[Buffer] = [pack_header(header), entry.payload]
         return PendingAdd(
             header.entry_id,
-            Add(parts, True, self._token),
+            encode_add(Add(parts, True, self._token)),
             sum(map(len, parts)),
             header.cumulative_bytes,
             header.cumulative_rows,

@@ -8,22 +8,15 @@ nothing new.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Tokens
-from spark_ledger.metadata.store import (
-    BadVersion,
-    MetadataStore,
-    NodeExists,
-    NoNode,
-    OutcomeUnknown,
-    StoreUnavailable,
-)
-from spark_ledger.metadata.store_calls import names_in
+from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, StoreUnavailable
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in
 
-TRIES_MAX = 30
 LOST_BOOKIE_DELAY_S = 600.0
 REPAIR_BYTES_PER_S = 32 << 20
 
@@ -76,45 +69,26 @@ async def read_settings(store: MetadataStore) -> Settings:
 async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
     """Set these, and leave the others; what they are then. Durable on return. Raises BadSettings,
     StoreError; OutcomeUnknown: perhaps they are set."""
+    await ensure(store, paths.AUTORECOVERY, b"{}")
     for _ in range(TRIES_MAX):
         await store.sync(paths.AUTORECOVERY)
-        try:
-            node = await store.get(paths.AUTORECOVERY)
-        except NoNode:
-            settings = checked(replace(Settings(), **changes))
-            try:
-                await store.create(paths.AUTORECOVERY, _encode(settings, {}), parents=True)
-                return settings
-            except NodeExists:
-                continue
+        node = await store.get(paths.AUTORECOVERY)
         settings = checked(replace(decode(node.value), **changes))
-        try:
-            value = _encode(settings, json.loads(node.value))
-            await store.set(paths.AUTORECOVERY, value, node.version)
+        value = {**json.loads(node.value), **asdict(settings)}
+        with suppress(BadVersion):
+            await store.set(
+                paths.AUTORECOVERY, json.dumps(value, sort_keys=True).encode(), node.version
+            )
             return settings
-        except BadVersion:
-            continue
     raise StoreUnavailable("the settings of autorecovery change all the time")
-
-
-def _encode(settings: Settings, before: dict[str, Any]) -> bytes:
-    return json.dumps({**before, **asdict(settings)}, sort_keys=True).encode()
 
 
 async def repair_credential(store: MetadataStore, new: str) -> str:
     """The cluster's; `new`, drawn by the caller, becomes it if there was none. Raises
     StoreError."""
-    for _ in range(TRIES_MAX):
-        await store.sync(paths.REPAIR_CREDENTIAL)
-        try:
-            return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
-        except NoNode:
-            try:
-                await store.create(paths.REPAIR_CREDENTIAL, new.encode(), parents=True)
-                return new
-            except (NodeExists, OutcomeUnknown):
-                continue
-    raise StoreUnavailable("whether there is a credential of repair is not known")
+    await ensure(store, paths.REPAIR_CREDENTIAL, new.encode())
+    await store.sync(paths.REPAIR_CREDENTIAL)
+    return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
 
 
 def repair_tokens(credential: str) -> Tokens:

@@ -289,7 +289,10 @@ class ZooKeeperStore:
                 value, stat = await self._read(path, lambda: self._client.get_async(full, kept))
                 return _versioned(value, stat)
             except NoNode:
-                if watch is None or not await self._exists(path, kept):
+                if watch is None:
+                    raise
+                # A failed get leaves no watch behind in ZooKeeper; a failed exists does.
+                if not await self._read(path, lambda: self._client.exists_async(full, kept)):
                     raise
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
@@ -298,11 +301,6 @@ class ZooKeeperStore:
         full = list(map(self._full, paths))
         found = await self._read(paths[0], lambda: _Several(self._client.get_async, full))
         return [None if one is None else _versioned(*one) for one in found]
-
-    async def _exists(self, path: str, watch: _Watch | None) -> bool:
-        """A failed get leaves no watch behind in ZooKeeper; a failed exists does."""
-        full = self._full(path)
-        return await self._read(path, lambda: self._client.exists_async(full, watch)) is not None
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         full, kept = self._full(path), self._watch(watch)

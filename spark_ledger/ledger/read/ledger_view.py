@@ -376,26 +376,11 @@ class News:
 
 async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
     """Run all until one ends, or fails: then raise its error. The rest are cancelled."""
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-
-    def ended(task: asyncio.Task[None]) -> None:
-        if over.done() or task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            over.set_result(None)
-        else:
-            over.set_exception(error)
-
-    tasks = [loop.create_task(each) for each in work]
-    for task in tasks:
-        task.add_done_callback(ended)
+    tasks = [asyncio.ensure_future(each) for each in work]
     try:
-        await over
+        for ended in asyncio.as_completed(tasks):
+            return await ended
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if not over.cancel() and not over.cancelled():
-            over.exception()  # met, also when we were cancelled in the same moment

@@ -292,7 +292,7 @@ class AsyncLedgerReader:
         """What this one did not."""
         self._fetch.avoided = ""
         if long.silent and self._view.quorum.ensemble_size > 1:
-            self._fetch.overtaken(long.bookie_id)
+            self._cluster.bookies.quarantine.overtaken(long.bookie_id)
 
     def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
         """How many come before the next neighbours that are worth a stream."""
