@@ -330,8 +330,21 @@ class BookieClient:
         one of their own, and so wait behind no others and share no frame with them."""
         lane = self._lanes.get((bookie_id, recovery))
         if lane is None:
-            lane = self._lanes[bookie_id, recovery] = self._new_lane(bookie_id)
+            sizes = self._config.frame_bytes_max, self._config.frames_in_flight
+            lane = AddLane(partial(self._send_frame, bookie_id), *sizes)
+            self._lanes[bookie_id, recovery] = lane
         return lane
+
+    async def _send_frame(
+        self, bookie_id: str, adds: list[Sequence[Buffer]]
+    ) -> Sequence[AddResult]:
+        """Raises Unreachable."""
+        request = PackedAddRequest(bookie_id, adds)
+        response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
+        results = cast(AddResponse, response).results
+        if len(results) != len(adds):
+            raise Unreachable(f"{len(results)} answers to {len(adds)} adds")
+        return results
 
     async def add(self, bookie_id: str, add: Add) -> AddResult:
         """Send one add and wait for its response. BUSY is returned, not retried."""
@@ -344,17 +357,6 @@ class BookieClient:
         one = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
         self.lane(bookie_id, recovery=add.recovery).submit(one, responded)
         return await response
-
-    def _new_lane(self, bookie_id: str) -> AddLane:
-        async def send(adds: list[Sequence[Buffer]]) -> Sequence[AddResult]:
-            request = PackedAddRequest(bookie_id, adds)
-            response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
-            results = cast(AddResponse, response).results
-            if len(results) != len(adds):
-                raise Unreachable(f"{len(results)} answers to {len(adds)} adds")
-            return results
-
-        return AddLane(send, self._config.frame_bytes_max, self._config.frames_in_flight)
 
     # -- requests ----------------------------------------------------------------------------
 

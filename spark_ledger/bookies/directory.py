@@ -22,6 +22,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -220,12 +221,10 @@ class BookieDirectory:
     async def _follow(self) -> None:
         pause_s, told = self._refresh_s, False
         while True:
-            try:
+            with suppress(TimeoutError):  # nothing is told for so long: look all the same
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
                 told = True
-            except TimeoutError:
-                pass  # nothing was told for so long: look all the same
             self._changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
@@ -238,10 +237,8 @@ class BookieDirectory:
 
     async def _names(self, folder: str) -> list[str]:
         watch = self._watch(folder)
-        try:
+        with suppress(NoNode):
             return await self._metadata.children(folder, watch)
-        except NoNode:
-            pass
         try:
             await self._metadata.get(folder, watch)
         except NoNode:

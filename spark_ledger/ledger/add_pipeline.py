@@ -112,8 +112,8 @@ class AddPipeline:
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
         self._ended_at, self._brief = 0.0, ""
-        self.on_slot_failed: Callable[[], None] = _nothing
-        self.on_confirmed: Callable[[], None] = _nothing
+        self.on_slot_failed: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._write_sets = [self.quorum.write_set(e) for e in range(self.quorum.ensemble_size)]
         self._unsettled: dict[int, PendingAdd] = {}
@@ -208,11 +208,9 @@ class AddPipeline:
         """Return once every confirmed add has its last response, after `timeout_s` at the
         latest."""
         target = self.pending.last_add_confirmed
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._until(lambda: next(iter(self._unsettled), target + 1) > target)
-        except TimeoutError:
-            return
 
     def unsettled(self) -> list[PendingAdd]:
         """Confirmed adds that still wait for a response, in id order."""
@@ -526,7 +524,3 @@ def refuse(waiter: Any, failure: Exception) -> None:
     with suppress(InvalidStateError, ThreadInvalidStateError):
         waiter.set_exception(failure)
         waiter.exception()  # asked for here: not every caller looks at every add
-
-
-def _nothing() -> None:
-    return None

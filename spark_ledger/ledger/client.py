@@ -57,8 +57,7 @@ class LedgerStore:
         self.config = config
         self._directory = directory
         self._bookies = bookies
-        self._records = LedgerRecords(metadata)
-        self.cluster = Cluster(self._records, bookies, directory, config, rng, placement)
+        self.cluster = Cluster(LedgerRecords(metadata), bookies, directory, config, rng, placement)
         """What the parts of the ledger share; for repair, which works beside them."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
@@ -106,7 +105,7 @@ class LedgerStore:
             )
             while True:
                 try:
-                    known = await self._records.create(record)
+                    known = await self.cluster.records.create(record)
                     return self._writer(known, tokens, announce_lac)
                 except IdSpent:
                     if ledger_id is not None:
@@ -131,7 +130,7 @@ class LedgerStore:
         purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
             records = [await self._new_record(one, quorum, tokens, **purpose) for one in ledger_ids]
-            made = await self._records.create_several(records)
+            made = await self.cluster.records.create_several(records)
             return [self._writer(known, tokens, announce_lac) for known in made]
 
     async def _new_record(
@@ -206,7 +205,7 @@ class LedgerStore:
         Raises NoSuchLedger, Unavailable.
         """
         with self._while_open():
-            return await self._records.read(ledger_id, fresh=fresh)
+            return await self.cluster.records.read(ledger_id, fresh=fresh)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a CLOSED ledger; one that is gone already is success.
@@ -214,12 +213,12 @@ class LedgerStore:
         Raises LedgerNotClosed, Unavailable.
         """
         with self._while_open():
-            await self._records.delete(ledger_id)
+            await self.cluster.records.delete(ledger_id)
 
     async def list(self) -> AsyncIterator[int]:
         """Ids of all ledgers, ascending. Raises Unavailable."""
         with self._while_open():
-            async for ledger_id in self._records.list():
+            async for ledger_id in self.cluster.records.list():
                 yield ledger_id
 
     async def allocate_ids(self, count: int) -> range:

@@ -23,6 +23,7 @@ Always true:
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import DOUBT_S, BookieInfo
@@ -48,19 +49,15 @@ class EnsembleChange:
     """Mends the failed slots of one pipeline. `commit` makes a change known; see CommitChange."""
 
     def __init__(
-        self,
-        pipeline: AddPipeline,
-        commit: CommitChange,
-        fragments_max: int,
-        read_token: bytes = b"",
-        delayed: bool = False,
+        self, pipeline: AddPipeline, commit: CommitChange, read_token: bytes = b""
     ) -> None:
         self._pipeline = pipeline
         self._cluster = pipeline.cluster
         self._commit = commit
-        self._fragments_max = fragments_max
         self._read_token = read_token
-        self._delayed = delayed
+        config = self._cluster.config
+        self._delayed = config.ensemble_change == "delayed" and not pipeline.recovery
+        self._fragments_max = float("inf") if pipeline.recovery else config.fragments_max
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._stopping = False
@@ -258,11 +255,9 @@ class EnsembleChange:
                 self._pipeline.give_up()
                 return
             wake_at = min(wake_at, give_up_at)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(wake_at):
                 await self._news.wait()
-        except TimeoutError:
-            return
 
     async def _responds(self, index: int) -> bool:
         """Ask a failed slot's bookie for a sign of life; if it gives one, go on sending to it."""

@@ -48,7 +48,6 @@ WINDOW_FIRST, WINDOW_MAX = 16, 512
 LATE_POSITIVE_S = 1.0  # enough negatives, responses outstanding: so long a positive may still come
 LAST_COPIES_S = 1.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
-NO_LIMIT = 1 << 62
 ENTRY_ID_MAX = 2**63 - 1
 IF_GONE = (
     "Start the bookies named, or repair what they lost. If one will never come back:"
@@ -190,7 +189,7 @@ class Recovery:
     def _begin_writing_back(self, start: int) -> AddPipeline:
         self._pipeline = AddPipeline(self._cluster, self._record, start, recovery=True)
         self._cluster.at_close[self] = self._pipeline.fail
-        self._change = EnsembleChange(self._pipeline, self._change_in_memory, NO_LIMIT, self._token)
+        self._change = EnsembleChange(self._pipeline, self._change_in_memory, self._token)
         return self._pipeline
 
     async def _change_in_memory(

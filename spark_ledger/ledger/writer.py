@@ -8,7 +8,6 @@ up and adopts its result.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from operator import index
 from typing import Any
 
@@ -57,13 +56,7 @@ class AsyncLedgerWriter:
         self._recover = recover
         self._loop = asyncio.get_running_loop()
         self._pipeline = AddPipeline(cluster, known.record, NO_ENTRY)
-        self._change = EnsembleChange(
-            self._pipeline,
-            self._commit_change,
-            cluster.config.fragments_max,
-            tokens.read,
-            delayed=cluster.config.ensemble_change == "delayed",
-        )
+        self._change = EnsembleChange(self._pipeline, self._commit_change, tokens.read)
         if announce_lac:
             self._pipeline.on_confirmed = self._announce_later
         self._announcing: dict[asyncio.Task[None], None] = {}
@@ -246,13 +239,10 @@ class AsyncLedgerWriter:
     async def _commit_change(
         self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        move = partial(
-            transitions.change_ensemble,
-            failed=failed,
-            replacements=replacements,
-            first_entry=first_entry,
+        self._known = await self._cluster.records.move(
+            self._known,
+            lambda now: transitions.change_ensemble(now, failed, replacements, first_entry),
         )
-        self._known = await self._cluster.records.move(self._known, move)
         return self._known.record
 
     # -- telling readers ----------------------------------------------------------------------

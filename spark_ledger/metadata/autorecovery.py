@@ -14,11 +14,8 @@ from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Tokens
-from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, StoreUnavailable
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in
-
-LOST_BOOKIE_DELAY_S = 600.0
-REPAIR_BYTES_PER_S = 32 << 20
+from spark_ledger.metadata.store import BadVersion, MetadataStore, NodeExists, StoreUnavailable
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +25,8 @@ class Settings:
     `accepted`: bookies that may be taken for lost even if more than a third are."""
 
     enabled: bool = True
-    lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S
-    repair_bytes_per_s: int = REPAIR_BYTES_PER_S
+    lost_bookie_delay_s: float = 600.0
+    repair_bytes_per_s: int = 32 << 20
     accepted: tuple[str, ...] = ()
 
 
@@ -60,25 +57,24 @@ def decode(value: bytes) -> Settings:
 
 async def read_settings(store: MetadataStore) -> Settings:
     """As this session sees them. Raises StoreError, BadSettings."""
-    try:
-        return decode((await store.get(paths.AUTORECOVERY)).value)
-    except NoNode:
-        return Settings()
+    node = await read(store, paths.AUTORECOVERY)
+    return Settings() if node is None else decode(node.value)
 
 
 async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
     """Set these, and leave the others; what they are then. Durable on return. Raises BadSettings,
     StoreError; OutcomeUnknown: perhaps they are set."""
-    await ensure(store, paths.AUTORECOVERY, b"{}")
     for _ in range(TRIES_MAX):
         await store.sync(paths.AUTORECOVERY)
-        node = await store.get(paths.AUTORECOVERY)
-        settings = checked(replace(decode(node.value), **changes))
-        value = {**json.loads(node.value), **asdict(settings)}
-        with suppress(BadVersion):
-            await store.set(
-                paths.AUTORECOVERY, json.dumps(value, sort_keys=True).encode(), node.version
-            )
+        node = await read(store, paths.AUTORECOVERY)
+        before = b"{}" if node is None else node.value
+        settings = checked(replace(decode(before), **changes))
+        value = json.dumps({**json.loads(before), **asdict(settings)}, sort_keys=True).encode()
+        with suppress(NodeExists, BadVersion):
+            if node is None:
+                await store.create(paths.AUTORECOVERY, value, parents=True)
+            else:
+                await store.set(paths.AUTORECOVERY, value, node.version)
             return settings
     raise StoreUnavailable("the settings of autorecovery change all the time")
 

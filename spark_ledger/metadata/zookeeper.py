@@ -18,7 +18,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -444,11 +444,9 @@ class ZooKeeperStore:
             return
         ended = asyncio.Event()
         self.abandon(lambda: self._deliver(ended.set))
-        try:
+        with suppress(TimeoutError):  # ZooKeeper ends the session by itself if it hears nothing
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await ended.wait()
-        except TimeoutError:
-            return  # ZooKeeper ends the session by itself when it does not hear of us
 
     def abandon(self, then: Callable[[], None] = lambda: None) -> None:
         """End the session in the background; kazoo blocks while it does."""

@@ -32,7 +32,7 @@ from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
-from spark_ledger.ledger.cluster import Cluster, judge, say
+from spark_ledger.ledger.cluster import judge, say
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.read.ledger_view import LedgerView
 
@@ -187,22 +187,13 @@ class Refusals:
 
 
 class RangeFetch:
-    """Fills chunks of one ledger; `heard` takes every last add confirmed that responses carry."""
+    """Fills chunks of one ledger; its view hears every last add confirmed that responses carry."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        quorum: Quorum,
-        ledger_id: int,
-        token: bytes,
-        heard: Callable[[int], None],
-    ) -> None:
-        self.quorum = quorum
-        self.cluster = cluster
-        self._ledger_id = ledger_id
-        self._token = token
-        self._heard = heard
-        self._turn = ledger_id
+    def __init__(self, view: LedgerView) -> None:
+        self.quorum = view.quorum
+        self.cluster = view.cluster
+        self._view = view
+        self._turn = self._ledger_id = view.ledger_id
         self._locations: dict[str, Locations] = {}  # by bookie
         self.avoided = ""
         """A bookie that is asked last for now, besides those in doubt."""
@@ -242,7 +233,7 @@ class RangeFetch:
         return await self.cluster.bookies.read(
             *(bookie_id, self._ledger_id, *span),
             max_bytes=bytes_max,
-            token=self._token,
+            token=self._view.token,
             further=further,
             locations=self._locations.setdefault(bookie_id, {}) if local else None,
             ahead=later,
@@ -263,7 +254,7 @@ class RangeFetch:
         if response.status is not Status.OK:
             refusals.add(slot, bookie, request.ids, say(response))
             return
-        self._heard(response.last_add_confirmed)
+        self._view.heard(response.last_add_confirmed)
         for at, entry_id in self._missing_of(chunk, request):
             said = judge(response, self._ledger_id, at, entry_id)
             if said is None and at > 0:
@@ -374,13 +365,11 @@ class Filling:
 class LongRead:
     """Entries first..last from one bookie. Used by one task; `give_up` when done, always."""
 
-    def __init__(
-        self, cluster: Cluster, view: LedgerView, bookie_id: str, first: int, last: int
-    ) -> None:
+    def __init__(self, view: LedgerView, bookie_id: str, first: int, last: int) -> None:
         self.bookie_id = bookie_id
         self.silent = False
         """Whether it ended because the bookie kept the reader waiting."""
-        self._cluster = cluster
+        self._cluster = view.cluster
         self._view = view
         self._next = first
         self.last = last

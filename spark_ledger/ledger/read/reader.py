@@ -58,10 +58,8 @@ class AsyncLedgerReader:
         self.ledger_id = known.record.ledger_id
         self._cluster = cluster
         self._view = LedgerView(cluster, known, tokens.read)
-        self._news = News(cluster, self._view)
-        self._fetch = RangeFetch(
-            cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
-        )
+        self._news = News(self._view)
+        self._fetch = RangeFetch(self._view)
         self._entry_bytes = self._guess()
 
     @property
@@ -286,7 +284,7 @@ class AsyncLedgerReader:
         """Of the first fragment's part of the range."""
         ensemble = self.record.fragment_of(first).ensemble
         bookie = ensemble[self._fetch.order(ensemble)[0]]
-        return LongRead(self._cluster, self._view, bookie, first, self._fragment_end(first, last))
+        return LongRead(self._view, bookie, first, self._fragment_end(first, last))
 
     def _others_delivered(self, long: LongRead) -> None:
         """What this one did not."""

@@ -363,7 +363,9 @@ def test_files_that_went_wrong_after_a_directory_was_known_are_asked_of_the_book
 def test_a_reader_asks_for_locations_only_if_its_setting_says_so(tmp_path, local):
     async def test(rig: Rig) -> None:
         cluster = SimpleNamespace(bookies=rig.client, config=ClientConfig(local_reads=local))
-        fetch = RangeFetch(cluster, Quorum(1, 1, 1), LEDGER, b"", lambda lac: None)
+        view = SimpleNamespace(cluster=cluster, quorum=Quorum(1, 1, 1), ledger_id=LEDGER, token=b"")
+        view.heard = lambda lac: None
+        fetch = RangeFetch(view)
         chunk = ReadChunk(range(2), (BOOKIE,), 0, 1 << 20)
         await fetch.fill(chunk)
         assert sorted(chunk.entries) == [0, 1]
