@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from bookie_server.api.entry_ids import has
+from bookie_server.api.messages import has
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.read.range_fetch import SlotRequest, first_asks, next_asks, preference
 
