@@ -136,11 +136,6 @@ class Calls:
     def loop(self) -> asyncio.AbstractEventLoop:
         return self._background.loop
 
-    def check_open(self) -> None:
-        """Raises ClientClosed."""
-        if self._closed:
-            raise ClientClosed
-
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """BackgroundLoop.run. Raises ClientClosed, too."""
         with self._lock:
@@ -152,7 +147,8 @@ class Calls:
         try:
             return future.result()
         except CancelledError:
-            self.check_open()
+            if self._closed:
+                raise ClientClosed from None
             raise
         except BaseException:
             future.cancel()

@@ -37,7 +37,7 @@ from spark_ledger.errors import (
     TimedOut,
     Unauthorized,
 )
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import Cluster, say
 from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
@@ -101,7 +101,7 @@ class AddPipeline:
         self.recovery = recovery
         self.ledger_id = record.ledger_id
         self.record = record
-        self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        self.quorum = Quorum.of(record)
         self.pending = PendingAdds(self.quorum, last_add_confirmed)
         ensemble = record.last_fragment.ensemble
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
@@ -393,7 +393,7 @@ class AddPipeline:
             self._settle(add)
 
     def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
-        why = f"{result.status.name} {result.reason}".strip()
+        why = say(result)
         terminal = _terminal(self.ledger_id, result.status, why)
         if terminal is not None:
             self.fail(terminal)

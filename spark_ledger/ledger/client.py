@@ -86,18 +86,15 @@ class LedgerStore:
         Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; of a given `ledger_id`
         LedgerError if it is taken, IdSpent if it may have been made already: give another.
         """
-        if not ensemble_size >= write_quorum >= ack_quorum >= 1:
-            raise BadConfig(
-                f"ensemble_size {ensemble_size} >= write_quorum {write_quorum} >= ack_quorum"
-                f" {ack_quorum} >= 1 does not hold",
-                "Choose quorums in that order.",
-            )
+        try:
+            quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
+        except ValueError as wrong:
+            raise BadConfig(str(wrong), "Choose quorums in that order.") from None
         if ensemble_size > ENSEMBLE_SIZE_MAX:
             raise BadConfig(
                 f"ensemble_size {ensemble_size} is more than {ENSEMBLE_SIZE_MAX}",
                 "Choose a smaller one: a ledger's record names every bookie of it.",
             )
-        quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
         purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
             record = await self._new_record(

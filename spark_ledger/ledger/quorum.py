@@ -21,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from bookie_server.api.entry import Buffer
 from bookie_server.api.status import Meaning
+from spark_ledger.metadata.ledger_record import LedgerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Quorum:
                 f"ensemble_size {self.ensemble_size} >= write_quorum {self.write_quorum}"
                 f" >= ack_quorum {self.ack_quorum} >= 1 does not hold"
             )
+
+    @classmethod
+    def of(cls, record: LedgerRecord) -> Self:
+        """A ledger's."""
+        return cls(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
     @property
     def negatives_needed(self) -> int:

@@ -37,7 +37,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.cluster import Cluster, as_responded, judge
+from spark_ledger.ledger.cluster import Cluster, as_responded, judge, say
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
@@ -132,9 +132,7 @@ class Recovery:
         self._token = tokens.recover
         self._ensemble = known.record.last_fragment.ensemble  # frozen: reads go there
         self._gone = {slot for slot, bookie in enumerate(self._ensemble) if bookie in gone}
-        self._quorum = Quorum(
-            known.record.ensemble_size, known.record.write_quorum, known.record.ack_quorum
-        )
+        self._quorum = Quorum.of(known.record)
         self._pipeline: AddPipeline | None = None
         self._change: EnsembleChange | None = None
 
@@ -173,7 +171,7 @@ class Recovery:
         async with aclosing(as_responded(requests)) as responses:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
-                    reasons[slot] = f"{response.status.name} {response.reason}".strip()
+                    reasons[slot] = say(response)
                     lost |= 1 << slot
                     if self._quorum.covered(lost):
                         continue
@@ -317,10 +315,7 @@ class Recovery:
         verified, that it cannot be the damage of a few.
         """
         members = ensemble or self._ensemble
-        why = "; ".join(
-            f"{self._cluster.directory.describe(members[slot])}: {reason}"
-            for slot, reason in sorted(reasons.items())
-        )
+        why = self._cluster.told({members[slot]: reasons[slot] for slot in sorted(reasons)})
         text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
         refusing = [_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()]
         if refusing.count(True) >= self._quorum.ack_quorum:

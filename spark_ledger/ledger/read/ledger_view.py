@@ -52,7 +52,7 @@ class LedgerView:
         record = known.record
         self.ledger_id = record.ledger_id
         self.token = token
-        self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        self.quorum = Quorum.of(record)
         self.cluster = cluster
         self._known = known
         self._lac = NO_ENTRY
@@ -171,10 +171,7 @@ class LedgerView:
     def nobody_tells(self, refused: dict[str, ReadLacResponse]) -> LedgerError:
         """The error when no bookie says how far the ledger goes. Unauthorized if so many refuse
         the token that it cannot be the damage of a few."""
-        said = "; ".join(
-            f"{self.cluster.directory.describe(bookie)}: {say(response)}"
-            for bookie, response in sorted(refused.items())
-        )
+        said = self.cluster.told({bookie: say(refused[bookie]) for bookie in sorted(refused)})
         refusing = [response.status for response in refused.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:
             text = f"the password of ledger {self.ledger_id} is another: {said}"

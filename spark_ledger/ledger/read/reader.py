@@ -384,12 +384,10 @@ class AsyncLedgerReader:
             raise self._unreadable(entry_id, refusals.of(entry_id))
 
     def _unreadable(self, entry_id: int, refusals: dict[str, str]) -> LedgerError:
-        said = "; ".join(
-            f"{self._cluster.directory.describe(bookie)}: {why}" for bookie, why in refusals.items()
-        )
         reasons = list(refusals.values())
         refusing = [why.startswith(Status.UNAUTHORIZED.name) for why in reasons].count(True)
-        text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: {said}"
+        text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: "
+        text += self._cluster.told(refusals)
         kind: type[LedgerError] = DataUnavailable
         remedy = None
         if refusing >= self._view.quorum.ack_quorum:
