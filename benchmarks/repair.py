@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import processes
 from benchmarks.figures import Figure, show
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import autorecovery, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from spark_ledger.metadata.store_calls import each
+from spark_ledger.process import connect
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
 

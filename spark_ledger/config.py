@@ -1,10 +1,21 @@
-"""Every setting of a client, with its unit, default and meaning; conf/client.toml lists them.
+"""What callers hand over, checked at the door: every setting of a client, with its unit, default
+and meaning (conf/client.toml lists them); the service URL; arguments, where wrong use is a
+TypeError or ValueError that names the argument and what it was given, never one from deep inside.
 
 Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else the one in the settings,
-else LEDGER_SERVICE_URL, else the default.
+else LEDGER_SERVICE_URL, else the default. It names a ZooKeeper and a cluster in it,
+zk://host:port[,host:port...]/root: at least one host, every host with a port, and a root that is a
+path of at least one name ("/ledger"); writing it out and parsing it again gives the same URL. A
+password is in no text.
 """
 
+import math
 import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -189,3 +200,152 @@ def resolve_service_url(given: str | None = None, config: ClientConfig | None = 
     the default."""
     told = config.service_url if config and "service_url" in config.model_fields_set else None
     return given or told or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL
+
+
+SCHEME = "zk"
+PORT_DEFAULT = 2281
+_EXAMPLE = "zk://127.0.0.1:2281/ledger"
+_HOST = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d+))?$")
+_ROOT = re.compile(r"^(/[A-Za-z0-9._-]+)+$")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUrl:
+    """`hosts` are "host:port"; `root` is the path of the cluster's root node."""
+
+    hosts: tuple[str, ...]
+    root: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}://{','.join(self.hosts)}{self.root}"
+
+
+def parse(text: str) -> ServiceUrl:
+    """The parts of a service URL; a port left out is 2281. Raises errors.BadConfig."""
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator or scheme != SCHEME:
+        raise _bad(text, f"it must begin with {SCHEME}://")
+    hosts, slash, root = rest.partition("/")
+    root = "/" + root.rstrip("/")
+    if not slash or not _ROOT.match(root) or {".", ".."} & set(root.split("/")):
+        raise _bad(text, "after the hosts comes the cluster's root, like /ledger")
+    return ServiceUrl(tuple(_host(part, text) for part in hosts.split(",")), root)
+
+
+def _host(part: str, text: str) -> str:
+    match = _HOST.match(part.strip())
+    if match is None:
+        raise _bad(text, f"{part!r} is not host:port")
+    port = int(match.group(2) or PORT_DEFAULT)
+    if not 0 < port < 65536:
+        raise _bad(text, f"{port} is no port")
+    return f"{match.group(1)}:{port}"
+
+
+def _bad(text: str, why: str) -> BadConfig:
+    return BadConfig(f"{text!r} is no service URL: {why}", f"Write it like {_EXAMPLE}.")
+
+
+LEDGER_ID_MAX = 2**63 - 1
+DURABILITIES = ("synced", "page-cache")
+
+
+def check_client(service_url: object, config: object) -> None:
+    if service_url is not None and not isinstance(service_url, str):
+        raise TypeError(f"service_url is a str, got {_kind(service_url)}")
+    if config is not None and not isinstance(config, ClientConfig):
+        raise TypeError(
+            "config is a ClientConfig (spark_ledger.config.client_config makes one),"
+            f" got {_kind(config)}"
+        )
+
+
+def whole(name: str, value: Any) -> int:
+    """The value as an int: an int, or what stands for one (of numpy, say); no bool."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an int, got {value!r}")
+    return index(value)
+
+
+def whole_or(name: str, value: Any, default: int) -> int:
+    return default if value is None else whole(name, value)
+
+
+def ledger_id_of(value: Any) -> int:
+    ledger_id = whole("ledger_id", value)
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise ValueError(f"ledger_id is 0 to {LEDGER_ID_MAX}, got {ledger_id}")
+    return ledger_id
+
+
+def entry_id_of(name: str, value: Any, least: int = 0) -> int:
+    entry_id = whole(name, value)
+    if entry_id < least:
+        raise ValueError(f"{name} is {least} or more, got {entry_id}")
+    return entry_id
+
+
+def entries_of(first: Any, last: Any) -> tuple[int, int]:
+    """A range of entries, both ends included; `last` right before `first` is none at all."""
+    first, last = entry_id_of("first", first), whole("last", last)
+    if last < first - 1:
+        least = f"last is {first - 1} or more ({first - 1}: nothing)"
+        raise ValueError(f"{least} where first is {first}, got {last}")
+    return first, last
+
+
+def seconds(name: str, value: Any) -> float:
+    wrong = f"{name} is a number of seconds, got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(wrong)
+    if math.isnan(value):
+        raise ValueError(wrong)
+    return float(value)
+
+
+def password_of(value: object) -> bytes:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"password is bytes, got {_kind(value)}")
+    return bytes(value)
+
+
+def durability_of(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"durability is a str, got {_kind(value)}")
+    if value not in DURABILITIES:
+        raise ValueError(f"durability is 'synced' or 'page-cache', got {value!r}")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is a bool, got {_kind(value)}")
+    return value
+
+
+def metadata_of(value: object) -> dict[str, str]:
+    """What a ledger's record can keep: text by text."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"metadata is a mapping of str to str, got {_kind(value)}")
+    for key, text in value.items():
+        if not isinstance(key, str):
+            raise TypeError(f"metadata: a key is a str, got {key!r} ({_kind(key)})")
+        if not isinstance(text, str):
+            raise TypeError(f"metadata: the value of {key!r} is a str, got {_kind(text)}")
+        _check_text(f"the key {key!r}", key)
+        _check_text(f"the value of {key!r}", text)
+    return dict(value)
+
+
+def _check_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as wrong:
+        found = text[wrong.start]
+        raise ValueError(f"metadata: {what} is no text: {found!r} at {wrong.start}") from None
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

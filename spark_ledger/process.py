@@ -1,21 +1,30 @@
-"""What a process has once: an event loop in a background thread, its connections to clusters, and
-whatever else it keeps in an `OncePerProcess`.
+"""What a process has once: an event loop in a background thread, its connections to clusters
+(ZooKeeper for metadata, frames to the bookies), and whatever else it keeps in an `OncePerProcess`.
 
 Always true: all of it belongs to the process that made it; after a fork the child makes its own,
 and nothing of the parent's is touched. The loop's thread is a daemon: it never keeps a process
-alive. A connection that could not be made is tried again at the next call.
+alive. A connection that could not be made is tried again at the next call. Once a client is closed
+(`Calls`) each of its calls that is under way ends at once with ClientClosed, in whatever thread it
+waits, and its work on the loop is cancelled; every later one says the same.
 """
 
 import asyncio
-import concurrent.futures
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
 
-from spark_ledger.config import ClientConfig, resolve_service_url
+from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.config import ClientConfig, client_config, resolve_service_url
+from spark_ledger.errors import ClientClosed, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.placement import resolve
+from spark_ledger.metadata import cluster
+from spark_ledger.metadata.store import StoreError
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -81,14 +90,14 @@ class BackgroundLoop:
             future.cancel()
             raise
 
-    def start(self, coro: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+    def start(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
         """`submit`, for a thread that will wait for the future. Raises what `run` raises."""
         if threading.current_thread() is self._thread:
             coro.close()
             raise RuntimeError("a blocking call on the ledger's own event loop")
         return self.submit(coro)
 
-    def submit(self, coro: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+    def submit(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run `coro` on the loop; the future may be waited for by any thread.
 
         Raises RuntimeError in a forked child: the loop's thread stayed with the parent.
@@ -113,6 +122,57 @@ class BackgroundLoop:
         self.loop.run_forever()
 
 
+class Calls:
+    """The blocking calls of one client: runs coroutines on `background` until it is closed."""
+
+    def __init__(self, background: BackgroundLoop) -> None:
+        self._background = background
+        self.check_process = background.check_process
+        self._under_way: dict[Future[Any], None] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._background.loop
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """BackgroundLoop.run. Raises ClientClosed, too."""
+        with self._lock:
+            if self._closed:
+                coro.close()
+                raise ClientClosed
+            future = self._background.start(coro)
+            self._under_way[future] = None
+        try:
+            return future.result()
+        except CancelledError:
+            if self._closed:
+                raise ClientClosed from None
+            raise
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            with self._lock:
+                self._under_way.pop(future, None)
+
+    def submit(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
+        """BackgroundLoop.submit, also when closed: for what is given back."""
+        return self._background.submit(coro)
+
+    def close(self) -> bool:
+        """End all calls; False if that was done before."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            under_way = list(self._under_way)
+        for future in under_way:
+            future.cancel()
+        return True
+
+
 _loops: OncePerProcess[None, BackgroundLoop] = OncePerProcess()
 _stores: OncePerProcess[tuple[str, float], LedgerStore] = OncePerProcess()
 
@@ -129,11 +189,50 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     It lives on `background_loop()`. Stores whose `outage_timeout_s` differs are two; the rest of
     `config` counts for the first connection only. Raises BadConfig, Unavailable.
     """
-    from spark_ledger.ledger.connect import connect
-
     url = resolve_service_url(service_url, config)
     key = (url, 0.0 if config is None else config.outage_timeout_s)
     return _stores.get(key, lambda: background_loop().run(connect(url, config)))
+
+
+async def connect(service_url: str, config: ClientConfig | None = None) -> LedgerStore:
+    """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
+
+    Raises BadConfig for a malformed URL or a `placement` that is no function, Unavailable (naming
+    the URL) when ZooKeeper is unreachable or when there is no cluster at its root;
+    UnsupportedFormat when the cluster's record is damaged or of a later version.
+    """
+    from spark_ledger.bookies.frame_network import FrameNetwork
+    from spark_ledger.metadata import zookeeper
+
+    settings = config or client_config(service_url=service_url)
+    placement = resolve(settings.placement)
+    metadata = await zookeeper.connect(
+        service_url,
+        session_timeout_s=settings.session_timeout_s,
+        connect_timeout_s=settings.connect_timeout_s,
+        call_timeout_s=settings.metadata_timeout_s,
+        outage_timeout_s=settings.outage_timeout_s,
+        make_root=False,
+    )
+    directory = BookieDirectory(metadata, settings.directory_refresh_s)
+    try:
+        if await cluster.read(metadata) is None:
+            raise Unavailable(
+                f"ZooKeeper answers, but there is no cluster at {service_url}",
+                "Check the root, the part after the port.",
+            )
+        await directory.start()
+    except BaseException as failure:  # given up by the caller, too: the session must end
+        await metadata.close()
+        if isinstance(failure, StoreError):
+            text = f"the bookies of {service_url} cannot be listed: {failure!r}"
+            raise Unavailable(text) from failure
+        if isinstance(failure, cluster.BadClusterRecord):
+            raise UnsupportedFormat(f"the cluster at {service_url}: {failure}") from failure
+        raise
+    bookies = BookieClient(FrameNetwork(), directory, settings)
+    rng = random.Random(os.urandom(16))
+    return LedgerStore(metadata, bookies, directory, settings, rng, placement)
 
 
 def end_with_parent() -> None:

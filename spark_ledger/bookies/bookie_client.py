@@ -1,10 +1,13 @@
-"""Requests to bookies; each outcome is a value.
+"""Requests to bookies, over a `Network` (frame_network.py; tests have others); each outcome is a
+value.
 
 Always true: whatever goes wrong on the way (no address, no response, bytes that are no response)
 comes back as a status of class *unknown* with its reason, never as a negative and never as an
 exception; only a request to a client that was closed, before it or meanwhile, raises ClientClosed.
 "Busy" is asked again, of the same bookie, until the request's time is over. Every outcome is told
-to `quarantine`, which says what to choose last; "busy" is a response.
+to `quarantine`, which says what to choose last; "busy" is a response. An exception of the network
+says nothing about whether the bookie carried the request out; messages of a stream arrive in the
+order they were sent, or not at all, and then nothing after them does.
 """
 
 import asyncio
@@ -23,6 +26,8 @@ from bookie_server.api.messages import (
     ClearLimboRequest,
     ClearLimboResponse,
     EntryIds,
+    InfoRequest,
+    InfoResponse,
     PackedAddRequest,
     ReadLacRequest,
     ReadLacResponse,
@@ -39,9 +44,7 @@ from bookie_server.api.messages import (
 )
 from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import BookieDirectory, Quarantine
-from spark_ledger.bookies.local_files import HostFiles
-from spark_ledger.bookies.local_reads import LocalReads, Locations
-from spark_ledger.bookies.network import CallFailed, Network, Stream, TooLate, Unreachable
+from spark_ledger.bookies.local_reads import HostFiles, LocalReads, Locations
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.metadata.store import StoreError
@@ -58,6 +61,54 @@ AnyResponse = TypeVar(
     ClearLimboResponse,
     StoredResponse,
 )
+
+
+class CallFailed(Exception):
+    """No response came: refused, lost, too late. The request may have been carried out."""
+
+
+class TooLate(CallFailed):
+    """Nothing was heard in the time that the caller allowed."""
+
+
+class Unreachable(Exception):
+    """A bookie gave no response, or a malformed one; what was stored is unknown."""
+
+
+class Stream(Protocol):
+    """Messages in both directions, bytes of bookie.proto; of one task at a time."""
+
+    async def send(self, message: bytes) -> None:
+        """Raises CallFailed."""
+
+    async def receive(self, timeout_s: float) -> Buffer | None:
+        """The next message; None: the bookie has ended the stream. Raises CallFailed (TooLate
+        after `timeout_s`); the stream is over then."""
+
+    def give_up(self) -> None:
+        """Tell the bookie that the stream is over. May be called twice, and at the end."""
+
+
+class Network(Protocol):
+    """A call or a stream, bytes for bytes, to an address."""
+
+    async def call(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> Buffer:
+        """Send the buffers, one after the other the bytes of bookie.proto's request of `method`,
+        and return the response's.
+
+        `address` is "host:port". Raises CallFailed after `timeout_s` at the latest.
+        """
+
+    def stream(self, address: str, method: str) -> Stream:
+        """Begin a stream of `method`; nothing is sent before the first message is."""
+
+    def is_here(self, address: str) -> bool:
+        """Whether the bookie at the address is on this host, as far as is known by now."""
+
+    async def close(self) -> None:
+        """Give connections back; calls under way fail."""
 
 
 class Packed(Protocol):
@@ -279,8 +330,21 @@ class BookieClient:
         one of their own, and so wait behind no others and share no frame with them."""
         lane = self._lanes.get((bookie_id, recovery))
         if lane is None:
-            lane = self._lanes[bookie_id, recovery] = self._new_lane(bookie_id)
+            sizes = self._config.frame_bytes_max, self._config.frames_in_flight
+            lane = AddLane(partial(self._send_frame, bookie_id), *sizes)
+            self._lanes[bookie_id, recovery] = lane
         return lane
+
+    async def _send_frame(
+        self, bookie_id: str, adds: list[Sequence[Buffer]]
+    ) -> Sequence[AddResult]:
+        """Raises Unreachable."""
+        request = PackedAddRequest(bookie_id, adds)
+        response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
+        results = cast(AddResponse, response).results
+        if len(results) != len(adds):
+            raise Unreachable(f"{len(results)} answers to {len(adds)} adds")
+        return results
 
     async def add(self, bookie_id: str, add: Add) -> AddResult:
         """Send one add and wait for its response. BUSY is returned, not retried."""
@@ -293,17 +357,6 @@ class BookieClient:
         one = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
         self.lane(bookie_id, recovery=add.recovery).submit(one, responded)
         return await response
-
-    def _new_lane(self, bookie_id: str) -> AddLane:
-        async def send(adds: list[Sequence[Buffer]]) -> Sequence[AddResult]:
-            request = PackedAddRequest(bookie_id, adds)
-            response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
-            results = cast(AddResponse, response).results
-            if len(results) != len(adds):
-                raise Unreachable(f"{len(results)} answers to {len(adds)} adds")
-            return results
-
-        return AddLane(send, self._config.frame_bytes_max, self._config.frames_in_flight)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -472,3 +525,26 @@ class BookieClient:
         else:
             self.quarantine.responded(bookie_id)
         return response
+
+
+async def ask(network: Network, address: str, timeout_s: float) -> InfoResponse:
+    """The response of whatever bookie speaks frames at `address` ("host:port"). Raises
+    CallFailed."""
+    body = await network.call(address, "Info", (codec.encode(InfoRequest()),), timeout_s)
+    try:
+        response = codec.decode_response("Info", body)
+    except codec.BadMessage as error:
+        raise CallFailed(f"no bookie answers there: {error}") from error
+    assert isinstance(response, InfoResponse)
+    return response
+
+
+def why_not_ready(response: InfoResponse) -> str:
+    """Empty when the bookie is registered and takes new entries."""
+    if response.status is Status.SHUTTING_DOWN:
+        return "draining: it is stopping"
+    if response.status is not Status.OK:
+        return f"failed: {response.reason or response.status.name}"
+    if response.state != "writable":
+        return f"{response.state}: {response.reason}".rstrip(": ")
+    return ""

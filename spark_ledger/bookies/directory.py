@@ -1,5 +1,6 @@
-"""Which bookies there are and where, as the metadata store last told (`BookieDirectory`); and which
-of them are chosen last, because they lately gave no response or a slow one (`Quarantine`).
+"""Which bookies there are and where, as the metadata store last told (`BookieDirectory`); which of
+them are chosen last, because they lately gave no response or a slow one (`Quarantine`); and, for
+people, all that were ever seen (`registered`, after a sync: each once, in the best state it has).
 
 Always true of the directory: `writable` and `address` read from memory; one look at the store runs
 at a time, when a watch fired, and after `refresh_s` if none did, for a watch may be missed. It
@@ -21,6 +22,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -65,8 +67,7 @@ class BookieDirectory:
         self._armed: dict[str, int] = {}
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
-        self._addresses: dict[str, str] = {}
-        self._racks: dict[str, str] = {}
+        self._told: Registrations = {}  # id, address and rack of each, as last registered
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -103,39 +104,39 @@ class BookieDirectory:
 
     def address(self, bookie_id: str) -> str | None:
         """Where the bookie is, or was when last registered; None if nothing was ever heard."""
-        return self._addresses.get(bookie_id)
+        known = self._told.get(bookie_id)
+        return None if known is None else known.address
 
     def rack(self, bookie_id: str) -> str:
         """The bookie's rack, or what it was when last registered; "" if unknown."""
-        return self._racks.get(bookie_id, "")
+        return self.told(bookie_id).rack
 
     def told(self, bookie_id: str) -> BookieInfo:
         """Id, address and rack, as last registered."""
-        return BookieInfo(bookie_id, self.address(bookie_id) or "", self.rack(bookie_id))
+        return self._told.get(bookie_id) or BookieInfo(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
         """`address`, looking among all bookies that ever registered if it is not in memory."""
-        if bookie_id not in self._addresses:
+        if bookie_id not in self._told:
             known = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
-            if known is not None:
-                self._addresses.setdefault(bookie_id, known.address)
-                self._racks.setdefault(bookie_id, known.rack)
-        return self._addresses.get(bookie_id)
+            if known is not None and bookie_id not in self._told:
+                self._heard_of(known)
+        return self.address(bookie_id)
 
     async def known(self) -> int:
         """How many bookies ever registered. Raises StoreError."""
         names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
         for name in names:
             await self.find(name)
-        return len({**dict.fromkeys(names), **self._addresses})
+        return len({**dict.fromkeys(names), **self._told})
 
     def heard_of(self, without: Collection[str]) -> list[str]:
         """All bookies whose address is known, but for those in `without`, by id."""
-        return [bookie for bookie in sorted(self._addresses) if bookie not in without]
+        return [bookie for bookie in sorted(self._told) if bookie not in without]
 
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text: its id, its address, how it is registered."""
-        where = self._addresses.get(bookie_id, "address unknown")
+        where = self.address(bookie_id) or "address unknown"
         if bookie_id in self._writable:
             return f"{bookie_id} ({where})"
         if bookie_id in self._readonly:
@@ -204,7 +205,7 @@ class BookieDirectory:
             self._tell()
 
     def _heard_of(self, bookie: BookieInfo) -> None:
-        self._addresses[bookie.id], self._racks[bookie.id] = bookie.address, bookie.rack
+        self._told[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
@@ -220,12 +221,10 @@ class BookieDirectory:
     async def _follow(self) -> None:
         pause_s, told = self._refresh_s, False
         while True:
-            try:
+            with suppress(TimeoutError):  # nothing is told for so long: look all the same
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
                 told = True
-            except TimeoutError:
-                pass  # nothing was told for so long: look all the same
             self._changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
@@ -238,10 +237,8 @@ class BookieDirectory:
 
     async def _names(self, folder: str) -> list[str]:
         watch = self._watch(folder)
-        try:
+        with suppress(NoNode):
             return await self._metadata.children(folder, watch)
-        except NoNode:
-            pass
         try:
             await self._metadata.get(folder, watch)
         except NoNode:
@@ -387,3 +384,60 @@ class Quarantine:
         if len(troubles) == self._failures and self._quarantine_s > 0:
             standing.quarantined_until = now + self._quarantine_s
         return standing
+
+
+DOWN, READ_ONLY, WRITABLE = "down", "read-only", "writable"
+_BY_STATE = {
+    DOWN: paths.BOOKIES_KNOWN,
+    READ_ONLY: paths.BOOKIES_READONLY,
+    WRITABLE: paths.BOOKIES_AVAILABLE,
+}
+
+
+async def registered(store: MetadataStore) -> list[dict[str, Any]]:
+    """Every bookie ever seen, by id, with what it registered, a `state` (WRITABLE, READ_ONLY or
+    DOWN) and how many ledgers it lists as in limbo. Raises StoreUnavailable."""
+    await store.sync()
+    bookies: dict[str, dict[str, Any]] = {}
+    for state, folder in _BY_STATE.items():
+        for bookie_id, record in (await _those_in(store, folder)).items():
+            bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
+    for bookie_id, record in bookies.items():
+        record["limbo_ledgers"] = len(await names_in(store, paths.limbo(bookie_id)))
+    return [bookies[bookie_id] for bookie_id in sorted(bookies)]
+
+
+def told(bookie: dict[str, Any]) -> dict[str, Any]:
+    """A bookie of `registered` as listings tell of it; free bytes are unknown of one that is
+    down."""
+    why = bookie.get("reason") or bookie.get("degraded") or ""
+    if bookie["state"] == DOWN:
+        why = "not registered: it is down, or cannot reach ZooKeeper"
+    return {
+        "id": bookie["id"],
+        "state": bookie["state"],
+        "why": why,
+        "address": bookie.get("address", ""),
+        "frames": bookie.get("frames", ""),
+        "rack": bookie.get("rack", ""),
+        "version": bookie.get("server_version", ""),
+        "free_bytes": bookie.get("free_bytes"),
+        "total_bytes": bookie.get("total_bytes"),
+        "limbo_ledgers": bookie["limbo_ledgers"],
+    }
+
+
+async def alive(store: MetadataStore) -> frozenset[str]:
+    """Ids of the bookies that are registered now, writable or not. Raises StoreUnavailable."""
+    names = [*await names_in(store, paths.BOOKIES_AVAILABLE)]
+    return frozenset(names + await names_in(store, paths.BOOKIES_READONLY))
+
+
+async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
+    found = {}
+    for bookie_id in await names_in(store, folder):
+        try:
+            found[bookie_id] = json.loads((await store.get(f"{folder}/{bookie_id}")).value)
+        except NoNode:
+            continue  # this one just left
+    return found

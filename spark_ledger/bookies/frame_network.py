@@ -34,7 +34,7 @@ from bookie_server.api.frames import (
     unpack_wait,
 )
 from bookie_server.api.status import Status
-from spark_ledger.bookies.network import CallFailed, TooLate
+from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 256

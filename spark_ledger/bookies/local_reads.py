@@ -7,22 +7,31 @@ Always true:
 - a directory counts as the bookie's only if its identity file has the bookie's id: on another host
   or in another container the same path may be another bookie's;
 - after a failure the client leaves the bookie's files alone for RETRY_S; a disk that hangs holds a
-  caller up for LOCAL_S. An entry that is not at the location of an earlier response is no failure:
-  it may have moved since, and the bookie is asked for its location now.
+  caller up for LOCAL_S and THREADS threads, but no event loop and no exit of the process. An entry
+  that is not at the location of an earlier response is no failure: it may have moved since, and the
+  bookie is asked for its location now;
+- no file stays open between two reads, so none keeps the space of a log that was removed; opening
+  never blocks, whatever is there (a pipe, say).
 
 The idea is HDFS's short-circuit reads (HDFS-347).
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
 from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
-from spark_ledger.bookies.local_files import HostFiles
 
 LOCAL_S = 1.0
 RETRY_S = 10.0
@@ -37,7 +46,7 @@ Ask = Callable[[m.ReadRequest], Awaitable[m.ReadResponse]]
 class LocalReads:
     """Of one client; `now` gives seconds."""
 
-    def __init__(self, now: Callable[[], float], files: HostFiles) -> None:
+    def __init__(self, now: Callable[[], float], files: "HostFiles") -> None:
         self._now = now
         self._files = files
         self._identified: dict[tuple[str, str], None] = {}
@@ -129,3 +138,99 @@ def _checked(ledger_id: int, ids: Sequence[int], found: Sequence[memoryview]) ->
         if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
             raise BadEntry(f"another entry is at the location of {ledger_id}:{entry_id}")
     return entries
+
+
+THREADS = 8
+GAP_BYTES_MAX = 8192  # headers of records, and what fills a block up
+RUN_BYTES_MAX = 4 << 20
+T = TypeVar("T")
+_Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+
+class HostFiles:
+    """Files of this host, read in threads, of which none exists before the first read; whatever
+    goes wrong is an OSError. Simulated clients have a subclass."""
+
+    def __init__(self) -> None:
+        self._calls: _Calls = SimpleQueue()
+        self._threads = 0
+        self._closed = False
+
+    async def read(
+        self, locations: Sequence[m.EntryLocation], check: Callable[[list[memoryview]], T]
+    ) -> T:
+        """What `check` returns for the bytes at each location (fewer where a file ends before),
+        computed in the thread that reads them. Raises OSError, and what `check` raises."""
+        if self._closed:
+            raise OSError("the client was closed")
+        if self._threads < THREADS:
+            self._add_thread()
+        done: Future[T] = Future()
+        self._calls.put((done, lambda: check(_read(locations))))
+        return await asyncio.wrap_future(done)
+
+    def close(self) -> None:
+        """Refuse further reads; the threads end after those that wait already."""
+        self._closed = True
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+    def _add_thread(self) -> None:
+        name = f"local-reads_{self._threads}"
+        try:
+            threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True).start()
+            self._threads += 1
+        except RuntimeError as error:
+            if not self._threads:
+                raise OSError(f"no thread can be started: {error}") from error
+
+
+def _work(calls: _Calls) -> None:
+    """A thread's life. It skips calls whose callers have given up."""
+    while (call := calls.get()) is not None:
+        done, work = call
+        if done.set_running_or_notify_cancel():
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+        del call, done, work  # or the thread keeps a result while it waits
+
+
+def _read(locations: Sequence[m.EntryLocation]) -> list[memoryview]:
+    """The bytes at each; neighbours in one file by one read."""
+    found = []
+    for path, those in groupby(locations, lambda at: os.path.join(at.directory, at.file)):
+        with _opened(path) as file:
+            for run in _runs(those):
+                start = run[0].position
+                data = memoryview(os.pread(file, run[-1].end - start, start))
+                found += [data[at.position - start : at.end - start] for at in run]
+    return found
+
+
+def _runs(locations: Iterable[m.EntryLocation]) -> list[list[m.EntryLocation]]:
+    runs: list[list[m.EntryLocation]] = []
+    for at in locations:
+        if (
+            not runs
+            or not 0 <= at.position - runs[-1][-1].end <= GAP_BYTES_MAX
+            or at.end - runs[-1][0].position > RUN_BYTES_MAX
+        ):
+            runs.append([])
+        runs[-1].append(at)
+    return runs
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError as error:  # a zero byte in it
+        raise OSError(f"invalid path: {error}") from error
+    try:
+        if hasattr(os, "posix_fadvise"):  # or the kernel reads in small pieces
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        yield file
+    finally:
+        os.close(file)

@@ -16,8 +16,7 @@ from spark_ledger.broker.http_lookup import HEAD_BYTES_MAX, HttpLookup
 from spark_ledger.broker.requests import refusal_of
 from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
-from spark_ledger.ledger.connect import connect
-from spark_ledger.process import end_with_parent
+from spark_ledger.process import connect, end_with_parent
 
 PORT, ADMIN_PORT = 6650, 8080
 SESSION_TIMEOUT_S = 10.0

@@ -86,7 +86,7 @@ def ready(
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
-    from spark_ledger.bookies.bookie_listing import why_not_ready
+    from spark_ledger.bookies.bookie_client import why_not_ready
 
     why = why_not_ready(asyncio.run(_ask(checked_address(address), timeout)))
     if why:
@@ -233,14 +233,14 @@ def _why(left: "Left") -> str:
 
 
 async def registered(service_url: str) -> list[dict[str, Any]]:
-    """See bookie_listing.registered. Raises Unavailable."""
-    from spark_ledger.bookies import bookie_listing
+    """See directory.registered. Raises Unavailable."""
+    from spark_ledger.bookies import directory
     from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
 
     store = await connect(service_url, make_root=False)
     try:
-        return await bookie_listing.registered(store)
+        return await directory.registered(store)
     except StoreUnavailable as error:
         raise Unavailable(str(error), "Its ZooKeeper is down, or very slow: try again.") from None
     finally:
@@ -261,7 +261,7 @@ _SHORT = {"writable": "rw", "read-only": "ro"}
 
 def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
     """A bookie as `list` tells of it."""
-    from spark_ledger.bookies.bookie_listing import told
+    from spark_ledger.bookies.directory import told
 
     return {**told(bookie), "state": _SHORT.get(bookie["state"], bookie["state"])}
 
@@ -291,9 +291,8 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
 
 
 async def _ask(address: str, timeout_s: float) -> "InfoResponse":
-    from spark_ledger.bookies.bookie_listing import ask
+    from spark_ledger.bookies.bookie_client import CallFailed, ask
     from spark_ledger.bookies.frame_network import FrameNetwork
-    from spark_ledger.bookies.network import CallFailed
 
     network = FrameNetwork(timeout_s)
     try:

@@ -87,7 +87,7 @@ def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitab
 
 @contextlib.asynccontextmanager
 async def _ledgers(service_url: str | None) -> AsyncIterator["LedgerStore"]:
-    from spark_ledger.ledger.connect import connect
+    from spark_ledger.process import connect
 
     ledgers = await connect(resolve_service_url(service_url))
     try:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_ledger.arguments import LEDGER_ID_MAX
 from spark_ledger.cli.common import (
     App,
     JsonOption,
@@ -18,7 +17,7 @@ from spark_ledger.cli.common import (
     with_ledgers,
     with_topics,
 )
-from spark_ledger.config import resolve_service_url
+from spark_ledger.config import LEDGER_ID_MAX, resolve_service_url
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:

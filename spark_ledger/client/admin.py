@@ -16,11 +16,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from spark_ledger import errors
-from spark_ledger.arguments import whole
-from spark_ledger.client.calls import Calls
-from spark_ledger.config import resolve_service_url
+from spark_ledger.config import resolve_service_url, whole
 from spark_ledger.metadata.store_calls import store_now_ms
-from spark_ledger.process import background_loop
+from spark_ledger.process import Calls, background_loop
 from spark_ledger.repair import status as autorecovery
 from spark_ledger.repair.decommission import Left, cancel, decommission
 from spark_ledger.repair.status import Status as AutorecoveryStatus

@@ -16,11 +16,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures._base import PENDING
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from bookie_server.api.entry import Buffer, Entry
-from spark_ledger.arguments import (
+from spark_ledger.config import (
+    ClientConfig,
     check_client,
     durability_of,
     entries_of,
@@ -29,20 +31,18 @@ from spark_ledger.arguments import (
     ledger_id_of,
     metadata_of,
     password_of,
+    resolve_service_url,
     seconds,
     whole,
     whole_or,
 )
-from spark_ledger.client.append_future import AppendFuture, SharedLock
-from spark_ledger.client.calls import Calls
-from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
 from spark_ledger.ledger import writer as core_writer
 from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read import reader as core_reader
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.process import BackgroundLoop, background_loop
+from spark_ledger.process import Calls, background_loop, connect
 
 BATCH_ENTRIES_MAX = 256
 APPENDS_PER_STEP = 256
@@ -60,8 +60,6 @@ class LedgerClient:
     """
 
     def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
-        from spark_ledger.ledger.connect import connect
-
         check_client(service_url, config)
         self.service_url = resolve_service_url(service_url, config)
         self._background = background_loop()
@@ -185,7 +183,7 @@ class LedgerWriter:
 
     def __init__(
         self,
-        calls: Calls | BackgroundLoop,
+        calls: Calls,
         writer: core_writer.AsyncLedgerWriter,
         inflight_bytes: int,
     ) -> None:
@@ -305,9 +303,7 @@ class LedgerWriter:
 class LedgerReader:
     """Reads one ledger. `with` only marks where it is used: there is nothing to give back."""
 
-    def __init__(
-        self, calls: Calls | BackgroundLoop, reader: core_reader.AsyncLedgerReader
-    ) -> None:
+    def __init__(self, calls: Calls, reader: core_reader.AsyncLedgerReader) -> None:
         self.ledger_id = reader.ledger_id
         self._calls = calls
         self._reader = reader
@@ -349,7 +345,7 @@ class LedgerReader:
                 for entry_id, entry in batch:
                     yield entry_id, entry.payload
         finally:
-            self._calls.submit(_end(entries))
+            self._calls.submit(entries.aclose())
 
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
         """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
@@ -408,10 +404,6 @@ class LedgerReader:
         self.close()
 
 
-async def _end(entries: core_reader.EntryStream) -> None:
-    await entries.aclose()
-
-
 def _size(payload: Sequence[Buffer] | Buffer) -> int:
     """Bytes of the payload. Raises TypeError if it is no payload."""
     if isinstance(payload, bytes):
@@ -423,3 +415,46 @@ def _size(payload: Sequence[Buffer] | Buffer) -> int:
     except TypeError as wrong:
         kind = type(payload).__name__
         raise TypeError(f"payload is bytes, or a list of buffers, got {kind}: {wrong}") from None
+
+
+_RLock = type(threading.RLock())
+
+
+class SharedLock(_RLock):  # type: ignore[misc, valid-type]
+    """What the futures of one writer have in place of their conditions; no thread waits on it."""
+
+    def notify_all(self) -> None:
+        """A callback of the future's own woke the waiting thread."""
+
+    def wait(self, _timeout: float | None = None) -> bool:
+        """The waiting is over when a result is asked for."""
+        return False
+
+
+class AppendFuture(Future[int]):
+    """A Future in all it does, but without a lock and a condition of its own: only a waiting thread
+    pays for the waiting. Ten objects for each append would cost a fifth of one of 1 KiB, most of it
+    in the garbage collector (docs/performance-trials.md). The writer gives all the same lock."""
+
+    def __init__(self, lock: SharedLock) -> None:
+        # What Future.__init__ makes, but for the condition.
+        self._condition = lock
+        self._state = PENDING
+        self._result = None
+        self._exception = None
+        self._waiters = []
+        self._done_callbacks: list[Any] = []
+
+    def result(self, timeout: float | None = None) -> int:
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self.done():
+            ended = threading.Event()
+            self.add_done_callback(lambda _: ended.set())
+            ended.wait(timeout)

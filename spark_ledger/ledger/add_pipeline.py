@@ -37,7 +37,7 @@ from spark_ledger.errors import (
     TimedOut,
     Unauthorized,
 )
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import Cluster, say
 from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
@@ -101,7 +101,7 @@ class AddPipeline:
         self.recovery = recovery
         self.ledger_id = record.ledger_id
         self.record = record
-        self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        self.quorum = Quorum.of(record)
         self.pending = PendingAdds(self.quorum, last_add_confirmed)
         ensemble = record.last_fragment.ensemble
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
@@ -112,8 +112,8 @@ class AddPipeline:
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
         self._ended_at, self._brief = 0.0, ""
-        self.on_slot_failed: Callable[[], None] = _nothing
-        self.on_confirmed: Callable[[], None] = _nothing
+        self.on_slot_failed: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._write_sets = [self.quorum.write_set(e) for e in range(self.quorum.ensemble_size)]
         self._unsettled: dict[int, PendingAdd] = {}
@@ -208,11 +208,9 @@ class AddPipeline:
         """Return once every confirmed add has its last response, after `timeout_s` at the
         latest."""
         target = self.pending.last_add_confirmed
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._until(lambda: next(iter(self._unsettled), target + 1) > target)
-        except TimeoutError:
-            return
 
     def unsettled(self) -> list[PendingAdd]:
         """Confirmed adds that still wait for a response, in id order."""
@@ -367,7 +365,7 @@ class AddPipeline:
         slot.pause_s = 0.0
         for add in adds:
             add.sends -= 1
-        if self.pending.all_acknowledged(adds, index):
+        if self.pending.acknowledged(adds, index):
             self.confirm()
         for add in adds:
             if add.confirmed and not add.sends:
@@ -387,7 +385,7 @@ class AddPipeline:
         if result.status is Status.OK:
             if slot.bookie_id == bookie_id:
                 slot.pause_s = 0.0
-            if self._owner(add, index) == bookie_id and self.pending.acknowledged(add, index):
+            if self._owner(add, index) == bookie_id and self.pending.acknowledged((add,), index):
                 self.confirm()
         elif generation == slot.generation and not slot.failed:
             self._refused(add, index, since, result)
@@ -395,7 +393,7 @@ class AddPipeline:
             self._settle(add)
 
     def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
-        why = f"{result.status.name} {result.reason}".strip()
+        why = say(result)
         terminal = _terminal(self.ledger_id, result.status, why)
         if terminal is not None:
             self.fail(terminal)
@@ -526,7 +524,3 @@ def refuse(waiter: Any, failure: Exception) -> None:
     with suppress(InvalidStateError, ThreadInvalidStateError):
         waiter.set_exception(failure)
         waiter.exception()  # asked for here: not every caller looks at every add
-
-
-def _nothing() -> None:
-    return None

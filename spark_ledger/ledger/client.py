@@ -9,7 +9,9 @@ import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 from weakref import WeakValueDictionary
 
 from spark_ledger.bookies.bookie_client import BookieClient
@@ -55,8 +57,7 @@ class LedgerStore:
         self.config = config
         self._directory = directory
         self._bookies = bookies
-        self._records = LedgerRecords(metadata)
-        self.cluster = Cluster(self._records, bookies, directory, config, rng, placement)
+        self.cluster = Cluster(LedgerRecords(metadata), bookies, directory, config, rng, placement)
         """What the parts of the ledger share; for repair, which works beside them."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
@@ -85,28 +86,23 @@ class LedgerStore:
         Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; of a given `ledger_id`
         LedgerError if it is taken, IdSpent if it may have been made already: give another.
         """
-        if not ensemble_size >= write_quorum >= ack_quorum >= 1:
-            raise BadConfig(
-                f"ensemble_size {ensemble_size} >= write_quorum {write_quorum} >= ack_quorum"
-                f" {ack_quorum} >= 1 does not hold",
-                "Choose quorums in that order.",
-            )
+        try:
+            quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
+        except ValueError as wrong:
+            raise BadConfig(str(wrong), "Choose quorums in that order.") from None
         if ensemble_size > ENSEMBLE_SIZE_MAX:
             raise BadConfig(
                 f"ensemble_size {ensemble_size} is more than {ENSEMBLE_SIZE_MAX}",
                 "Choose a smaller one: a ledger's record names every bookie of it.",
             )
-        quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
+        purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
-            ensemble = await self._new_ensemble(quorum)
-            record = self._record(
-                await self._ids.next() if ledger_id is None else ledger_id,
-                *(quorum, ensemble, tokens, intent, topic, durability),
-                custom=custom,
+            record = await self._new_record(
+                ledger_id, quorum, tokens, custom=dict(custom), **purpose
             )
             while True:
                 try:
-                    known = await self._records.create(record)
+                    known = await self.cluster.records.create(record)
                     return self._writer(known, tokens, announce_lac)
                 except IdSpent:
                     if ledger_id is not None:
@@ -128,52 +124,34 @@ class LedgerStore:
         """Ledgers of these ids as `create` makes each, by one write to the metadata store; no more
         than fit into it. Raises as `create`."""
         quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(b"")
+        purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
-            records = [
-                self._record(
-                    ledger_id,
-                    *(quorum, await self._new_ensemble(quorum), tokens, intent, topic, durability),
-                )
-                for ledger_id in ledger_ids
-            ]
-            made = await self._records.create_several(records)
+            records = [await self._new_record(one, quorum, tokens, **purpose) for one in ledger_ids]
+            made = await self.cluster.records.create_several(records)
             return [self._writer(known, tokens, announce_lac) for known in made]
 
-    def _record(
-        self,
-        ledger_id: int,
-        quorum: Quorum,
-        ensemble: tuple[str, ...],
-        tokens: Tokens,
-        intent: str,
-        topic: str,
-        durability: str,
-        custom: Mapping[str, str] = MappingProxyType({}),
+    async def _new_record(
+        self, ledger_id: int | None, quorum: Quorum, tokens: Tokens, **purpose: Any
     ) -> LedgerRecord:
         """Of a new ledger; by its creator, which is drawn, it is known again where the write's
-        outcome is not."""
+        outcome is not. Raises what `create` raises."""
+        ensemble = await self._new_ensemble(quorum)
         return LedgerRecord(
-            ledger_id=ledger_id,
+            ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
             ensemble_size=quorum.ensemble_size,
             write_quorum=quorum.write_quorum,
             ack_quorum=quorum.ack_quorum,
             fragments=(Fragment(0, ensemble),),
-            durability=durability,
             creator=f"{self.cluster.rng.getrandbits(128):032x}",
-            intent=intent,
-            topic=topic,
             verifiers=verifiers(tokens),
-            custom=dict(custom),
+            **purpose,
         )
 
     def _writer(
         self, known: VersionedRecord, tokens: Tokens, announce_lac: bool
     ) -> AsyncLedgerWriter:
         """Of a ledger that was just made."""
-
-        async def recover_own(own_id: int) -> VersionedRecord:
-            return await recover(self.cluster, own_id, tokens)
-
+        recover_own = partial(recover, self.cluster, tokens=tokens)
         writer = AsyncLedgerWriter(self.cluster, known, tokens, recover_own, announce_lac)
         self._writers[writer.ledger_id] = writer
         return writer
@@ -224,7 +202,7 @@ class LedgerStore:
         Raises NoSuchLedger, Unavailable.
         """
         with self._while_open():
-            return await self._records.read(ledger_id, fresh=fresh)
+            return await self.cluster.records.read(ledger_id, fresh=fresh)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a CLOSED ledger; one that is gone already is success.
@@ -232,12 +210,12 @@ class LedgerStore:
         Raises LedgerNotClosed, Unavailable.
         """
         with self._while_open():
-            await self._records.delete(ledger_id)
+            await self.cluster.records.delete(ledger_id)
 
     async def list(self) -> AsyncIterator[int]:
         """Ids of all ledgers, ascending. Raises Unavailable."""
         with self._while_open():
-            async for ledger_id in self._records.list():
+            async for ledger_id in self.cluster.records.list():
                 yield ledger_id
 
     async def allocate_ids(self, count: int) -> range:

@@ -4,10 +4,16 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
-from bookie_server.api.messages import ReadResponse
+from bookie_server.api.messages import (
+    AddResult,
+    ClearLimboResponse,
+    ReadLacResponse,
+    ReadResponse,
+    StoredResponse,
+)
 from bookie_server.api.status import Meaning, Status, testimony
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory, BookieInfo
@@ -52,6 +58,11 @@ class Cluster:
         )
         return self.placement(request, self.rng)
 
+    def told(self, reasons: Mapping[str, str]) -> str:
+        """For an error text: what each of these bookies is in the way by."""
+        describe = self.directory.describe
+        return "; ".join(f"{describe(bookie)}: {why}" for bookie, why in reasons.items())
+
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text, with its rack and why it is chosen last, if it is."""
         rack = self.directory.rack(bookie_id)
@@ -75,16 +86,9 @@ BAD_COPY = f"{Status.IO_ERROR.name} its copy is damaged or unreadable"
 """What a bookie says of an entry, not what is said of a bookie that does not respond."""
 
 
-class Response(Protocol):
-    """What all responses of bookies have."""
-
-    @property
-    def status(self) -> Status: ...
-    @property
-    def reason(self) -> str: ...
-
-
-def say(response: Response) -> str:
+def say(
+    response: AddResult | ReadResponse | ReadLacResponse | ClearLimboResponse | StoredResponse,
+) -> str:
     """The status of a response and its reason, for an error text."""
     return f"{response.status.name} {response.reason}".strip()
 
@@ -96,19 +100,14 @@ async def as_responded(
 
     Close it (contextlib.aclosing) to give up the requests that are still open.
     """
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[tuple[int, asyncio.Task[T]]] = asyncio.Queue()
 
-    def ask(index: int, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = loop.create_task(request)
-        task.add_done_callback(lambda done: arrived.put_nowait((index, done)))
-        return task
+    async def responded(index: int, request: Coroutine[Any, Any, T]) -> tuple[int, T]:
+        return index, await request
 
-    tasks = [ask(index, request) for index, request in enumerate(requests)]
+    tasks = [asyncio.ensure_future(responded(*each)) for each in enumerate(requests)]
     try:
-        for _ in tasks:
-            index, responded = await arrived.get()
-            yield index, responded.result()
+        for arrived in asyncio.as_completed(tasks):
+            yield await arrived
     finally:
         for task in tasks:
             task.cancel()

@@ -23,11 +23,12 @@ Always true:
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import DOUBT_S, BookieInfo
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, Unavailable
-from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
+from spark_ledger.ledger.add_pipeline import AddPipeline
 from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata.autorecovery import BadSettings, Settings, draining, read_settings
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -48,19 +49,15 @@ class EnsembleChange:
     """Mends the failed slots of one pipeline. `commit` makes a change known; see CommitChange."""
 
     def __init__(
-        self,
-        pipeline: AddPipeline,
-        commit: CommitChange,
-        fragments_max: int,
-        read_token: bytes = b"",
-        delayed: bool = False,
+        self, pipeline: AddPipeline, commit: CommitChange, read_token: bytes = b""
     ) -> None:
         self._pipeline = pipeline
         self._cluster = pipeline.cluster
         self._commit = commit
-        self._fragments_max = fragments_max
         self._read_token = read_token
-        self._delayed = delayed
+        config = self._cluster.config
+        self._delayed = config.ensemble_change == "delayed" and not pipeline.recovery
+        self._fragments_max = float("inf") if pipeline.recovery else config.fragments_max
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._stopping = False
@@ -239,7 +236,11 @@ class EnsembleChange:
     async def _put_off(self) -> None:
         """No spare: take back bookies that respond, or wait for news; fail when it is too long."""
         now = self._loop.time()
-        due = [i for i, slot in enumerate(self._pipeline.slots) if slot.failed and _due(slot, now)]
+        due = [
+            index
+            for index, slot in enumerate(self._pipeline.slots)
+            if slot.failed and slot.failed_at + slot.pause_s <= now
+        ]
         if due:
             responding = await asyncio.gather(*(self._responds(index) for index in due))
             if any(responding):
@@ -254,11 +255,9 @@ class EnsembleChange:
                 self._pipeline.give_up()
                 return
             wake_at = min(wake_at, give_up_at)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(wake_at):
                 await self._news.wait()
-        except TimeoutError:
-            return
 
     async def _responds(self, index: int) -> bool:
         """Ask a failed slot's bookie for a sign of life; if it gives one, go on sending to it."""
@@ -295,10 +294,6 @@ class EnsembleChange:
         config = self._cluster.config
         grace_s = min(config.spare_grace_s, config.add_timeout_s / 2)
         return max(self._short_since, head.appended_at) + grace_s
-
-
-def _due(slot: Slot, now: float) -> bool:
-    return slot.failed_at + slot.pause_s <= now
 
 
 ABSENT_MIN_S, ABSENT_MAX_S = 5.0, 3600.0  # between looks

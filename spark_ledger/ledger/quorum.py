@@ -21,12 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
-from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import Buffer
-from bookie_server.api.messages import Add
 from bookie_server.api.status import Meaning
+from spark_ledger.metadata.ledger_record import LedgerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,11 @@ class Quorum:
                 f"ensemble_size {self.ensemble_size} >= write_quorum {self.write_quorum}"
                 f" >= ack_quorum {self.ack_quorum} >= 1 does not hold"
             )
+
+    @classmethod
+    def of(cls, record: LedgerRecord) -> Self:
+        """A ledger's."""
+        return cls(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
     @property
     def negatives_needed(self) -> int:
@@ -110,44 +114,22 @@ def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict
     return Verdict.UNDECIDABLE if Meaning.UNKNOWN in responses else Verdict.ABSENT
 
 
+@dataclass(slots=True, eq=False)
 class PendingAdd:
     """One entry between its append and its last response, encoded once for all lanes (`packed`).
     `waiter` takes the outcome: it has `set_result` and `set_exception`, as the futures of asyncio
     and concurrent.futures do."""
 
-    __slots__ = (
-        "acks",
-        "appended_at",
-        "confirmed",
-        "cumulative_bytes",
-        "cumulative_rows",
-        "entry_id",
-        "packed",
-        "sends",
-        "size",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        entry_id: int,
-        add: Add,
-        size: int,
-        cumulative_bytes: int,
-        cumulative_rows: int,
-        appended_at: float,
-        waiter: Any = None,
-    ) -> None:
-        self.entry_id = entry_id
-        self.packed: Sequence[Buffer] = encode_add(add)
-        self.size = size
-        self.cumulative_bytes = cumulative_bytes
-        self.cumulative_rows = cumulative_rows
-        self.appended_at = appended_at
-        self.waiter = waiter
-        self.acks = 0
-        self.sends = 0
-        self.confirmed = False
+    entry_id: int
+    packed: Sequence[Buffer]
+    size: int
+    cumulative_bytes: int
+    cumulative_rows: int
+    appended_at: float
+    waiter: Any = None
+    acks: int = 0
+    sends: int = 0
+    confirmed: bool = False
 
 
 class PendingAdds:
@@ -180,15 +162,8 @@ class PendingAdds:
         assert add.entry_id == last + 1, f"entry {add.entry_id} after {last}"
         self._queue.append(add)
 
-    def acknowledged(self, add: PendingAdd, slot: int) -> bool:
-        """The present owner of `slot` has the entry. Whether something may be confirmed now."""
-        add.acks |= 1 << slot
-        if add.confirmed or self.change_in_flight or not self._queue:
-            return False
-        return self._queue[0] is add and add.acks.bit_count() >= self.quorum.ack_quorum
-
-    def all_acknowledged(self, adds: Sequence[PendingAdd], slot: int) -> bool:
-        """`acknowledged` of each; whether something may be confirmed now."""
+    def acknowledged(self, adds: Sequence[PendingAdd], slot: int) -> bool:
+        """The present owner of `slot` has these. Whether something may be confirmed now."""
         bit = 1 << slot
         for add in adds:
             add.acks |= bit

@@ -97,16 +97,16 @@ class LedgerRecords:
         try:
             if fresh:
                 await self.metadata.sync(path)
-            node = await self.metadata.get(path, watch)
-            return VersionedRecord(ledger_record.decode(node.value), node.version)
+            found = _understood(ledger_id, await self.metadata.get(path, watch))
         except NoNode:
             raise NoSuchLedger(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from None
         except StoreError as failure:
             raise _unavailable(
                 f"the record of ledger {ledger_id} cannot be read", failure
             ) from failure
-        except ledger_record.BadLedgerRecord as damage:
-            raise UnsupportedFormat(f"the record of ledger {ledger_id}: {damage}") from damage
+        if isinstance(found, UnsupportedFormat):
+            raise found
+        return found
 
     async def read_many(
         self, ledger_ids: Sequence[int]

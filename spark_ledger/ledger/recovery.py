@@ -24,6 +24,7 @@ import asyncio
 from collections.abc import Mapping, Set
 from contextlib import aclosing
 
+from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import NO_ENTRY, Buffer, Entry, pack_header
 from bookie_server.api.messages import Add, ReadResponse
 from bookie_server.api.status import Meaning, Status, meaning
@@ -36,7 +37,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.cluster import Cluster, as_responded, judge
+from spark_ledger.ledger.cluster import Cluster, as_responded, judge, say
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
@@ -47,7 +48,6 @@ WINDOW_FIRST, WINDOW_MAX = 16, 512
 LATE_POSITIVE_S = 1.0  # enough negatives, responses outstanding: so long a positive may still come
 LAST_COPIES_S = 1.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
-NO_LIMIT = 1 << 62
 ENTRY_ID_MAX = 2**63 - 1
 IF_GONE = (
     "Start the bookies named, or repair what they lost. If one will never come back:"
@@ -132,9 +132,7 @@ class Recovery:
         self._token = tokens.recover
         self._ensemble = known.record.last_fragment.ensemble  # frozen: reads go there
         self._gone = {slot for slot, bookie in enumerate(self._ensemble) if bookie in gone}
-        self._quorum = Quorum(
-            known.record.ensemble_size, known.record.write_quorum, known.record.ack_quorum
-        )
+        self._quorum = Quorum.of(known.record)
         self._pipeline: AddPipeline | None = None
         self._change: EnsembleChange | None = None
 
@@ -173,7 +171,7 @@ class Recovery:
         async with aclosing(as_responded(requests)) as responses:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
-                    reasons[slot] = f"{response.status.name} {response.reason}".strip()
+                    reasons[slot] = say(response)
                     lost |= 1 << slot
                     if self._quorum.covered(lost):
                         continue
@@ -189,7 +187,7 @@ class Recovery:
     def _begin_writing_back(self, start: int) -> AddPipeline:
         self._pipeline = AddPipeline(self._cluster, self._record, start, recovery=True)
         self._cluster.at_close[self] = self._pipeline.fail
-        self._change = EnsembleChange(self._pipeline, self._change_in_memory, NO_LIMIT, self._token)
+        self._change = EnsembleChange(self._pipeline, self._change_in_memory, self._token)
         return self._pipeline
 
     async def _change_in_memory(
@@ -221,7 +219,7 @@ class Recovery:
         parts: list[Buffer] = [pack_header(header), entry.payload]
         return PendingAdd(
             header.entry_id,
-            Add(parts, True, self._token),
+            encode_add(Add(parts, True, self._token)),
             sum(map(len, parts)),
             header.cumulative_bytes,
             header.cumulative_rows,
@@ -317,10 +315,7 @@ class Recovery:
         verified, that it cannot be the damage of a few.
         """
         members = ensemble or self._ensemble
-        why = "; ".join(
-            f"{self._cluster.directory.describe(members[slot])}: {reason}"
-            for slot, reason in sorted(reasons.items())
-        )
+        why = self._cluster.told({members[slot]: reasons[slot] for slot in sorted(reasons)})
         text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
         refusing = [_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()]
         if refusing.count(True) >= self._quorum.ack_quorum:

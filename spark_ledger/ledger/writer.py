@@ -7,11 +7,11 @@ up and adopts its result.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import index
 from typing import Any
 
+from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import (
     HEADER_BYTES,
     NO_ENTRY,
@@ -56,16 +56,10 @@ class AsyncLedgerWriter:
         self._recover = recover
         self._loop = asyncio.get_running_loop()
         self._pipeline = AddPipeline(cluster, known.record, NO_ENTRY)
-        self._change = EnsembleChange(
-            self._pipeline,
-            self._commit_change,
-            cluster.config.fragments_max,
-            tokens.read,
-            delayed=cluster.config.ensemble_change == "delayed",
-        )
+        self._change = EnsembleChange(self._pipeline, self._commit_change, tokens.read)
         if announce_lac:
             self._pipeline.on_confirmed = self._announce_later
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._announcing: dict[asyncio.Task[None], None] = {}
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
         self._announced_at = float("-inf")
@@ -149,9 +143,12 @@ class AsyncLedgerWriter:
         # Nothing above changes the writer: what cannot be packed takes no id.
         self._next_entry, self._bytes, self._rows = entry_id + 1, bytes_so_far, rows_so_far
         self._appended_at = now = self._loop.time()
-        add = Add([header, *parts], False, self._tokens.add)
+        packed = encode_add(Add([header, *parts], False, self._tokens.add))
         self._pipeline.push(
-            PendingAdd(entry_id, add, size + HEADER_BYTES, self._bytes, self._rows, now, waiter)
+            PendingAdd(
+                *(entry_id, packed, size + HEADER_BYTES),
+                *(self._bytes, self._rows, now, waiter),
+            )
         )
 
     async def room(self) -> None:
@@ -234,7 +231,7 @@ class AsyncLedgerWriter:
     def _end(self) -> None:
         if self._announce_timer is not None:
             self._announce_timer.cancel()
-        for task in list(self._tasks):
+        for task in list(self._announcing):
             task.cancel()
 
     # -- ensemble changes ---------------------------------------------------------------------
@@ -242,13 +239,10 @@ class AsyncLedgerWriter:
     async def _commit_change(
         self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        move = partial(
-            transitions.change_ensemble,
-            failed=failed,
-            replacements=replacements,
-            first_entry=first_entry,
+        self._known = await self._cluster.records.move(
+            self._known,
+            lambda now: transitions.change_ensemble(now, failed, replacements, first_entry),
         )
-        self._known = await self._cluster.records.move(self._known, move)
         return self._known.record
 
     # -- telling readers ----------------------------------------------------------------------
@@ -261,12 +255,9 @@ class AsyncLedgerWriter:
             return
         pause_s = self._cluster.config.explicit_lac_s
         if self._pipeline.pending or self._loop.time() < self._announced_at + pause_s:
-            self._announce_in(pause_s)
+            self._announce_timer = self._loop.call_later(pause_s, self._announce)
         else:
             self._write_lac_of(self.last_add_confirmed)
-
-    def _announce_in(self, pause_s: float) -> None:
-        self._announce_timer = self._loop.call_later(pause_s, self._announce)
 
     def _announce(self) -> None:
         self._announce_timer = None
@@ -281,16 +272,12 @@ class AsyncLedgerWriter:
 
     def _write_lac_of(self, lac: int) -> None:
         self._announced, self._announced_at = lac, self._loop.time()
-        self._beside(self._write_lac(lac), "lac")
+        task = self._loop.create_task(self._write_lac(lac), name=f"lac of {self.ledger_id}")
+        self._announcing[task] = None
+        task.add_done_callback(self._announced_or_not)
 
-    def _beside(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Do it while the ledger is open."""
-        task = self._loop.create_task(work, name=f"{what} of {self.ledger_id}")
-        self._tasks[task] = None
-        task.add_done_callback(self._beside_ended)
-
-    def _beside_ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+    def _announced_or_not(self, task: asyncio.Task[None]) -> None:
+        del self._announcing[task]
         if not task.cancelled():
             task.result()  # a defect is raised into the loop's exception handler
 
@@ -310,7 +297,7 @@ class AsyncLedgerWriter:
         if taken < pipeline.quorum.ack_quorum and self._announced == lac and not self._closing:
             self._announced = NO_ENTRY
             if self._announce_timer is None:
-                self._announce_in(ANNOUNCE_AGAIN_S)
+                self._announce_timer = self._loop.call_later(ANNOUNCE_AGAIN_S, self._announce)
 
 
 def own_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:

@@ -18,10 +18,9 @@ import time
 from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.connect import connect
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import elected
-from spark_ledger.process import end_with_parent
+from spark_ledger.process import connect, end_with_parent
 from spark_ledger.repair.service import Autorecovery
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.merging import PASS_BYTES

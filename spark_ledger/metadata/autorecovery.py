@@ -8,24 +8,14 @@ nothing new.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Tokens
-from spark_ledger.metadata.store import (
-    BadVersion,
-    MetadataStore,
-    NodeExists,
-    NoNode,
-    OutcomeUnknown,
-    StoreUnavailable,
-)
-from spark_ledger.metadata.store_calls import names_in
-
-TRIES_MAX = 30
-LOST_BOOKIE_DELAY_S = 600.0
-REPAIR_BYTES_PER_S = 32 << 20
+from spark_ledger.metadata.store import BadVersion, MetadataStore, NodeExists, StoreUnavailable
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +25,8 @@ class Settings:
     `accepted`: bookies that may be taken for lost even if more than a third are."""
 
     enabled: bool = True
-    lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S
-    repair_bytes_per_s: int = REPAIR_BYTES_PER_S
+    lost_bookie_delay_s: float = 600.0
+    repair_bytes_per_s: int = 32 << 20
     accepted: tuple[str, ...] = ()
 
 
@@ -67,10 +57,8 @@ def decode(value: bytes) -> Settings:
 
 async def read_settings(store: MetadataStore) -> Settings:
     """As this session sees them. Raises StoreError, BadSettings."""
-    try:
-        return decode((await store.get(paths.AUTORECOVERY)).value)
-    except NoNode:
-        return Settings()
+    node = await read(store, paths.AUTORECOVERY)
+    return Settings() if node is None else decode(node.value)
 
 
 async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
@@ -78,43 +66,25 @@ async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
     StoreError; OutcomeUnknown: perhaps they are set."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.AUTORECOVERY)
-        try:
-            node = await store.get(paths.AUTORECOVERY)
-        except NoNode:
-            settings = checked(replace(Settings(), **changes))
-            try:
-                await store.create(paths.AUTORECOVERY, _encode(settings, {}), parents=True)
-                return settings
-            except NodeExists:
-                continue
-        settings = checked(replace(decode(node.value), **changes))
-        try:
-            value = _encode(settings, json.loads(node.value))
-            await store.set(paths.AUTORECOVERY, value, node.version)
+        node = await read(store, paths.AUTORECOVERY)
+        before = b"{}" if node is None else node.value
+        settings = checked(replace(decode(before), **changes))
+        value = json.dumps({**json.loads(before), **asdict(settings)}, sort_keys=True).encode()
+        with suppress(NodeExists, BadVersion):
+            if node is None:
+                await store.create(paths.AUTORECOVERY, value, parents=True)
+            else:
+                await store.set(paths.AUTORECOVERY, value, node.version)
             return settings
-        except BadVersion:
-            continue
     raise StoreUnavailable("the settings of autorecovery change all the time")
-
-
-def _encode(settings: Settings, before: dict[str, Any]) -> bytes:
-    return json.dumps({**before, **asdict(settings)}, sort_keys=True).encode()
 
 
 async def repair_credential(store: MetadataStore, new: str) -> str:
     """The cluster's; `new`, drawn by the caller, becomes it if there was none. Raises
     StoreError."""
-    for _ in range(TRIES_MAX):
-        await store.sync(paths.REPAIR_CREDENTIAL)
-        try:
-            return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
-        except NoNode:
-            try:
-                await store.create(paths.REPAIR_CREDENTIAL, new.encode(), parents=True)
-                return new
-            except (NodeExists, OutcomeUnknown):
-                continue
-    raise StoreUnavailable("whether there is a credential of repair is not known")
+    await ensure(store, paths.REPAIR_CREDENTIAL, new.encode())
+    await store.sync(paths.REPAIR_CREDENTIAL)
+    return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
 
 
 def repair_tokens(credential: str) -> Tokens:

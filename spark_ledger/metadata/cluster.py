@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 
 from spark_ledger.metadata import paths, store_calls
-from spark_ledger.metadata.store import MetadataStore, NoNode
+from spark_ledger.metadata.store import MetadataStore
 
 FORMAT = 1
 FOLDERS = (
@@ -50,10 +50,8 @@ def decode(value: bytes) -> Cluster:
 async def read(store: MetadataStore) -> Cluster | None:
     """The cluster at the store's root, None when none was started there."""
     await store.sync()
-    try:
-        return decode((await store.get(paths.CLUSTER)).value)
-    except NoNode:
-        return None
+    node = await store_calls.read(store, paths.CLUSTER)
+    return None if node is None else decode(node.value)
 
 
 async def ensure(store: MetadataStore, new_id: str) -> Cluster:

@@ -6,20 +6,19 @@ Always true:
 - what ZooKeeper would cut the connection for is refused here: ValueTooBig;
 - a write is sent at most once; once sent, losing the connection, the session or patience before
   its response is OutcomeUnknown; before it is sent, StoreUnavailable;
-- while ZooKeeper is away reads, and writes that were not sent, wait as outage.py says;
-- a watch asked for twice by the same function on the same path is one watch.
-
-A service URL names a ZooKeeper and a cluster in it: zk://host:port[,host:port...]/root. Always true
-of a parsed one: at least one host, every host with a port, and a root that is a path of at least
-one name ("/ledger"); writing it out and parsing it again gives the same URL.
+- a watch asked for twice by the same function on the same path is one watch;
+- while ZooKeeper is away reads, and writes that were not sent, wait: until `outage_timeout_s` after
+  the outage began, and `call_timeout_s` at least. An outage begins when contact is lost or, where
+  the connection stands and nothing comes, with the oldest call without a response; the next
+  response ends it. Something is said only where there is an `outage_timeout_s`, and while a call
+  waits: after NOTICE_S, every REPEAT_S, and at the end.
 """
 
 import asyncio
 import logging
-import re
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -28,8 +27,8 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
-from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.metadata.outage import Outage
+from spark_ledger.config import ServiceUrl, parse
+from spark_ledger.errors import Unavailable
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     VALUE_BYTES_MAX,
@@ -51,50 +50,6 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
-
-SCHEME = "zk"
-PORT_DEFAULT = 2281
-_EXAMPLE = "zk://127.0.0.1:2281/ledger"
-_HOST = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d+))?$")
-_ROOT = re.compile(r"^(/[A-Za-z0-9._-]+)+$")
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceUrl:
-    """`hosts` are "host:port"; `root` is the path of the cluster's root node."""
-
-    hosts: tuple[str, ...]
-    root: str
-
-    def __str__(self) -> str:
-        return f"{SCHEME}://{','.join(self.hosts)}{self.root}"
-
-
-def parse(text: str) -> ServiceUrl:
-    """The parts of a service URL; a port left out is 2281. Raises errors.BadConfig."""
-    scheme, separator, rest = text.strip().partition("://")
-    if not separator or scheme != SCHEME:
-        raise _bad(text, f"it must begin with {SCHEME}://")
-    hosts, slash, root = rest.partition("/")
-    root = "/" + root.rstrip("/")
-    if not slash or not _ROOT.match(root) or {".", ".."} & set(root.split("/")):
-        raise _bad(text, "after the hosts comes the cluster's root, like /ledger")
-    return ServiceUrl(tuple(_host(part, text) for part in hosts.split(",")), root)
-
-
-def _host(part: str, text: str) -> str:
-    match = _HOST.match(part.strip())
-    if match is None:
-        raise _bad(text, f"{part!r} is not host:port")
-    port = int(match.group(2) or PORT_DEFAULT)
-    if not 0 < port < 65536:
-        raise _bad(text, f"{port} is no port")
-    return f"{match.group(1)}:{port}"
-
-
-def _bad(text: str, why: str) -> BadConfig:
-    return BadConfig(f"{text!r} is no service URL: {why}", f"Write it like {_EXAMPLE}.")
-
 
 CALL_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 5.0
@@ -334,7 +289,10 @@ class ZooKeeperStore:
                 value, stat = await self._read(path, lambda: self._client.get_async(full, kept))
                 return _versioned(value, stat)
             except NoNode:
-                if watch is None or not await self._exists(path, kept):
+                if watch is None:
+                    raise
+                # A failed get leaves no watch behind in ZooKeeper; a failed exists does.
+                if not await self._read(path, lambda: self._client.exists_async(full, kept)):
                     raise
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
@@ -343,11 +301,6 @@ class ZooKeeperStore:
         full = list(map(self._full, paths))
         found = await self._read(paths[0], lambda: _Several(self._client.get_async, full))
         return [None if one is None else _versioned(*one) for one in found]
-
-    async def _exists(self, path: str, watch: _Watch | None) -> bool:
-        """A failed get leaves no watch behind in ZooKeeper; a failed exists does."""
-        full = self._full(path)
-        return await self._read(path, lambda: self._client.exists_async(full, watch)) is not None
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         full, kept = self._full(path), self._watch(watch)
@@ -491,11 +444,9 @@ class ZooKeeperStore:
             return
         ended = asyncio.Event()
         self.abandon(lambda: self._deliver(ended.set))
-        try:
+        with suppress(TimeoutError):  # ZooKeeper ends the session by itself if it hears nothing
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await ended.wait()
-        except TimeoutError:
-            return  # ZooKeeper ends the session by itself when it does not hear of us
 
     def abandon(self, then: Callable[[], None] = lambda: None) -> None:
         """End the session in the background; kazoo blocks while it does."""
@@ -541,3 +492,94 @@ def _quieten_kazoo() -> None:
     logger = logging.getLogger("kazoo")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
+
+
+NOTICE_S = 5.0
+REPEAT_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Outage:
+    """Of one connection, on its event loop; `where` is the store, for people."""
+
+    def __init__(self, where: str, call_timeout_s: float, timeout_s: float) -> None:
+        self._where = where
+        self._call_timeout_s = call_timeout_s
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._lost_s: float | None = self._loop.time()
+        self._calls: dict[int, tuple[float, str]] = {}  # oldest first: since when, what for
+        self._number = 0
+        self._told_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def lost(self) -> None:
+        """There is no contact."""
+        if self._lost_s is None:
+            self._lost_s = self._loop.time()
+
+    def regained(self) -> None:
+        """There is contact again."""
+        self._lost_s = None
+
+    def responded(self) -> None:
+        """A response came."""
+        if self._told_s is not None:
+            away_s = self._loop.time() - self._told_s
+            _log.warning("%s answers again, after %.0f s", self._where, away_s)
+            self._told_s = None
+
+    @contextmanager
+    def call(self, doing: str) -> Iterator[float]:
+        """One call, whatever becomes of it: when it began."""
+        began_s = self._loop.time()
+        self._number += 1
+        number = self._number
+        self._calls[number] = (began_s, doing)
+        if self._timer is None and self._timeout_s:
+            self._timer = self._loop.call_later(NOTICE_S, self._look)
+        try:
+            yield began_s
+        finally:
+            del self._calls[number]
+
+    def until(self, began_s: float) -> float:
+        """How long a call that began then waits."""
+        since_s = began_s if self._lost_s is None else self._lost_s
+        return max(began_s + self._call_timeout_s, since_s + self._timeout_s)
+
+    def over(self, began_s: float) -> bool:
+        """Whether a call that began then has waited long enough."""
+        return self._loop.time() >= self.until(began_s)
+
+    def why(self, doing: str, began_s: float) -> str:
+        """What a call that waited long enough says."""
+        text = f"{self._where} did not answer for {self._loop.time() - began_s:.0f} s ({doing})"
+        if self._timeout_s:
+            text += f"; option outageTimeout is {self._timeout_s:g} s"
+        return text
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Say what waits, if it has for long; look again while something may."""
+        self._timer = None
+        if not self._calls:
+            return
+        now_s = self._loop.time()
+        began_s, doing = next(iter(self._calls.values()))
+        pause_s = began_s + NOTICE_S - now_s
+        if pause_s <= 0:
+            since_s = began_s if self._lost_s is None else self._lost_s
+            self._told_s = since_s if self._told_s is None else self._told_s
+            _log.warning(
+                "%s has not answered for %.0f s; calls that wait: %d, the oldest for %s, for %.0f s"
+                " more (option outageTimeout is %g s)",
+                *(self._where, now_s - since_s, len(self._calls), doing),
+                *(max(0.0, self.until(began_s) - now_s), self._timeout_s),
+            )
+            pause_s = REPEAT_S
+        self._timer = self._loop.call_later(pause_s, self._look)

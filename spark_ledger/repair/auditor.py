@@ -215,7 +215,7 @@ class Auditor:
         def place(record: LedgerRecord) -> None:
             for fragment in record.fragments:
                 if is_settled(record, fragment.first_entry):
-                    for slot in misplaced_in(slots.quorum_of(record), fragment.ensemble):
+                    for slot in misplaced_in(Quorum.of(record), fragment.ensemble):
                         index.misplaced[record.ledger_id] = fragment.ensemble[slot]
 
         async def see(ledger_ids: Sequence[int]) -> None:

@@ -210,7 +210,7 @@ async def _check_copies(
     async for record in _all_records(ledgers):
         if record.names(bookie_id):
             naming.append(record)
-        quorum = slots.quorum_of(record)
+        quorum = Quorum.of(record)
         found = [left_of(quorum, fragment.ensemble) for fragment in record.fragments]
         left = min((one for one in found if one is not None), default=None)
         if left is not None:
@@ -243,7 +243,7 @@ def _too_few(
 def _is_stuck(cluster: Cluster, record: LedgerRecord, bookie_id: str, then: _Standing) -> bool:
     """Whether no other bookie can take any of its places, and the ledger keeps its ack quorum of
     copies without it."""
-    quorum = slots.quorum_of(record)
+    quorum = Quorum.of(record)
     ensembles = [one.ensemble for one in record.fragments if bookie_id in one.ensemble]
     return bool(ensembles) and not any(
         slots.can_be_taken(cluster, quorum, one, one.index(bookie_id), then.spares)

@@ -69,7 +69,7 @@ def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Slot]:
 
 def misplaced(cluster: Cluster, record: LedgerRecord, avoid: Collection[str] = ()) -> list[Slot]:
     """The settled slots that a better placed bookie can take."""
-    quorum = quorum_of(record)
+    quorum = Quorum.of(record)
     return [
         Slot(fragment.first_entry, slot, fragment.ensemble[slot])
         for fragment in record.fragments
@@ -119,10 +119,6 @@ def kept(
 def _able(cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]) -> list[BookieInfo]:
     """Those of the spares that may sit in one more slot of the ensemble."""
     return [cluster.directory.told(one) for one in sorted(spares) if one not in ensemble]
-
-
-def quorum_of(record: LedgerRecord) -> Quorum:
-    return Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
 
 def _better(
@@ -235,7 +231,7 @@ class _Move:
         """Who is joining already, if that bookie takes copies; else one that can."""
         first_entry, slot, _ = self._slot
         found = record.joining_at(first_entry, slot)
-        ensemble, quorum = record.fragment_of(first_entry).ensemble, quorum_of(record)
+        ensemble, quorum = record.fragment_of(first_entry).ensemble, Quorum.of(record)
         spares = self._spares(quorum, ensemble)
         if found is not None and any(bookie.id == found.bookie_id for bookie in spares):
             return found

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.ensemble_change import ABSENT_MIN_S
+from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
@@ -300,7 +301,7 @@ class Worker:
         """Whether a writer that lives could not replace a member of its ensemble either."""
         cluster, ensemble = self._ledgers.cluster, known.record.last_fragment.ensemble
         here = {bookie.id for bookie in cluster.directory.writable()} - now.draining
-        quorum = slots.quorum_of(known.record)
+        quorum = Quorum.of(known.record)
         return not all(
             slots.can_be_taken(cluster, quorum, ensemble, slot, here)
             for slot, bookie in enumerate(ensemble)

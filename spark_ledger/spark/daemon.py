@@ -21,7 +21,7 @@ MODULES = (
     "pyarrow",
     "kazoo.client",
     "spark_ledger.bookies.frame_network",
-    "spark_ledger.ledger.connect",
+    "spark_ledger.process",
     "spark_ledger.metadata.zookeeper",
     "spark_ledger.spark.read.batch_reader",
     "spark_ledger.spark.write.batch_writer",

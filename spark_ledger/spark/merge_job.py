@@ -14,8 +14,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from spark_ledger.arguments import whole
-from spark_ledger.config import resolve_service_url
+from spark_ledger.config import resolve_service_url, whole
 from spark_ledger.spark.session import check_session
 from spark_ledger.spark.spread import run_each
 from spark_ledger.spark.write.tasks import heartbeats

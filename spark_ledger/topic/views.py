@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_ledger import errors
-from spark_ledger.bookies import bookie_listing
+from spark_ledger.bookies import directory
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import NoNode
@@ -150,7 +150,7 @@ async def read(client: TopicClient, part: Part) -> list[pa.RecordBatch]:
         if part.view == "ledgers":
             return [_table("ledgers", await _ledgers(client, part))]
         if part.view == "bookies":
-            found = await bookie_listing.registered(client.store)
+            found = await directory.registered(client.store)
             return [_table("bookies", map(_bookie_row, found))]
         of_topic = _OF_TOPIC[part.view]
         some = await each(lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE)
@@ -353,7 +353,7 @@ def _joined(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
 
 async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
     await client.store.sync()
-    alive = await bookie_listing.alive(client.store)
+    alive = await directory.alive(client.store)
 
     async def record_of(ledger_id: int) -> LedgerRecord | None:
         try:
@@ -384,7 +384,7 @@ def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset
 
 
 def _bookie_row(bookie: dict[str, Any]) -> Row:
-    told = bookie_listing.told(bookie)
+    told = directory.told(bookie)
     names = ("id", "state", "address", "rack", "free_bytes", "total_bytes", "limbo_ledgers")
     return (*(told[name] for name in names), told["version"], told["why"] or None)
 

@@ -24,8 +24,8 @@ from bookie_server.api.status import Status
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalBookie, LocalCluster
+from spark_ledger.process import connect
 from tests.kit.history import History, Place
 
 KIB, MIB = 1 << 10, 1 << 20

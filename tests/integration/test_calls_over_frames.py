@@ -15,8 +15,8 @@ from bookie_server.serve import frames as frame_service
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import CannotListen
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES
+from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
-from spark_ledger.bookies.network import CallFailed, TooLate
 from tests.kit.settings import with_settings
 from tests.kit.waiting import until
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from spark_ledger import LedgerClient
-from spark_ledger.bookies import local_files
+from spark_ledger.bookies import local_reads
 from spark_ledger.config import ClientConfig
-from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalCluster
-from spark_ledger.process import background_loop, ledger_store
+from spark_ledger.process import background_loop, connect, ledger_store
 from tests.integration.test_hidden_damage import files, flip_in_the_entry_log, in_limbo
 from tests.kit.processes import eventually
 
@@ -70,7 +69,7 @@ def reads(monkeypatch) -> Reads:
             found.bytes += length
         return result
 
-    monkeypatch.setattr(local_files.os, "pread", counted)
+    monkeypatch.setattr(local_reads.os, "pread", counted)
     return found
 
 

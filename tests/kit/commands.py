@@ -35,7 +35,7 @@ LOADED = {
         "pyarrow.compute",
         "spark_ledger.broker.server",
         "spark_ledger.client.admin",
-        "spark_ledger.ledger.connect",
+        "spark_ledger.process",
         "spark_ledger.local.maintenance",
         "spark_ledger.topic.client",
     ),

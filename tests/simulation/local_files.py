@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bookie_server.api.messages import IDENTITY_FILE, EntryLocation
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
-from spark_ledger.bookies.local_files import HostFiles
+from spark_ledger.bookies.local_reads import HostFiles
 from spark_ledger.ledger.read import reader
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import SimClient, SimNetwork
@@ -95,7 +95,7 @@ class SimFiles(HostFiles):
 
 
 class NearClient(SimClient):
-    """spark_ledger.bookies.network.Network for a caller on the hosts of all bookies."""
+    """spark_ledger.bookies.bookie_client.Network for a caller on the hosts of all bookies."""
 
     def __init__(self, network: SimNetwork, caller: str, files: SimFiles) -> None:
         super().__init__(network, caller)

@@ -9,7 +9,7 @@ Always true:
 
     network = SimNetwork(random.Random(7))
     network.serve("b1:1", functools.partial(handle_bytes, bookie), process)
-    client = network.client("writer")          # a spark_ledger.bookies.network.Network
+    client = network.client("writer")          # a spark_ledger.bookies.bookie_client.Network
     answer = await client.call("b1:1", "Add", request, timeout_s=5)
     network.cut("writer", "b1:1")              # requests are lost; cut("b1:1", "writer"): answers
     network.heal()
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api.entry import Buffer
-from spark_ledger.bookies.local_files import HostFiles
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed
+from spark_ledger.bookies.local_reads import HostFiles
 from tests.simulation.garble import garble
 from tests.simulation.loop import Process, SimLoop, current_process
 from tests.simulation.streams import SimStream, StreamHandler
@@ -372,7 +372,7 @@ def _outside(loop: asyncio.AbstractEventLoop) -> Any:
 
 
 class SimClient:
-    """spark_ledger.bookies.network.Network for one caller."""
+    """spark_ledger.bookies.bookie_client.Network for one caller."""
 
     local_files: HostFiles | None = None
     """What it sees of the files of bookies on its host."""

@@ -11,8 +11,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from spark_ledger.bookies.bookie_listing import ask
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed, ask
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError

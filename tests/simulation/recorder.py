@@ -16,7 +16,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import HEADER_BYTES, BadEntry, unpack_header
 from bookie_server.journal.format import RECORD_MAGIC, RecordKind
 from bookie_server.logs.entry_log import log_path
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed
 from tests.simulation import scenario
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import marks_on

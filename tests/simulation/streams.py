@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from spark_ledger.bookies.network import CallFailed, TooLate
+from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 from tests.simulation.loop import Process, SimLoop
 
 StreamHandler = Callable[[str, AsyncIterator[bytes]], AsyncGenerator[tuple[bytes, bytes], None]]
@@ -44,7 +44,7 @@ class Ways(Protocol):
 
 
 class SimStream:
-    """spark_ledger.bookies.network.Stream, and what is at its other end."""
+    """spark_ledger.bookies.bookie_client.Stream, and what is at its other end."""
 
     def __init__(self, ways: Ways, caller: str, address: str, method: str) -> None:
         self.caller, self.address, self.method = caller, address, method

@@ -7,7 +7,7 @@ import pytest
 
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.logs.index import LedgerState, Location
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Deadlock, Livelock, RealWorld, current, run

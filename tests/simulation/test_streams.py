@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from spark_ledger.bookies.network import CallFailed, TooLate
+from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 from tests.simulation.loop import current, run
 from tests.simulation.network import ANY, NetworkFaults, SimNetwork
 

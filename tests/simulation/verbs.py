@@ -48,8 +48,6 @@ REPLACED: Mapping[str, str] = {
     "bookie_server.logs.rocks_index": "the real index: index.py, held to the same tests",
     "bookie_server.serve.gateway": "a port: the simulated network calls the handler",
     "spark_ledger.bookies.frame_network": "a real network: network.py",
-    "spark_ledger.bookies.local_files": "the host's real files: local_files.py",
-    "spark_ledger.ledger.connect": "connects to real servers: world.py",
 }
 """By module: what is in its place here, so that none of its verbs is called."""
 
@@ -65,7 +63,9 @@ EXCEPTIONS: Mapping[str, str] = {
     " (test_late_replay.py)",
     "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",
     "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",
-    "bookies.bookie_listing.why_not_ready": "the text of an error",
+    "bookies.bookie_client.why_not_ready": "the text of an error",
+    "bookies.HostFiles.read": "the host's real files: local_files.py",
+    "bookies.HostFiles.close": "as that",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
     "ledger.AsyncLedgerWriter.held_below": "as that",

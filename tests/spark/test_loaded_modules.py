@@ -72,9 +72,7 @@ def test_a_source_that_plans_and_reads_loads_neither_grpc_nor_what_only_writers_
 
 
 def test_no_package_reads_the_metadata_of_all_that_is_installed():
-    run(
-        NO_METADATA_IS_READ + "import spark_ledger.spark.read.source, spark_ledger.ledger.connect\n"
-    )
+    run(NO_METADATA_IS_READ + "import spark_ledger.spark.read.source, spark_ledger.process\n")
 
 
 class Places(DataSource):

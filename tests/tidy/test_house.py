@@ -40,7 +40,6 @@ FLOORS = {
         ledger
         bookies
         metadata
-        arguments
         config
         errors
     """,

@@ -18,9 +18,8 @@ EDGES = (
     "bookie_server/start/opening.py",
     "bookie_server/disk/os_disk.py",
     "bookie_server/disk/threads.py",
-    "spark_ledger/bookies/local_files.py",
+    "spark_ledger/bookies/local_reads.py",
     "bookie_server/logs/rocks_index.py",
-    "spark_ledger/ledger/connect.py",
     "spark_ledger/topic/blocking.py",
 )
 FORBIDDEN = {

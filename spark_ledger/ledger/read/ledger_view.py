@@ -52,8 +52,8 @@ class LedgerView:
         record = known.record
         self.ledger_id = record.ledger_id
         self.token = token
-        self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
-        self._cluster = cluster
+        self.quorum = Quorum.of(record)
+        self.cluster = cluster
         self._known = known
         self._lac = NO_ENTRY
         self.last_taken = NO_ENTRY
@@ -84,7 +84,7 @@ class LedgerView:
 
         Raises NoSuchLedger (after a sync always), Unavailable, RowsLost.
         """
-        records = self._cluster.records
+        records = self.cluster.records
         try:
             found = await records.read(self.ledger_id, fresh=fresh, watch=watch)
         except NoSuchLedger:
@@ -103,7 +103,7 @@ class LedgerView:
         """
         if self.record.closed:
             return True
-        loop, config = asyncio.get_running_loop(), self._cluster.config
+        loop, config = asyncio.get_running_loop(), self.cluster.config
         began, looking = loop.time(), loop.create_task(self._look())
         try:
             told = await _told_by(began + config.speculative_read_delay_s, looking)
@@ -147,10 +147,10 @@ class LedgerView:
         DataUnavailable when no bookie responds, Unauthorized.
         """
         ensemble = self.record.last_fragment.ensemble
-        suspects = self._cluster.bookies.quarantine.suspects()
+        suspects = self.cluster.bookies.quarantine.suspects()
         hopeless = sum(1 << slot for slot, bookie in enumerate(ensemble) if bookie in suspects)
         requests = [
-            self._cluster.bookies.read_lac(bookie, self.ledger_id, token=self.token)
+            self.cluster.bookies.read_lac(bookie, self.ledger_id, token=self.token)
             for bookie in ensemble
         ]
         silent, refused = (1 << len(ensemble)) - 1, {}
@@ -171,10 +171,7 @@ class LedgerView:
     def nobody_tells(self, refused: dict[str, ReadLacResponse]) -> LedgerError:
         """The error when no bookie says how far the ledger goes. Unauthorized if so many refuse
         the token that it cannot be the damage of a few."""
-        said = "; ".join(
-            f"{self._cluster.directory.describe(bookie)}: {say(response)}"
-            for bookie, response in sorted(refused.items())
-        )
+        said = self.cluster.told({bookie: say(refused[bookie]) for bookie in sorted(refused)})
         refusing = [response.status for response in refused.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:
             text = f"the password of ledger {self.ledger_id} is another: {said}"
@@ -260,8 +257,8 @@ class Heard:
 class News:
     """Waits for news of one ledger, for any number of callers; keeps one watch on its record."""
 
-    def __init__(self, cluster: Cluster, view: LedgerView) -> None:
-        self._cluster = cluster
+    def __init__(self, view: LedgerView) -> None:
+        self._cluster = view.cluster
         self._view = view
         self._told = asyncio.Event()  # there is a reason to look at the record
         self._doubted = False  # a bookie knows of something that our record does not tell
@@ -288,11 +285,9 @@ class News:
         """Return at the first news: of entries, or of a new version of the record."""
         members = self._view.record.last_fragment.ensemble
         listening = [self._listen(bookie, after, deadline, heard) for bookie in members]
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await first_of([*listening, self._follow_record()])
-        except TimeoutError:
-            pass
 
     # -- the bookies ----------------------------------------------------------------------------
 
@@ -376,26 +371,11 @@ class News:
 
 async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
     """Run all until one ends, or fails: then raise its error. The rest are cancelled."""
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-
-    def ended(task: asyncio.Task[None]) -> None:
-        if over.done() or task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            over.set_result(None)
-        else:
-            over.set_exception(error)
-
-    tasks = [loop.create_task(each) for each in work]
-    for task in tasks:
-        task.add_done_callback(ended)
+    tasks = [asyncio.ensure_future(each) for each in work]
     try:
-        await over
+        for ended in asyncio.as_completed(tasks):
+            return await ended
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if not over.cancel() and not over.cancelled():
-            over.exception()  # met, also when we were cancelled in the same moment

@@ -30,10 +30,9 @@ from functools import partial
 from bookie_server.api.entry import Entry
 from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_of
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import ReadStream, Silent
+from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
-from spark_ledger.bookies.network import Unreachable
-from spark_ledger.ledger.cluster import Cluster, judge, say
+from spark_ledger.ledger.cluster import judge, say
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.read.ledger_view import LedgerView
 
@@ -47,9 +46,6 @@ class SlotRequest:
     ids: EntryIds
     due_at: float
     open: bool = True
-
-    def about(self, entry_id: int) -> bool:
-        return has(self.ids, entry_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,7 @@ def _may_be_asked(
 ) -> int:
     """The mask of slots that may be asked for one entry now."""
     for request in asked:
-        if request.about(entry_id) and holders >> request.slot & 1:
+        if has(request.ids, entry_id) and holders >> request.slot & 1:
             holders &= ~(1 << request.slot)
             if request.open and (now is None or request.due_at > now):
                 return 0
@@ -191,22 +187,13 @@ class Refusals:
 
 
 class RangeFetch:
-    """Fills chunks of one ledger; `heard` takes every last add confirmed that responses carry."""
+    """Fills chunks of one ledger; its view hears every last add confirmed that responses carry."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        quorum: Quorum,
-        ledger_id: int,
-        token: bytes,
-        heard: Callable[[int], None],
-    ) -> None:
-        self.quorum = quorum
-        self._cluster = cluster
-        self._ledger_id = ledger_id
-        self._token = token
-        self._heard = heard
-        self._turn = ledger_id
+    def __init__(self, view: LedgerView) -> None:
+        self.quorum = view.quorum
+        self.cluster = view.cluster
+        self._view = view
+        self._turn = self._ledger_id = view.ledger_id
         self._locations: dict[str, Locations] = {}  # by bookie
         self.avoided = ""
         """A bookie that is asked last for now, besides those in doubt."""
@@ -221,40 +208,32 @@ class RangeFetch:
 
     # -- what a filling needs -----------------------------------------------------------------
 
-    @property
-    def delay_s(self) -> float:
-        return self._cluster.config.speculative_read_delay_s
-
     def order(self, ensemble: tuple[str, ...], block: int | None = None) -> list[int]:
         """The slots in the order in which they are to be asked this time; where files are read
         here the same for each time of a block."""
         self._turn += 1
         near = self.near(ensemble)
         turn = self._turn if block is None or not near else self._ledger_id + block
-        suspects = [*self._cluster.bookies.quarantine.suspects(), self.avoided]
+        suspects = [*self.cluster.bookies.quarantine.suspects(), self.avoided]
         doubtful = [slot for slot, bookie in enumerate(ensemble) if bookie in suspects]
         return preference(self.quorum, turn, doubtful, near)
 
     def near(self, ensemble: tuple[str, ...]) -> list[int]:
         """The slots whose bookies' files may be read here."""
-        if not self._cluster.config.local_reads:
+        if not self.cluster.config.local_reads:
             return []
-        readable = self._cluster.bookies.reads_files_of
+        readable = self.cluster.bookies.reads_files_of
         return [slot for slot, bookie in enumerate(ensemble) if readable(bookie)]
-
-    def overtaken(self, bookie_id: str) -> None:
-        """Another replica, asked later, was sooner."""
-        self._cluster.bookies.quarantine.overtaken(bookie_id)
 
     async def ask(
         self, bookie_id: str, ids: EntryIds, bytes_max: int, later: EntryIds = ()
     ) -> ReadResponse:
         span, *further = spans_of(ids)
-        local = self._cluster.config.local_reads
-        return await self._cluster.bookies.read(
+        local = self.cluster.config.local_reads
+        return await self.cluster.bookies.read(
             *(bookie_id, self._ledger_id, *span),
             max_bytes=bytes_max,
-            token=self._token,
+            token=self._view.token,
             further=further,
             locations=self._locations.setdefault(bookie_id, {}) if local else None,
             ahead=later,
@@ -275,7 +254,7 @@ class RangeFetch:
         if response.status is not Status.OK:
             refusals.add(slot, bookie, request.ids, say(response))
             return
-        self._heard(response.last_add_confirmed)
+        self._view.heard(response.last_add_confirmed)
         for at, entry_id in self._missing_of(chunk, request):
             said = judge(response, self._ledger_id, at, entry_id)
             if said is None and at > 0:
@@ -303,6 +282,7 @@ class Filling:
 
     def __init__(self, fetch: RangeFetch, chunk: ReadChunk, ids: EntryIds) -> None:
         self._fetch = fetch
+        self._quorum = fetch.quorum
         self._chunk = chunk
         self._ids = ids
         self._order = fetch.order(chunk.ensemble, chunk.block)
@@ -312,21 +292,23 @@ class Filling:
 
     async def run(self) -> Refusals:
         """Ask until nothing is missing that a bookie may deliver."""
-        chunk, refusals = self._chunk, Refusals(self._fetch.quorum)
+        chunk, refusals = self._chunk, Refusals(self._quorum)
         chunk.reached = chunk.last
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)
-        self._ask(first_asks(self._fetch.quorum, self._ids, self._order))
+        self._ask(first_asks(self._quorum, self._ids, self._order))
         while True:
             responded = await self._next_response()
             if responded is not None:
                 responded.open = False
                 response = self._requests[responded].result()
                 self._fetch.sort_in(chunk, responded, response, refusals)
-            missing = self._missing()
+            missing = [e for e in self._ids if e not in chunk.entries and e <= chunk.reached]
             if not missing:
                 self._note_overtaken()
                 return refusals
-            self._ask(self._next_asks(missing))
+            now = self._loop.time() if chunk.hurried else None
+            asked, apart = list(self._requests), not isinstance(self._ids, range)
+            self._ask(next_asks(self._quorum, missing, asked, now, self._order, apart=apart))
             if not any(request.open for request in self._requests):
                 return refusals
 
@@ -341,7 +323,7 @@ class Filling:
     def _ask(self, asks: list[Ask]) -> None:
         """Ask these at once; between them they may bring the chunk's bytes."""
         for ask in asks:
-            due_at = self._loop.time() + self._fetch.delay_s
+            due_at = self._loop.time() + self._fetch.cluster.config.speculative_read_delay_s
             request = SlotRequest(ask.slot, ask.ids, due_at)
             bookie = self._chunk.ensemble[ask.slot]
             bytes_max = max(1, self._chunk.bytes_max // len(asks))
@@ -352,16 +334,6 @@ class Filling:
 
     def _ended(self, request: SlotRequest, _: "asyncio.Task[ReadResponse]") -> None:
         self._arrived.put_nowait(request)  # it is open until its response is looked at
-
-    def _next_asks(self, missing: list[int]) -> list[Ask]:
-        now = self._loop.time() if self._chunk.hurried else None
-        asked = list(self._requests)
-        apart = not isinstance(self._ids, range)
-        return next_asks(self._fetch.quorum, missing, asked, now, self._order, apart=apart)
-
-    def _missing(self) -> list[int]:
-        entries, reached = self._chunk.entries, self._chunk.reached
-        return [e for e in self._ids if e not in entries and e <= reached]
 
     # -- waiting ------------------------------------------------------------------------------
 
@@ -386,19 +358,18 @@ class Filling:
         now = self._loop.time()
         for request in self._requests:
             if request.open and request.due_at <= now:
-                self._fetch.overtaken(self._chunk.ensemble[request.slot])
+                bookie = self._chunk.ensemble[request.slot]
+                self._fetch.cluster.bookies.quarantine.overtaken(bookie)
 
 
 class LongRead:
     """Entries first..last from one bookie. Used by one task; `give_up` when done, always."""
 
-    def __init__(
-        self, cluster: Cluster, view: LedgerView, bookie_id: str, first: int, last: int
-    ) -> None:
+    def __init__(self, view: LedgerView, bookie_id: str, first: int, last: int) -> None:
         self.bookie_id = bookie_id
         self.silent = False
         """Whether it ended because the bookie kept the reader waiting."""
-        self._cluster = cluster
+        self._cluster = view.cluster
         self._view = view
         self._next = first
         self.last = last
@@ -411,7 +382,12 @@ class LongRead:
             return []
         try:
             if self._stream is None:
-                self._stream = await self._begin(request_bytes, ahead_bytes)
+                self._stream = await self._cluster.bookies.read_stream(
+                    *(self.bookie_id, self._view.ledger_id, self._next, self.last),
+                    max_bytes=request_bytes,
+                    credit_bytes=max(1, ahead_bytes - request_bytes),
+                    token=self._view.token,
+                )
             else:
                 received_bytes = self._stream.received_bytes
                 await self._stream.grant(received_bytes - self._granted_bytes)
@@ -428,14 +404,6 @@ class LongRead:
         """End the stream; what still comes is dropped."""
         if self._stream is not None:
             self._stream.give_up()
-
-    async def _begin(self, request_bytes: int, ahead_bytes: int) -> ReadStream:
-        return await self._cluster.bookies.read_stream(
-            *(self.bookie_id, self._view.ledger_id, self._next, self.last),
-            max_bytes=request_bytes,
-            credit_bytes=max(1, ahead_bytes - request_bytes),
-            token=self._view.token,
-        )
 
     def _entries(self, response: ReadResponse) -> list[Entry]:
         """The entries that the response brings, up to the first that it does not."""

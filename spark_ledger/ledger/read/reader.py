@@ -58,10 +58,8 @@ class AsyncLedgerReader:
         self.ledger_id = known.record.ledger_id
         self._cluster = cluster
         self._view = LedgerView(cluster, known, tokens.read)
-        self._news = News(cluster, self._view)
-        self._fetch = RangeFetch(
-            cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
-        )
+        self._news = News(self._view)
+        self._fetch = RangeFetch(self._view)
         self._entry_bytes = self._guess()
 
     @property
@@ -286,13 +284,13 @@ class AsyncLedgerReader:
         """Of the first fragment's part of the range."""
         ensemble = self.record.fragment_of(first).ensemble
         bookie = ensemble[self._fetch.order(ensemble)[0]]
-        return LongRead(self._cluster, self._view, bookie, first, self._fragment_end(first, last))
+        return LongRead(self._view, bookie, first, self._fragment_end(first, last))
 
     def _others_delivered(self, long: LongRead) -> None:
         """What this one did not."""
         self._fetch.avoided = ""
         if long.silent and self._view.quorum.ensemble_size > 1:
-            self._fetch.overtaken(long.bookie_id)
+            self._cluster.bookies.quarantine.overtaken(long.bookie_id)
 
     def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
         """How many come before the next neighbours that are worth a stream."""
@@ -386,12 +384,10 @@ class AsyncLedgerReader:
             raise self._unreadable(entry_id, refusals.of(entry_id))
 
     def _unreadable(self, entry_id: int, refusals: dict[str, str]) -> LedgerError:
-        said = "; ".join(
-            f"{self._cluster.directory.describe(bookie)}: {why}" for bookie, why in refusals.items()
-        )
         reasons = list(refusals.values())
         refusing = [why.startswith(Status.UNAUTHORIZED.name) for why in reasons].count(True)
-        text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: {said}"
+        text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: "
+        text += self._cluster.told(refusals)
         kind: type[LedgerError] = DataUnavailable
         remedy = None
         if refusing >= self._view.quorum.ack_quorum:

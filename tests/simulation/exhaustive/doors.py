@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bookie_server.api.entry import Buffer
-from spark_ledger.bookies.network import CallFailed, Stream
+from spark_ledger.bookies.bookie_client import CallFailed, Stream
 from spark_ledger.metadata.store import ANY_VERSION, Operation, SessionState, Versioned, Watcher
 from tests.simulation.disk import SimDisk
 from tests.simulation.exhaustive.messages import STORE, Asked, Call, Message
@@ -45,8 +45,8 @@ class Calls:
 
 
 class NetworkDoor:
-    """spark_ledger.bookies.network.Network. A call that gets no answer waits for ever; one that
-    is told so (`None` for an answer) failed."""
+    """spark_ledger.bookies.bookie_client.Network. A call that gets no answer waits for ever; one
+    that is told so (`None` for an answer) failed."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import pack_header
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
@@ -124,9 +125,9 @@ def plain_write_backs(write_back: Any) -> Any:
     def plain(self: Any, entry: Any, frozen_lac: int) -> Any:
         pending = write_back(self, entry, frozen_lac)
         header = entry.header._replace(last_add_confirmed=frozen_lac)
-        add = Add([pack_header(header), entry.payload], False, self._token)
+        packed = encode_add(Add([pack_header(header), entry.payload], False, self._token))
         counts = pending.cumulative_bytes, pending.cumulative_rows
-        return PendingAdd(pending.entry_id, add, pending.size, *counts, pending.appended_at)
+        return PendingAdd(pending.entry_id, packed, pending.size, *counts, pending.appended_at)
 
     return plain
 

@@ -11,8 +11,8 @@ from spark_ledger.config import (
     resolve_service_url,
 )
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.ledger.connect import connect
 from spark_ledger.metadata import zookeeper
+from spark_ledger.process import connect
 
 
 @pytest.fixture(autouse=True)

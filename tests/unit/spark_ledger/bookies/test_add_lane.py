@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import FRAME_ADDS_MAX, WORTH_A_FRAME, AddLane
-from spark_ledger.bookies.network import Unreachable
+from spark_ledger.bookies.bookie_client import FRAME_ADDS_MAX, WORTH_A_FRAME, AddLane, Unreachable
 from tests.simulation.loop import run
 
 

@@ -8,8 +8,7 @@ import pytest
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import BookieClient
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import BookieClient, CallFailed
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current

@@ -5,8 +5,7 @@ import pytest
 from bookie_server.api import codec
 from bookie_server.api.messages import InfoResponse
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_listing import ask, why_not_ready
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed, ask, why_not_ready
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from bookie_server.api.frames import HEAD_BYTES, FrameKind, pack_head, unpack_head
 from spark_ledger.bookies import frame_network
+from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
-from spark_ledger.bookies.network import CallFailed, TooLate
 from tests.kit.waiting import until
 
 PATIENCE_S = 20

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from bookie_server.api.messages import EntryLocation
-from spark_ledger.bookies import local_files
-from spark_ledger.bookies.local_files import GAP_BYTES_MAX, RUN_BYTES_MAX, THREADS, HostFiles
+from spark_ledger.bookies import local_reads
+from spark_ledger.bookies.local_reads import GAP_BYTES_MAX, RUN_BYTES_MAX, THREADS, HostFiles
 
 
 def at(path, position, length):
@@ -37,7 +37,7 @@ def preads(monkeypatch):
         seen.append((position, length))
         return pread(file, length, position)
 
-    monkeypatch.setattr(local_files.os, "pread", noted)
+    monkeypatch.setattr(local_reads.os, "pread", noted)
     return seen
 
 

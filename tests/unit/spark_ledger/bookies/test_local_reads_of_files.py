@@ -21,10 +21,9 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Status, StopReason
-from spark_ledger.bookies import local_files
-from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies import local_reads
+from spark_ledger.bookies.bookie_client import BookieClient, CallFailed
 from spark_ledger.bookies.local_reads import LOCAL_S, RETRY_S
-from spark_ledger.bookies.network import CallFailed
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.ledger.quorum import Quorum
@@ -196,7 +195,7 @@ def test_neighbours_are_one_read_of_their_file(tmp_path, monkeypatch):
 
     async def test(rig: Rig) -> None:
         await rig.read(1, 1)  # the directory is known then
-        monkeypatch.setattr(local_files.os, "pread", counted)
+        monkeypatch.setattr(local_reads.os, "pread", counted)
         await rig.read()
         first, last = rig.bookie.locations[1], rig.bookie.locations[COUNT - 1]
         length = last.position + last.entry_bytes - first.position
@@ -364,7 +363,9 @@ def test_files_that_went_wrong_after_a_directory_was_known_are_asked_of_the_book
 def test_a_reader_asks_for_locations_only_if_its_setting_says_so(tmp_path, local):
     async def test(rig: Rig) -> None:
         cluster = SimpleNamespace(bookies=rig.client, config=ClientConfig(local_reads=local))
-        fetch = RangeFetch(cluster, Quorum(1, 1, 1), LEDGER, b"", lambda lac: None)
+        view = SimpleNamespace(cluster=cluster, quorum=Quorum(1, 1, 1), ledger_id=LEDGER, token=b"")
+        view.heard = lambda lac: None
+        fetch = RangeFetch(view)
         chunk = ReadChunk(range(2), (BOOKIE,), 0, 1 << 20)
         await fetch.fill(chunk)
         assert sorted(chunk.entries) == [0, 1]
@@ -404,7 +405,7 @@ def hung(monkeypatch):
         over.wait(60)
         raise OSError("too late")
 
-    monkeypatch.setattr(local_files.os, "pread", hangs)
+    monkeypatch.setattr(local_reads.os, "pread", hangs)
     yield begun
     over.set()
 
@@ -423,12 +424,12 @@ async def longest_pause() -> float:
 def test_a_disk_that_hangs_holds_a_reader_up_for_a_moment_and_the_event_loop_not_at_all(
     tmp_path, hung, monkeypatch
 ):
-    monkeypatch.setattr(local_files, "THREADS", 2)
+    monkeypatch.setattr(local_reads, "THREADS", 2)
 
     async def test(rig: Rig) -> None:
         pauses = asyncio.ensure_future(longest_pause())
         await asyncio.sleep(0)
-        for _ in range(local_files.THREADS + 2):  # more than there are threads
+        for _ in range(local_reads.THREADS + 2):  # more than there are threads
             began = time.monotonic()
             assert await rig.asked() == [True, False]
             assert LOCAL_S <= time.monotonic() - began < 3 * LOCAL_S
@@ -444,7 +445,7 @@ def test_a_disk_that_hangs_holds_a_reader_up_for_a_moment_and_the_event_loop_not
 
 def test_closing_a_client_ends_its_reads_of_a_disk_that_hangs(tmp_path, hung):
     async def test(rig: Rig) -> None:
-        reads = [asyncio.ensure_future(rig.read()) for _ in range(2 * local_files.THREADS)]
+        reads = [asyncio.ensure_future(rig.read()) for _ in range(2 * local_reads.THREADS)]
         assert await asyncio.to_thread(hung.wait, 30)
         await rig.client.close()
         for ended in await asyncio.gather(*reads, return_exceptions=True):
@@ -474,11 +475,11 @@ def test_files_that_were_closed_are_read_no_more_and_keep_no_thread(tmp_path):
         return sum(one.name.startswith("local-reads") for one in new)
 
     async def test(rig: Rig) -> None:
-        files = local_files.HostFiles()
+        files = local_reads.HostFiles()
         there = m.EntryLocation(str(rig.bookie.folder), FILE, 0, 2)
-        for _ in range(2 * local_files.THREADS):
+        for _ in range(2 * local_reads.THREADS):
             assert await files.read([there], lambda found: bytes(found[0])) == b"\0\0"
-        assert threads() == local_files.THREADS
+        assert threads() == local_reads.THREADS
         files.close()
         assert await asyncio.to_thread(eventually, lambda: threads() == 0)
         with pytest.raises(OSError, match="closed"):
@@ -490,7 +491,7 @@ def test_files_that_were_closed_are_read_no_more_and_keep_no_thread(tmp_path):
 HANGS_AT_EXIT = """
 import asyncio, os, threading
 from bookie_server.api.messages import EntryLocation
-from spark_ledger.bookies.local_files import HostFiles
+from spark_ledger.bookies.local_reads import HostFiles
 
 os.pread = lambda *_: threading.Event().wait()
 

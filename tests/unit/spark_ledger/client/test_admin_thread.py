@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 
 from spark_ledger.client.admin import Admin
-from spark_ledger.client.calls import Calls
-from spark_ledger.process import background_loop
+from spark_ledger.process import Calls, background_loop
 
 
 class Parts:

@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError, Future, as_completed, wait
 
 import pytest
 
-from spark_ledger.client.append_future import AppendFuture, SharedLock
+from spark_ledger.client.ledger_client import AppendFuture, SharedLock
 
 
 @pytest.fixture

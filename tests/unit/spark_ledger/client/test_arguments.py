@@ -3,9 +3,9 @@
 import pytest
 
 from spark_ledger import errors, process
+from spark_ledger.client import ledger_client
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.config import DEFAULT_SERVICE_URL, ClientConfig, client_config
-from spark_ledger.ledger import connect
 from spark_ledger.process import background_loop
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 
@@ -24,7 +24,8 @@ def connected(monkeypatch: pytest.MonkeyPatch):
         stores.append((await cluster_of(4, **chosen))[1])
         return stores[-1]
 
-    monkeypatch.setattr(connect, "connect", to_fakes)
+    for module in (process, ledger_client):
+        monkeypatch.setattr(module, "connect", to_fakes)
     yield urls
     for store in stores:
         background_loop().run(store.close())

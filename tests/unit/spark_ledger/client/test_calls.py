@@ -7,9 +7,8 @@ import time
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.client.calls import Calls
 from spark_ledger.client.ledger_client import LedgerReader, LedgerWriter
-from spark_ledger.process import background_loop
+from spark_ledger.process import Calls, background_loop
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 
 

@@ -8,7 +8,7 @@ import pytest
 from bookie_server.api.entry import unpack_entry
 from spark_ledger import errors
 from spark_ledger.client.ledger_client import LedgerReader, LedgerWriter
-from spark_ledger.process import background_loop
+from spark_ledger.process import Calls, background_loop
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 
 
@@ -17,7 +17,7 @@ def writer():
     background = background_loop()
     _, ledgers = background.run(cluster_of(3, entry_bytes_max=1000))
     core = background.run(ledgers.create(3, 3, 2))
-    yield LedgerWriter(background, core, ledgers.config.inflight_bytes)
+    yield LedgerWriter(Calls(background), core, ledgers.config.inflight_bytes)
     background.run(ledgers.close())
 
 
@@ -55,7 +55,7 @@ def test_a_buffer_may_be_used_again_as_soon_as_append_async_returned(wrap):
     background = background_loop()
     cluster, ledgers = background.run(cluster_of(3))
     core = background.run(ledgers.create(3, 3, 2))
-    writer = LedgerWriter(background, core, ledgers.config.inflight_bytes)
+    writer = LedgerWriter(Calls(background), core, ledgers.config.inflight_bytes)
     held, buffer = threading.Event(), bytearray(b"first")
     background.loop.call_soon_threadsafe(held.wait)
     added = writer.append_async(wrap(buffer))
@@ -79,15 +79,15 @@ def test_what_can_be_read_before_an_entry_that_cannot_is_read():
     background = background_loop()
     cluster, ledgers = background.run(cluster_of(3))
     core = background.run(ledgers.create(3, 3, 2))
-    with LedgerWriter(background, core, ledgers.config.inflight_bytes) as writer:
+    with LedgerWriter(Calls(background), core, ledgers.config.inflight_bytes) as writer:
         for number in range(10):
             writer.append(b"%d" % number)
     for bookie in cluster.bookies.values():
         bookie.entries.pop((core.ledger_id, 7))
     reader = background.run(ledgers.open(core.ledger_id, recover=False))
     for read in (
-        LedgerReader(background, reader).read(0, 9),
-        LedgerReader(background, reader).tail(),
+        LedgerReader(Calls(background), reader).read(0, 9),
+        LedgerReader(Calls(background), reader).tail(),
     ):
         found = []
         with pytest.raises(errors.DataUnavailable, match="entry 7"):

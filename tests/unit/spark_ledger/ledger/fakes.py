@@ -19,9 +19,8 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer, EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.messages import ids_in, spans_of
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies.bookie_client import BookieClient, CallFailed, TooLate
 from spark_ledger.bookies.directory import BookieDirectory
-from spark_ledger.bookies.network import CallFailed, TooLate
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.placement import resolve

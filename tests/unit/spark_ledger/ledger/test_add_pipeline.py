@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bookie_server.api.codec import encode_add
 from bookie_server.api.messages import Add, AddResult
 from bookie_server.api.status import Status
 from spark_ledger import errors
@@ -64,7 +65,7 @@ class Pipe:
         for _ in range(count):
             future = asyncio.get_running_loop().create_future()
             entry_id, self.next = self.next, self.next + 1
-            add = Add([str(entry_id).encode()], False, b"")
+            add = encode_add(Add([str(entry_id).encode()], False, b""))
             now = asyncio.get_running_loop().time()
             self.pipeline.push(PendingAdd(entry_id, add, 1, 0, 0, now, Waiter(self, future)))
             futures.append(future)

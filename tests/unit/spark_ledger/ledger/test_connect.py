@@ -6,8 +6,8 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.config import ClientConfig
-from spark_ledger.ledger.connect import connect
 from spark_ledger.metadata import cluster, paths, zookeeper
+from spark_ledger.process import connect
 from tests.simulation.store import SimStore
 from tests.unit.spark_ledger.ledger.fakes import simulated
 

@@ -7,7 +7,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger import policies

@@ -5,7 +5,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed
 from spark_ledger.ledger.read.range_fetch import RangeFetch
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated

@@ -9,8 +9,8 @@ import pytest
 from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import BadConfig
-from spark_ledger.ledger.connect import connect
 from spark_ledger.ledger.placement import PlacementRequest, choose, resolve
+from spark_ledger.process import connect
 from tests.unit.spark_ledger.ledger import policies
 
 POLICIES = policies.__name__

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from bookie_server.api.messages import has
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.read.range_fetch import SlotRequest, first_asks, next_asks, preference
 
@@ -83,7 +84,7 @@ def test_when_all_refuse_each_member_of_a_write_set_is_asked_once(quorum):
     while asks := next_asks(quorum, missing, asked, None, order):
         asked += [SlotRequest(ask.slot, ask.ids, 0.0, open=False) for ask in asks]
     for entry in missing:
-        slots = [q.slot for q in asked if q.about(entry) and holds(quorum, q.slot, entry)]
+        slots = [q.slot for q in asked if has(q.ids, entry) and holds(quorum, q.slot, entry)]
         assert set(slots) == set(quorum.write_set(entry))
         if quorum.write_quorum == quorum.ensemble_size:
             assert len(slots) == len(set(slots))

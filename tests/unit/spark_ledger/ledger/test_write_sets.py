@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from bookie_server.api.codec import encode_add
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.messages import Add
 from spark_ledger.ledger.add_pipeline import AddPipeline
@@ -44,7 +45,7 @@ async def add(ledgers, record, base):
             *(record.ledger_id, entry_id, base - 1, *sizes, len(payload), payload_crc([payload]))
         )
         future = asyncio.get_running_loop().create_future()
-        message = Add([pack_header(header), payload], False, b"")
+        message = encode_add(Add([pack_header(header), payload], False, b""))
         now = asyncio.get_running_loop().time()
         pipeline.push(PendingAdd(entry_id, message, len(payload), *sizes, now, future))
         futures.append(future)

@@ -9,7 +9,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status
 from spark_ledger import errors
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.bookie_client import CallFailed
 from spark_ledger.ledger.writer import own_parts
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState, decode

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from spark_ledger.metadata.outage import Outage
+from spark_ledger.metadata.zookeeper import Outage
 from tests.unit.spark_ledger.ledger.fakes import simulated
 
 

@@ -1,7 +1,7 @@
 import pytest
 
+from spark_ledger.config import ServiceUrl, parse
 from spark_ledger.errors import BadConfig
-from spark_ledger.metadata.zookeeper import ServiceUrl, parse
 
 
 def test_a_url_is_its_hosts_and_its_root():

@@ -6,6 +6,7 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.metadata.ledger_record import LedgerState
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.audit import audit
@@ -187,9 +188,9 @@ async def test_a_member_that_is_down_is_not_moved_and_others_beside_it_neither()
     writer = await ledger_of(ledgers, 2)
     record = (await ledgers.record(writer.ledger_id)).record
     ensemble = ("a", "b", "c")
-    assert slots.misplaced_in(ledgers.cluster, slots.quorum_of(record), ensemble) == [0, 1]
+    assert slots.misplaced_in(ledgers.cluster, Quorum.of(record), ensemble) == [0, 1]
     await gone(cluster, "c")
-    assert slots.misplaced_in(ledgers.cluster, slots.quorum_of(record), ensemble) == []
+    assert slots.misplaced_in(ledgers.cluster, Quorum.of(record), ensemble) == []
 
 
 @simulated
@@ -199,7 +200,7 @@ async def test_with_hard_racks_a_copy_moves_only_to_a_known_rack_of_its_own():
     await cluster.register("d", "r1")
     await cluster.register("e", "")
     await asyncio.sleep(1)
-    quorum = slots.quorum_of(record)
+    quorum = Quorum.of(record)
     assert slots.misplaced_in(ledgers.cluster, quorum, ("a", "d", "b")) == [0, 1], "c is on r3"
     await gone(cluster, "c")
     assert slots.misplaced_in(ledgers.cluster, quorum, ("a", "d", "b")) == []
