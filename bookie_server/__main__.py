@@ -109,14 +109,6 @@ def main() -> None:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Those of the process, or the ones given. Ends it with BAD_CONFIG when they are wrong."""
-    parser = _parser()
-    found = parser.parse_args(arguments)
-    if found.force and not found.rebuild_index:
-        parser.error("--force is for --rebuild-index, which is not given")
-    return found
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("bookie_server", description="One storage node.")
     parser.add_argument("--config", type=Path, help="settings, as in conf/bookie.toml")
     parser.add_argument(
@@ -137,7 +129,10 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --rebuild-index: also when every index can be opened",
     )
-    return parser
+    found = parser.parse_args(arguments)
+    if found.force and not found.rebuild_index:
+        parser.error("--force is for --rebuild-index, which is not given")
+    return found
 
 
 async def _rebuild(config: BookieConfig, force: bool) -> None:
@@ -227,7 +222,10 @@ async def _serve(
     stop.serving = True
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
     bookie.phase = ""
-    _say_ready(bookie.bookie_id, registration)
+    served = {"address": registration.address, "frames": registration.frames}
+    text = "bookie %s is registered; it serves gRPC at %s, frames at %s"
+    log.info(text, bookie.bookie_id, *served.values())
+    print(json.dumps({"bookie_id": bookie.bookie_id, **served}), flush=True)
     try:
         await _until_stopped_or_failed(stop, bookie)
     finally:
@@ -268,14 +266,6 @@ async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
             )
     await disks.format(identity)
     return identity
-
-
-def _say_ready(bookie_id: str, registration: Registration) -> None:
-    address, frames = registration.address, registration.frames
-    log.info(
-        "bookie %s is registered; it serves gRPC at %s, frames at %s", bookie_id, address, frames
-    )
-    print(json.dumps({"bookie_id": bookie_id, "address": address, "frames": frames}), flush=True)
 
 
 class _Stop:

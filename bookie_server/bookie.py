@@ -86,7 +86,6 @@ class Bookie:
         """How many wait for news of a last add confirmed; each is an object, none a thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
         self.reclaim = Reclaim(storage, self.ledgers, metadata, config, bookie_id, cluster_id)
-        self._reclaiming = asyncio.ensure_future(self.reclaim.run())
         records = ClusterLedgers(metadata, cluster_id)
         self._limbo = Limbo(
             *(bookie_id, storage, self.ledgers, metadata, records, config.limbo_check_s),
@@ -95,12 +94,11 @@ class Bookie:
         disks.listeners.append(self._limbo.wake)
         storage.on_doubt = self._standing_changed
         storage.on_quarantine = self._limbo.damaged
-        self._doubting = asyncio.ensure_future(self._doubt(cluster_id))
-        self._watching = asyncio.ensure_future(disks.run())
-        for task in (
-            *(self._storage_task, storage.journals_ended, self._reclaiming, self._watching),
-            self._doubting,
-        ):
+        # without the id of its cluster it cannot tell which ledgers it may have had
+        limbo = [self._limbo.run()] if cluster_id else []
+        background = [self.reclaim.run(), *limbo, disks.run()]
+        self._background = [asyncio.ensure_future(work) for work in background]
+        for task in (self._storage_task, storage.journals_ended, *self._background):
             task.add_done_callback(self._on_task_end)
 
     @classmethod
@@ -159,11 +157,6 @@ class Bookie:
         return self.storage.damage
 
     @property
-    def _is_exhausted(self) -> bool:
-        unflushed_bytes = self.storage.unflushed_bytes
-        return disk_monitor.exhausted(self.disks.states, unflushed_bytes, self._config)
-
-    @property
     def retry_after_ms(self) -> int:
         """When a caller refused because of pending adds should try again."""
         return self._adder.retry_after_ms
@@ -207,9 +200,8 @@ class Bookie:
         Raises JournalFailed or DiskFailed when the node had failed or fails now.
         """
         self.drain()
-        self._reclaiming.cancel()
-        self._doubting.cancel()
-        self._watching.cancel()
+        for task in self._background:
+            task.cancel()
         await self._idle.wait()
         self.storage.stop()
         await self._storage_task
@@ -218,20 +210,14 @@ class Bookie:
     def abandon(self) -> None:
         """End at once, as a crash would: nothing is flushed, no response is sent."""
         self._stopping = True
-        self._reclaiming.cancel()
-        self._doubting.cancel()
-        self._watching.cancel()
+        for task in self._background:
+            task.cancel()
         self._storage_task.cancel()
         self.storage.abandon()
 
     def _standing_changed(self) -> None:
         for listener in self.disks.listeners:
             listener()
-
-    async def _doubt(self, cluster_id: str) -> None:
-        """A node that does not know its cluster cannot tell which ledgers it may have had."""
-        if cluster_id:
-            await self._limbo.run()
 
     def _on_task_end(self, task: asyncio.Future[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -243,7 +229,9 @@ class Bookie:
     async def _dispatch(self, request: m.Request) -> m.Response:
         if isinstance(request, m.AddRequest):
             reason = self.readonly_reason
-            exhausted = bool(reason) and self._is_exhausted
+            exhausted = bool(reason) and disk_monitor.exhausted(
+                self.disks.states, self.storage.unflushed_bytes, self._config
+            )
             return await self._adder.add(request, reason, even_recovery=exhausted)
         if isinstance(request, m.ReadRequest):
             return await self._read(request)
@@ -260,9 +248,7 @@ class Bookie:
     # -- read --
 
     async def _read(self, request: m.ReadRequest) -> m.ReadResponse:
-        first, last = request.first_entry, request.last_entry
-        if request.ledger_id < 0 or not 0 <= first <= last:
-            reason = f"no range of entries: {request.ledger_id}:{first}..{last}"
+        if reason := _no_range(request):
             return m.ReadResponse(Status.BAD_REQUEST, reason=reason)
         if not request.fence and not self.ledgers.known(request.ledger_id):
             return m.ReadResponse(Status.NO_SUCH_LEDGER)
@@ -304,7 +290,8 @@ class Bookie:
     def _read_response(
         self, request: m.ReadRequest, ids: EntryIds, handle: LedgerHandle, found: Range
     ) -> m.ReadResponse:
-        absent = m.EntryResult(self._absence(handle))
+        # a node responds *no such entry* only if it is certain
+        absent = m.EntryResult(absence(self.storage.limbo(handle.ledger_id)))
         results: list[m.EntryResult] = []
         for entry_id in ids:
             entry = found.entries.get(entry_id)
@@ -329,8 +316,7 @@ class Bookie:
     async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
         """What cache and index say; whether an entry can be read is for the scrub to say."""
         first, last = request.first_entry, request.last_entry
-        if request.ledger_id < 0 or not 0 <= first <= last:
-            reason = f"no range of entries: {request.ledger_id}:{first}..{last}"
+        if reason := _no_range(request):
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
         if not self.ledgers.known(request.ledger_id):
             return m.StoredResponse(Status.OK, last)
@@ -343,11 +329,6 @@ class Bookie:
             flushes = self.storage.flushes
             found = await self.storage.reader.stored(request.ledger_id, first, through)
         return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
-
-    def _absence(self, handle: LedgerHandle) -> Status:
-        """What an entry that is not stored gets: a node responds *no such entry* only if it is
-        certain."""
-        return absence(self.storage.limbo(handle.ledger_id))
 
     # -- fence, last add confirmed --
 
@@ -413,6 +394,14 @@ class Bookie:
             len(self.ledgers.in_limbo()) + bool(self.ledgers.every().limbo),
             self.reclaim.describe(),
         )
+
+
+def _no_range(request: m.ReadRequest | m.StoredRequest) -> str:
+    """Why the request is about no entries; empty: it is about some."""
+    ledger_id, first, last = request.ledger_id, request.first_entry, request.last_entry
+    if ledger_id < 0 or not 0 <= first <= last:
+        return f"no range of entries: {ledger_id}:{first}..{last}"
+    return ""
 
 
 def _has_failed(done: asyncio.Future[None]) -> bool:

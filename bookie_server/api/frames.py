@@ -34,7 +34,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
@@ -153,67 +153,55 @@ class FrameReader:
         self._admit = admit
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._scratch_end = 0
-        self._receiving: Head | None = None  # of the body on its way, if it was admitted
-        self._body = memoryview(b"")
-        self._filled = 0
-        self._passing: Head | None = None
-        self._to_pass = 0
+        self._head: Head | None = None  # of the body on its way
+        self._body: memoryview | None = None  # None: it was not admitted
+        self._missing = 0  # bytes of it
 
     def give_up(self) -> None:
         """The connection is lost: a body that is not whole goes now, not when a cycle is found."""
-        self._receiving, self._body = None, memoryview(b"")
+        self._head = self._body = None
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong, at least one; some of it may stay empty."""
-        if self._receiving is not None:
-            return self._body[self._filled :]
-        if self._passing is not None:
-            return self._scratch[: self._to_pass]
-        return self._scratch[self._scratch_end :]
+        if self._head is None:
+            return self._scratch[self._scratch_end :]
+        if self._body is None:
+            return self._scratch[: self._missing]
+        return self._body[len(self._body) - self._missing :]
 
     def received(self, count: int) -> list[Frame]:
         """So many bytes were put into `buffer()`; returns the frames that are whole now.
 
         Raises BadFrame; the reader is useless then.
         """
-        if self._receiving is not None:
-            self._filled += count
-            return self._completed() if self._filled == len(self._body) else []
-        if self._passing is not None:
-            self._to_pass -= count
-            return [] if self._to_pass else self._passed()
-        self._scratch_end += count
-        return self._cut()
-
-    def _completed(self) -> list[Frame]:
-        head, body = self._receiving, self._body
-        assert head is not None
-        self._receiving, self._body = None, memoryview(b"")
-        return [Frame(head, body.toreadonly())]
-
-    def _passed(self) -> list[Frame]:
-        head, self._passing = self._passing, None
-        assert head is not None
-        return [Frame(head, None)]
+        if self._head is None:
+            self._scratch_end += count
+            return self._cut()
+        self._missing -= count
+        if self._missing:
+            return []
+        body = None if self._body is None else self._body.toreadonly()
+        frame = Frame(self._head, body)
+        self._head = self._body = None
+        return [frame]
 
     def _cut(self) -> list[Frame]:
         """The frames in the scratch buffer; of the last one perhaps only the beginning is there."""
         frames: list[Frame] = []
         scratch, at, end = self._scratch, 0, self._scratch_end
-        while end - at >= HEAD_BYTES and self._receiving is None and self._passing is None:
+        while end - at >= HEAD_BYTES and self._head is None:
             head = unpack_head(scratch, at, self._body_bytes_max)
             at += HEAD_BYTES
             here = min(end - at, head.length)
             admitted = self._admit(head)
             if here == head.length:
-                frames.append(Frame(head, memoryview(bytes(scratch[at : at + here]))))
-                frames[-1] = frames[-1] if admitted else Frame(head, None)
-            elif admitted:
-                self._receiving, self._body = head, memoryview(_new_buffer(head.length))
-                self._body[:here] = scratch[at : at + here]
-                self._filled = here
+                body = memoryview(bytes(scratch[at : at + here])) if admitted else None
+                frames.append(Frame(head, body))
             else:
-                self._passing, self._to_pass = head, head.length - here
+                self._head, self._missing = head, head.length - here
+                if admitted:
+                    self._body = memoryview(_new_buffer(head.length))
+                    self._body[:here] = scratch[at : at + here]
             at += here
         left = end - at
         if left and at:
@@ -310,10 +298,9 @@ class FrameConnection:
     async def drained(self) -> None:
         """Return when all is sent, or the connection lost."""
         if self._unsent:
-            done: asyncio.Future[None] = self._loop.create_future()
-            mark = self._sent_bytes + self.unsent_bytes
-            self._marks.append((mark, partial(_finish, done)))
-            await done
+            done = asyncio.Event()
+            self._marks.append((self._sent_bytes + self.unsent_bytes, done.set))
+            await done.wait()
 
     # -- out ----------------------------------------------------------------------------------
 
@@ -336,7 +323,7 @@ class FrameConnection:
         """Hand to the kernel what it takes."""
         unsent = self._unsent
         while unsent:
-            some = list(unsent) if len(unsent) <= BUFFERS_MAX else _first(unsent)
+            some = list(islice(unsent, BUFFERS_MAX))
             try:
                 count = self._sock.sendmsg(some)
             except (BlockingIOError, InterruptedError):
@@ -399,15 +386,6 @@ class FrameConnection:
                 return
             if count < len(buffer) or not self._reading:
                 return
-
-
-def _finish(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
-
-
-def _first(unsent: deque[Buffer]) -> list[Buffer]:
-    return [unsent[index] for index in range(BUFFERS_MAX)]
 
 
 def _tune(sock: socket.socket) -> None:

@@ -197,8 +197,7 @@ class LedgerHandles:
 
     def known(self, ledger_id: int) -> bool:
         """Whether this node ever met the ledger. In every-ledger limbo "never" is uncertain."""
-        every = self._storage.state(EVERY_LEDGER)
-        return self._storage.state(ledger_id) is not None or bool(every and every.limbo)
+        return self._storage.state(ledger_id) is not None or bool(self.every().limbo)
 
     def get(self, ledger_id: int) -> LedgerHandle | None:
         return self._handles.get(ledger_id)

@@ -10,12 +10,10 @@ everything else is refused as if no process listened; a connection costs no thre
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
 
 from bookie_server.api import messages as m
-from bookie_server.api.entry import Buffer
 from bookie_server.api.frames import (
     HEAD_BYTES,
     METHOD_NAMES,
@@ -35,13 +33,13 @@ from bookie_server.serve.gateway import listening
 from bookie_server.serve.handler import (
     REQUEST_OVERHEAD_BYTES,
     STARTING,
+    Credit,
     EncodedResponse,
     respond_counted,
     serve_stream,
 )
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
-CREDITS_MAX = 100  # messages of one stream that are not processed yet
 SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
 UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it the caller is not read from
 ACCEPT_AGAIN_S = 1.0
@@ -49,8 +47,6 @@ _NUMBERS = {
     FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
     FrameKind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
 }
-_Messages = asyncio.Queue[memoryview | None]
-"""Of a stream, not processed yet; None: the caller has ended it."""
 log = logging.getLogger(__name__)
 
 
@@ -122,7 +118,7 @@ class _Caller:
         self._bookie = service.bookie
         self._name = f"frames {sock.fileno()}"
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._streams: dict[int, _Messages] = {}
+        self._streams: dict[int, Credit] = {}
         self._admitted_bytes = 0
         """Counted in `bookie.received`, of requests whose bytes are not all there yet."""
         self.connection = FrameConnection(
@@ -136,8 +132,8 @@ class _Caller:
 
     async def ended(self) -> None:
         """Return when nothing is under way any more and all responses are sent."""
-        for messages in self._streams.values():
-            messages.put_nowait(None)
+        for credit in self._streams.values():
+            credit.end()
         while self._calls:
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
         await self.connection.drained()
@@ -174,8 +170,8 @@ class _Caller:
             if (task := self._calls.get(head.call)) is not None:
                 task.cancel()
         elif head.kind is FrameKind.END:
-            if (messages := self._streams.get(head.call)) is not None:
-                messages.put_nowait(None)
+            if (credit := self._streams.get(head.call)) is not None:
+                credit.end()
         else:
             self.connection.close(f"a caller does not send {head.kind.name}")
 
@@ -196,15 +192,13 @@ class _Caller:
             return
         bookie, size = self._take_over(body)
         bookie.received.give_back(size)
-        messages = self._streams.get(head.call)
-        if messages is None:
+        credit = self._streams.get(head.call)
+        if credit is None:
             if head.call in self._calls:
                 return  # credit for a stream that has just ended, or a caller's mistake
-            messages = self._streams[head.call] = asyncio.Queue()
-            self._run(bookie, head, 0, messages)
-        messages.put_nowait(body)
-        if messages.qsize() > CREDITS_MAX:
-            self.connection.close("a stream sends more than is taken")
+            credit = self._streams[head.call] = Credit()
+            self._run(bookie, head, 0, credit)
+        credit.put(body)
 
     def _take_over(self, body: memoryview) -> tuple[Bookie, int]:
         """The bytes are all there: they are counted by their call from now on."""
@@ -213,7 +207,7 @@ class _Caller:
         self._admitted_bytes -= size
         return self._bookie, size
 
-    def _run(self, bookie: Bookie, head: Head, size: int, given: memoryview | _Messages) -> None:
+    def _run(self, bookie: Bookie, head: Head, size: int, given: memoryview | Credit) -> None:
         task = asyncio.get_running_loop().create_task(self._carry_out(bookie, head, given))
         self._calls[head.call] = task
         task.add_done_callback(partial(self._done, bookie, head.call, size))
@@ -235,7 +229,7 @@ class _Caller:
 
     # -- out ----------------------------------------------------------------------------------
 
-    async def _carry_out(self, bookie: Bookie, head: Head, given: memoryview | _Messages) -> None:
+    async def _carry_out(self, bookie: Bookie, head: Head, given: memoryview | Credit) -> None:
         method = METHOD_NAMES[head.method]
         calling.set(self._name)
         try:
@@ -243,10 +237,7 @@ class _Caller:
                 response = await respond_counted(bookie, method, given)
                 self._respond(FrameKind.ANSWER, head.call, response)
             else:
-                async with (
-                    aclosing(_until_none(given)) as messages,
-                    aclosing(serve_stream(bookie, messages)) as responses,
-                ):
+                async with aclosing(serve_stream(bookie, given)) as responses:
                     async for _, response in responses:
                         self._respond(FrameKind.STREAM, head.call, response)
                         await self.connection.drained()
@@ -276,8 +267,3 @@ class _Caller:
 
     def _send(self, kind: FrameKind, call: int, body: bytes = b"") -> None:
         self.connection.send((pack_head(kind, call, len(body)) + body,), HEAD_BYTES + len(body))
-
-
-async def _until_none(messages: _Messages) -> AsyncGenerator[Buffer, None]:
-    while (message := await messages.get()) is not None:
-        yield message

@@ -9,7 +9,7 @@ A call's context is in a cycle of grpc's own, so nothing it refers to holds a re
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from bookie_server.api import bookie_pb2
 from bookie_server.api.messages import METHODS
 from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.handler import STARTING, respond, serve_stream
+from bookie_server.serve.handler import STARTING, Credit, hear, respond, serve_stream
 
 LARGE_MESSAGES = (
     ("grpc.http2.max_frame_size", 4 << 20),
@@ -47,7 +47,7 @@ class BookieService:
 
     def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
         self._ready_bookie = bookie
-        self._stopping = asyncio.Event()
+        self._streams: dict[Credit, None] = {}
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=CALLS_MAX,
             options=[
@@ -89,7 +89,8 @@ class BookieService:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; those under way get `grace_s` to end."""
-        self._stopping.set()
+        for credit in self._streams:  # a stream that waits for credit holds up no stop
+            credit.end()
         await self._server.stop(grace_s)
 
     def _method(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
@@ -112,9 +113,11 @@ class BookieService:
     async def _read_stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         bookie = self._ready_bookie or await _refuse(context)
         calling.set(context.peer())
+        credit = Credit()
+        self._streams[credit] = None
+        hearing = asyncio.ensure_future(hear(requests, credit))
         try:
-            heard = _until(self._stopping, requests)
-            async with aclosing(heard), aclosing(serve_stream(bookie, heard)) as responses:
+            async with aclosing(serve_stream(bookie, credit)) as responses:
                 async for _, response in responses:
                     try:
                         await context.write(response.data)
@@ -123,6 +126,10 @@ class BookieService:
         except Exception:
             log.exception("ReadStream failed")
             raise
+        finally:
+            del self._streams[credit]
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
 
 
 async def listening(listen: str, setting: str) -> socket.socket:
@@ -143,29 +150,6 @@ async def listening(listen: str, setting: str) -> socket.socket:
             f"cannot listen on {listen}: {why}. Stop whoever listens there, or set {setting} to an"
             " address of this machine that is free"
         ) from error
-
-
-async def _until(
-    ended: asyncio.Event, requests: AsyncIterator[bytes]
-) -> AsyncGenerator[bytes, None]:
-    """The requests, as if the caller had ended when `ended` is set: a stream that waits for credit
-    holds up no stop."""
-
-    async def following() -> bytes | None:
-        return await anext(requests, None)
-
-    ending = asyncio.ensure_future(ended.wait())
-    coming = asyncio.ensure_future(following())
-    try:
-        while True:
-            await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done() or (request := coming.result()) is None:
-                return
-            coming = asyncio.ensure_future(following())
-            yield request
-    finally:
-        coming.cancel()
-        ending.cancel()
 
 
 async def _refuse(context: Any) -> NoReturn:

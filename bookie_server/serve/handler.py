@@ -109,38 +109,96 @@ def _bad_request(method: str, reason: str) -> m.Response:
     return response
 
 
+class Credit:
+    """What the caller of a stream has sent: the range to be read, and bytes that may be sent."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.read: m.ReadRequest | None = None
+        self.ended = False
+        """By the caller, or by a message that is none."""
+        self._begun = False
+        self._news = asyncio.Event()
+
+    def put(self, data: Buffer) -> None:
+        """The caller's next message."""
+        try:
+            message = codec.decode_stream_request("ReadStream", data)
+        except codec.BadMessage:
+            self.end()
+        if self.ended:
+            return
+        self.read = self.read if self._begun else message.read
+        self._begun = True
+        self.left += message.credit_bytes
+        self._news.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.ended = True
+        self._news.set()
+
+    async def wait(self) -> bool:
+        """Wait for credit; False: there is none, and none will come."""
+        while self.left <= 0 and not self.ended:
+            await self._wait()
+        return self.left > 0
+
+    async def begun(self) -> m.ReadRequest | None:
+        """The range to be read, when the first message came; None: it has none."""
+        while not self._begun and not self.ended:
+            await self._wait()
+        return self.read
+
+    async def until_ended(self) -> None:
+        """Wait until the caller has ended."""
+        while not self.ended:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+
+async def hear(requests: AsyncIterator[Buffer], credit: Credit) -> None:
+    """Put all that comes."""
+    try:
+        async for data in requests:
+            credit.put(data)
+    finally:
+        credit.end()
+
+
 async def serve_stream(
-    bookie: Bookie, requests: AsyncIterator[Buffer]
+    bookie: Bookie, credit: Credit
 ) -> AsyncGenerator[tuple[m.ReadRequest, EncodedResponse], None]:
     """What to send in response to the messages of a ReadStream, each with the read that it
     belongs to.
 
     Call `sent` of each response when it has left, or never will; close the generator to give up.
     """
-    credit = _Credit(requests)
     reading: asyncio.Task[_StreamResponse] | None = None
     try:
-        request = await credit.first()
+        request = await credit.begun()
         refusal = _refusal_of_stream(request)
         if request is None or refusal:
             bad = m.ReadResponse(Status.BAD_REQUEST, reason=refusal)
             yield request or m.ReadRequest("", 0, 0, 0, 0), encoded_response(bookie, bad)
-            await credit.ended()
+            await credit.until_ended()
             return
         while await credit.wait():
             response = await (reading or _read(bookie, request, credit))
             reading = None
-            credit.use(response.encoded.size)
+            credit.left -= response.encoded.size
             following = response.following
             if following is not None and credit.left > 0:
                 reading = asyncio.ensure_future(_read(bookie, following, credit))
             yield response.request, response.encoded
             if following is None:
-                await credit.ended()
+                await credit.until_ended()
                 return
             request = following
     finally:
-        await credit.close()
         if reading is not None:  # not wanted: give back what it holds
             reading.cancel()
             (dropped,) = await asyncio.gather(reading, return_exceptions=True)
@@ -156,7 +214,7 @@ class _StreamResponse(NamedTuple):
     following: m.ReadRequest | None
 
 
-async def _read(bookie: Bookie, request: m.ReadRequest, credit: "_Credit") -> _StreamResponse:
+async def _read(bookie: Bookie, request: m.ReadRequest, credit: Credit) -> _StreamResponse:
     limited = request._replace(max_bytes=min(request.max_bytes or credit.left, credit.left))
     response = await bookie.handle(limited)
     assert isinstance(response, m.ReadResponse)
@@ -172,55 +230,3 @@ def _refusal_of_stream(request: m.ReadRequest | None) -> str:
     if request.further:
         return "a stream reads one range"
     return "a stream does not fence" if request.fence else ""
-
-
-class _Credit:
-    """Bytes that may be sent, as the messages of the caller grant them."""
-
-    def __init__(self, requests: AsyncIterator[Buffer]) -> None:
-        self.left = 0
-        self._requests = requests
-        self._more = asyncio.Event()
-        self._hearing: asyncio.Task[None] | None = None
-
-    async def first(self) -> m.ReadRequest | None:
-        """The range to be read; from then on credit is heard."""
-        async for data in self._requests:
-            try:
-                message = codec.decode_stream_request("ReadStream", data)
-            except codec.BadMessage:
-                return None
-            self.left += message.credit_bytes
-            self._hearing = asyncio.ensure_future(self._hear())
-            return message.read
-        return None
-
-    async def wait(self) -> bool:
-        """Wait for credit; False: there is none, and none will come."""
-        while self.left <= 0 and self._hearing is not None and not self._hearing.done():
-            self._more.clear()
-            await self._more.wait()
-        return self.left > 0
-
-    def use(self, count: int) -> None:
-        self.left -= count
-
-    async def _hear(self) -> None:
-        try:
-            async for data in self._requests:
-                self.left += codec.decode_stream_request("ReadStream", data).credit_bytes
-                self._more.set()
-        except codec.BadMessage:
-            pass  # as if the caller had ended
-        finally:
-            self._more.set()
-
-    async def ended(self) -> None:
-        """Wait until the caller has ended."""
-        if self._hearing is not None:
-            await asyncio.shield(self._hearing)
-
-    async def close(self) -> None:
-        if self._hearing is not None:
-            self._hearing.cancel()
-            await asyncio.gather(self._hearing, return_exceptions=True)

@@ -15,7 +15,6 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import combinations
 from pathlib import Path
@@ -51,16 +50,6 @@ _MEMORY_TYPES = ("tmpfs", "ramfs")
 log = logging.getLogger("bookie_server")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDirectory:
-    """A directory of the settings; `kind` is "journal" or "ledger"."""
-
-    kind: str
-    name: str
-    path: Path
-    disk: OsDisk
-
-
 class OnDisk:
     """The directories of one bookie, locked. Raises BadLayout, WrongDisks, BadIdentity."""
 
@@ -78,18 +67,16 @@ class OnDisk:
         _lock([path for _, path in every])
 
     @property
-    def _all(self) -> list[OpenDirectory]:
+    def _all(self) -> list[Directory]:
         return [*self.journals, *self.ledgers]
 
     async def test(self) -> None:
         """Warn of disks that are slow or do not sync."""
-        await test_disks([(each.kind, each.path) for each in self._all])
+        await test_disks([(each.kind, Path(each.name)) for each in self._all])
 
     async def identity(self) -> Identity | None:
         """None: they are to be formatted. Raises BadIdentity, DiskFailed."""
-        return await identities.read(
-            [Directory(each.kind, each.name, each.disk) for each in self._all]
-        )
+        return await identities.read(self._all)
 
     async def format(self, identity: Identity) -> None:
         """Give the identity to the directories that have none."""
@@ -116,9 +103,9 @@ class OnDisk:
             directory_id = await identities.directory_id(each.disk, "ledger")
             try:
                 name = f"index-{number}"
-                index = await RocksIndex.open(each.path / INDEX, name, self._hang_s)
-                device = str(each.path.stat().st_dev)
-                path = _told(each.path)
+                index = await RocksIndex.open(Path(each.name) / INDEX, name, self._hang_s)
+                device = str(os.stat(each.name).st_dev)
+                path = _told(Path(each.name))
                 ledgers.append(
                     LedgerDirectory(directory_id, each.disk, index, each.name, device, path)
                 )
@@ -156,14 +143,14 @@ class OnDisk:
         for each in broken:
             directory_id = await identities.directory_id(each.disk, "ledger")
             log.info("%s: making its index anew from its entry logs", each.name)
-            make = partial(_index_in, each.path)
+            make = partial(_index_in, Path(each.name))
             found = await rebuild(each.disk, directory_id, make, config, states)
             log.warning("%s: %s", each.name, found.sentence())
 
 
-def _opened(kind: str, number: int, path: Path, hang_s: float) -> OpenDirectory:
+def _opened(kind: str, number: int, path: Path, hang_s: float) -> Directory:
     try:
-        return OpenDirectory(kind, str(path), path, OsDisk(path, f"{kind}-{number}", hang_s))
+        return Directory(kind, str(path), OsDisk(path, f"{kind}-{number}", hang_s))
     except OSError as error:
         text = f"{kind}_directory {path} cannot be used: {error.strerror}"
         raise BadLayout(text) from error
@@ -193,7 +180,7 @@ async def _index_in(directory: Path, folder: str) -> RocksIndex:
     return await RocksIndex.open(directory / folder)
 
 
-async def _marks(directory: OpenDirectory, first_journal: str) -> Marks:
+async def _marks(directory: Directory, first_journal: str) -> Marks:
     try:
         return await checkpoint.read(directory.disk, first_journal) or {}
     except BadCheckpoint as error:
@@ -201,13 +188,13 @@ async def _marks(directory: OpenDirectory, first_journal: str) -> Marks:
         return {}
 
 
-async def _states(directory: OpenDirectory) -> list[LedgerState] | None:
+async def _states(directory: Directory) -> list[LedgerState] | None:
     """What the index says of ledgers; None when it cannot be opened or read, or says nothing: then
     it was lost and an empty one is in its place, or a rebuild of it was interrupted. Raises
     DiskFull."""
     try:
         await refuse_half_rebuilt(directory.disk)
-        index = await RocksIndex.open(directory.path / INDEX)
+        index = await RocksIndex.open(Path(directory.name) / INDEX)
         try:
             states = await index.ledgers()
         finally:

@@ -21,7 +21,7 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, Buffer, EntryHeader, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning, testimony
-from bookie_server.serve.handler import serve_stream
+from bookie_server.serve.handler import Credit, hear, serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
@@ -104,12 +104,18 @@ class Observers:
         async def answer(
             _method: str, messages: AsyncIterator[bytes]
         ) -> AsyncGenerator[tuple[bytes, bytes], None]:
-            async with aclosing(serve_stream(bookie, messages)) as replies:
-                async for request, reply in replies:
-                    try:
-                        yield codec.encode(request), reply.data
-                    finally:
-                        reply.sent()
+            credit = Credit()
+            hearing = asyncio.ensure_future(hear(messages, credit))
+            try:
+                async with aclosing(serve_stream(bookie, credit)) as replies:
+                    async for request, reply in replies:
+                        try:
+                            yield codec.encode(request), reply.data
+                        finally:
+                            reply.sent()
+            finally:
+                hearing.cancel()
+                await asyncio.gather(hearing, return_exceptions=True)
 
         return answer
 

@@ -167,7 +167,7 @@ def damage_is_absence(read_response: Any) -> Any:
 
 
 def limbo_is_absence(absence: Any) -> Any:
-    return lambda self, handle: Status.NO_SUCH_ENTRY
+    return lambda limbo: Status.NO_SUCH_ENTRY
 
 
 def any_identity(handle: Any) -> Any:
@@ -235,7 +235,7 @@ MUTANTS = (
         "checkpoint mark too far", "BK#4740", S, "_move_checkpoint", checkpoint_at_its_end, CRASHING
     ),
     Mutant("damage answered as absence", "BK#2908", B, "_read_response", damage_is_absence, ROTTEN),
-    Mutant("limbo answered as absence", "BP-46", B, "_absence", limbo_is_absence, ROTTEN),
+    Mutant("limbo answered as absence", "BP-46", bookie, "absence", limbo_is_absence, ROTTEN),
     Mutant("record looked up unsynced", "1.8 (29)", D, "_record", looks_without_a_sync, BEHIND),
     Mutant("any identity at an address", "BK#4812", B, "handle", any_identity, REPLACED),
     Mutant(

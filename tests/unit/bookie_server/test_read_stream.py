@@ -1,13 +1,13 @@
 """What a bookie sends in a stream, when it waits, and what it holds while it does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status, StopReason
-from bookie_server.serve.handler import EncodedResponse, serve_stream
+from bookie_server.serve.handler import Credit, EncodedResponse, serve_stream
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
 
@@ -19,27 +19,23 @@ class Caller:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.replies = serve_stream(node.bookie, self._sent())
+        self.credit = Credit()
+        self.replies = serve_stream(node.bookie, self.credit)
         self.unsent: list[EncodedResponse] = []
-
-    async def _sent(self) -> AsyncGenerator[bytes, None]:
-        while (message := await self._messages.get()) is not None:
-            yield message
 
     def begin(self, first: int, last: int, credit: int, **more: object) -> "Caller":
         read = m.ReadRequest(ID, 1, first, last, 8 * KIB)._replace(**more)
-        self._messages.put_nowait(codec.encode(m.ReadStreamRequest(read, credit)))
+        self.credit.put(codec.encode(m.ReadStreamRequest(read, credit)))
         return self
 
     def grant(self, credit: int) -> None:
-        self._messages.put_nowait(codec.encode(m.ReadStreamRequest(credit_bytes=credit)))
+        self.credit.put(codec.encode(m.ReadStreamRequest(credit_bytes=credit)))
 
     def send(self, message: bytes) -> None:
-        self._messages.put_nowait(message)
+        self.credit.put(message)
 
     def end(self) -> None:
-        self._messages.put_nowait(None)
+        self.credit.end()
 
     async def next(self) -> m.ReadResponse | None:
         """The next response, sent at once; None: none comes."""
