@@ -1,7 +1,7 @@
 """Merging small segments: their rows are read, written to another ledger, and put in their place.
 
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
-of many commits become one entry; batches of producers are copied as they are (batch_copies.py).
+of many commits become one entry; batches of producers are copied as they are (merge_encoding.py).
 Merges of different partitions that would be small entries are
 written together, and share entries as a task's rows do. A merge is a commit of `replace` actions,
 refused if anything but appends, and trims of rows before it, came to its partition since it was
@@ -34,8 +34,13 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.upkeep.batch_copies import Stored, parts_of, times_with
-from spark_ledger.topic.upkeep.merge_encoding import MergeEncoder, Runs
+from spark_ledger.topic.upkeep.merge_encoding import (
+    MergeEncoder,
+    Runs,
+    Stored,
+    parts_of,
+    times_with,
+)
 from spark_ledger.topic.upkeep.merge_plan import (
     Merge,
     MergeLimits,
