@@ -42,6 +42,7 @@ from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.upkeep.merge_plan import Merge
 
+COMPRESSION = "zstd"
 ENTRY_BYTES = 1 << 20
 STORED_TIMES_MAX = 256
 EVENT_MS = (-(2**62), 2**62)
@@ -186,10 +187,9 @@ class MergeEncoder:
     """Rows and batches on their way to entries; what cannot be in an entry with those before it
     begins another."""
 
-    def __init__(self, merges: Sequence[Merge], entry_bytes_max: int, compression: str) -> None:
+    def __init__(self, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._merges = merges
         self._entry_bytes_max = entry_bytes_max
-        self._compression = compression
         self._encoding: _Encoding | None = None
         self._copies = BatchCopies()
 
@@ -201,7 +201,7 @@ class MergeEncoder:
         yield from self._copies.flush()
         if self._encoding is None or not self._encoding.takes(part):
             yield from self._encoded()
-            self._encoding = _Encoding(part, self._merges, self._entry_bytes_max, self._compression)
+            self._encoding = _Encoding(part, self._merges, self._entry_bytes_max)
         yield from self._encoding.add(part)
 
     def flush(self) -> Iterator[EncodedEntry]:
@@ -218,9 +218,7 @@ class _Encoding:
     """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
     of a partition's rows, so entries are given the rows' times in that order."""
 
-    def __init__(
-        self, first: Block, merges: Sequence[Merge], entry_bytes_max: int, compression: str
-    ) -> None:
+    def __init__(self, first: Block, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._first = first
         self._several = len(merges) > 1
         self._times: dict[int, Runs] = {}
@@ -232,7 +230,7 @@ class _Encoding:
         self._encoder = BatchEncoder(
             Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
             lambda: int(first.runs["written_ms"][0]),
-            compression=compression,
+            compression=COMPRESSION,
             entry_bytes_max=entry_bytes_max,
             gather_bytes_max=gathered,
             key_filters=True,

@@ -30,7 +30,7 @@ from spark_ledger.topic.upkeep.admin import Trimmed, retain
 from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, Pace
 from spark_ledger.topic.upkeep.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
-from spark_ledger.topic.upkeep.merge_plan import QUIET_MS, MergeLimits, Upkept, merged_up_to
+from spark_ledger.topic.upkeep.merge_plan import ALL, QUIET_MS, MergeLimits, Upkept, merged_up_to
 
 PASS_BYTES = 128 << 20
 BYTES_PER_S = 8 << 20
@@ -72,14 +72,14 @@ class Merging:
     def __init__(
         self,
         client: TopicClient,
-        limits: MergeLimits | None = None,
+        limits: MergeLimits = ALL,
         *,
         pass_bytes: int = PASS_BYTES,
         bytes_per_s: float | None = BYTES_PER_S,
         quiet_ms: int = QUIET_MS,
     ) -> None:
         self._client = client
-        self._limits = limits or MergeLimits()
+        self._limits = limits
         self._pass_bytes = pass_bytes
         self._bytes_per_s = bytes_per_s
         self._quiet_ms = quiet_ms
