@@ -23,7 +23,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.compactor import Compacted
 from spark_ledger.topic.upkeep.merge_plan import SLOT_MS
-from spark_ledger.topic.upkeep.merging import Merging, TopicHead
+from spark_ledger.topic.upkeep.upkeep import Merging, TopicHead
 
 TOPIC = "merged"
 VALUE_BYTES = 100

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = App(
     help="Self-healing: lost copies are made again, and topics are kept up.", no_args_is_help=True
 )
-MERGE_BYTES = 128 << 20  # as topic/upkeep/merging.py, which takes a while to import
+MERGE_BYTES = 128 << 20  # as topic/upkeep/upkeep.py, which takes a while to import
 
 
 @app.command()

@@ -18,7 +18,7 @@ FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
 ]
 FOLDER = Path(".spark-ledger")
-MERGE_BYTES = 128 << 20  # as topic/upkeep/merging.py, which takes a while to import
+MERGE_BYTES = 128 << 20  # as topic/upkeep/upkeep.py, which takes a while to import
 BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py
 
 

@@ -361,9 +361,9 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
     """The last `rows` of each partition and, following, what comes after them: what is committed,
     and what is confirmed of live segments."""
-    from spark_ledger.topic.message_chunks import read_rows
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
+    from spark_ledger.topic.task_reader import read_rows
 
     info = await client.topics.open(name)
     log = client.log(info.id)

@@ -26,7 +26,7 @@ from spark_ledger.local.cluster import LocalCluster
 from spark_ledger.local.embedded_zookeeper import port_is_free
 from spark_ledger.local.maintenance import maintain_on
 from spark_ledger.process import background_loop
-from spark_ledger.topic.upkeep.merging import PASS_BYTES
+from spark_ledger.topic.upkeep.upkeep import PASS_BYTES
 
 LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"
 START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02

@@ -24,7 +24,7 @@ from spark_ledger.metadata.store_calls import each, reachable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.work_list import Work
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.upkeep.references import References
+from spark_ledger.topic.upkeep.ledger_inventory import References
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100

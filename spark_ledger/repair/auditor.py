@@ -1,6 +1,6 @@
 """The auditor: which ledgers are under-replicated, put on the list that workers work at.
 
-    who is registered, by its own watch (absence.py) -> one pass over all records: what each bookie
+    who is registered, by its own watch (Absence) -> one pass over all records: what each bookie
     holds -> the ledgers of those that are lost or drained, those that bookies say are in limbo, and
     those with a bookie that was joining -> the list (work_list.py)
     closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
@@ -9,10 +9,15 @@
 
 One role in a cluster; the election saves work, no more: two may do it at once.
 
-Always true: absence counts only while the session is whole; the pass over the records is made when
+Always true: the pass over the records is made when
 another bookie is gone or drained, or is on a host or rack where none was, and again after AGAIN_S
 or, where it takes long, AGAIN_TIMES as long; what it keeps in memory is a count for each bookie,
 and ids of ledgers.
+
+A bookie is lost when the observer saw it not registered for the whole delay, without a break of its
+session; losing several does not shorten that; a bookie that is back begins anew, also
+one that was back between two looks, which may be far apart; when more than a third of the bookies
+that hold anything are lost together, none counts until an operator says that they are.
 """
 
 import asyncio
@@ -20,11 +25,12 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from typing import NamedTuple
 
 from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
@@ -36,12 +42,61 @@ from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import SessionState, StoreError
 from spark_ledger.metadata.store_calls import each, names_in, store_now_ms
 from spark_ledger.repair import limbo, slots, work_list
-from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.limbo import Listed
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
+
+
+class Judgement(NamedTuple):
+    """`lost`: their copies are to be made elsewhere. `too_many`: lost all the same, but more than
+    a third, so that it may be the observer, or the network."""
+
+    lost: frozenset[str]
+    too_many: frozenset[str] = frozenset()
+
+
+class Absence:
+    """Of one observer; times are those of its clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._session = 0
+
+    def look(
+        self, now_s: float, session: int, known: Collection[str], registered: Collection[str]
+    ) -> None:
+        """What was seen now. `session` is another number after each break of the session."""
+        if session != self._session:
+            self._session, self._since = session, {}
+        here = set(registered)
+        self._since = {
+            bookie: self._since.get(bookie, now_s) for bookie in known if bookie not in here
+        }
+
+    def back(self, is_registered: Callable[[str], bool]) -> None:
+        """What was heard since the last look: those that are registered begin anew."""
+        self._since = {b: since for b, since in self._since.items() if not is_registered(b)}
+
+    def since(self, bookie_id: str) -> float | None:
+        """Since when it was seen absent; None: it is registered, or was never seen."""
+        return self._since.get(bookie_id)
+
+    def gone(self, now_s: float, delay_s: float) -> frozenset[str]:
+        """Those that were absent all through the delay."""
+        return frozenset(b for b, since in self._since.items() if now_s - since >= delay_s)
+
+
+def judge(gone: Set[str], holding: Set[str], registered: Set[str], accepted: Set[str]) -> Judgement:
+    """Of those that are gone, `holding` anything by the ledgers' records. `accepted`: an operator
+    said that these are lost."""
+    lost = gone & holding
+    unsaid = lost - accepted
+    if 3 * len(unsaid) > len(registered | holding):
+        return Judgement(frozenset(lost & accepted), frozenset(unsaid))
+    return Judgement(frozenset(lost))
+
 
 AGAIN_S, AGAIN_TIMES = 60.0, 100
 CHECK_AGAIN_S = 7 * 86_400.0

@@ -8,8 +8,9 @@
 Always true:
 - whether a bookie is lost, drained or back is asked of the store again before each ledger and
   while its copies are made elsewhere: nothing is copied that is not missing; so are the settings;
-- an open ledger whose writer moves is left alone (idle.py): it is recovered only when it did not
-  move for half of the delay, or when it was IN_RECOVERY already;
+- an open ledger whose writer moves is left alone: it is recovered only when it did not
+  move for half of the delay (this observer saw neither its record nor its last add confirmed
+  change), or when it was IN_RECOVERY already;
 - what hinders one ledger hinders no other: it is tried again, later each time; a list in which
   nothing can be done costs one look a round.
 """
@@ -22,8 +23,10 @@ from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import ABSENT_MIN_S
 from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
@@ -32,7 +35,6 @@ from spark_ledger.metadata.store import MetadataStore
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
-from spark_ledger.repair.idle import IdleLedgers
 from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
@@ -382,3 +384,47 @@ def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
         else reason.why not in (work_list.JOINING, work_list.MISPLACED)
         for reason in reasons
     )
+
+
+class _Seen(NamedTuple):
+    """What an open ledger looked like, and since when it does (the loop's clock)."""
+
+    version: int
+    last_add_confirmed: int
+    since_s: float
+
+
+class IdleLedgers:
+    """One observer; it must live on from look to look."""
+
+    def __init__(self, cluster: Cluster, tokens: Tokens) -> None:
+        self._cluster = cluster
+        self._tokens = tokens
+        self._seen: dict[int, _Seen] = {}
+
+    def forget_all_but(self, ledger_ids: list[int]) -> None:
+        """The others are looked at no more."""
+        self._seen = {each: self._seen[each] for each in ledger_ids if each in self._seen}
+
+    def forget(self, ledger_id: int) -> None:
+        """What was seen of the ledger does not count: its writer could do nothing."""
+        self._seen.pop(ledger_id, None)
+
+    def watches(self, ledger_id: int) -> bool:
+        """Whether it is looked at."""
+        return ledger_id in self._seen
+
+    async def is_idle(self, known: VersionedRecord, idle_s: float) -> bool:
+        """Look at the ledger; whether it did not move for `idle_s`."""
+        ledger_id = known.record.ledger_id
+        reader = AsyncLedgerReader(self._cluster, known, self._tokens)
+        try:
+            confirmed = await reader.refresh_last_add_confirmed()
+        except LedgerError:  # nobody tells; then only its record moves
+            confirmed = reader.last_add_confirmed
+        now = asyncio.get_running_loop().time()
+        seen = _Seen(reader.version, confirmed, now)
+        before = self._seen.get(ledger_id)
+        if before is None or before[:2] != seen[:2]:
+            before = self._seen[ledger_id] = seen
+        return now - before.since_s >= idle_s

@@ -17,7 +17,7 @@ from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.upkeep import upkeep
-from spark_ledger.topic.upkeep.merging import Merging
+from spark_ledger.topic.upkeep.upkeep import Merging
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.processes import eventually
 from tests.kit.segments_seen import segments_of

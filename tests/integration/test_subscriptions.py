@@ -9,13 +9,13 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic import blocking
-from spark_ledger.topic.blocking_cursor import open_cursor
+from spark_ledger.topic.blocking import open_cursor
 from spark_ledger.topic.subscription.seek_target import End
 
 CRASHING_QUERY = """
 import os, sys
 from spark_ledger.topic import blocking
-from spark_ledger.topic.blocking_cursor import open_cursor
+from spark_ledger.topic.blocking import open_cursor
 from spark_ledger.topic.subscription.seek_target import End
 
 topics = blocking.topics(sys.argv[1])

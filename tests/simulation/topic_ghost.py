@@ -203,7 +203,7 @@ class TopicGhost:
     """What was written and committed, by the log itself."""
 
     grace_s: float = 0.0
-    """What a subscription had so long ago is held (subscription/moves.py)."""
+    """What a subscription had so long ago is held (subscription/records.py)."""
     logs: dict[str, LogGhost] = field(default_factory=dict)
     """By topic id."""
     next_version: dict[str, int] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from spark_ledger.topic.upkeep.admin import TopicAdmin, retain
 from spark_ledger.topic.upkeep.compactor import compact
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.upkeep.merge_plan import MergeLimits
-from spark_ledger.topic.upkeep.merging import Merging, TopicHead
+from spark_ledger.topic.upkeep.upkeep import Merging, TopicHead
 from tests.simulation.topic_ghost import BROKERED, LIVE, LogGhost
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client

@@ -44,10 +44,8 @@ FLOORS = {
         errors
     """,
     "spark_ledger.topic": """
-        blocking_cursor
         upkeep
         blocking parts views
-        message_chunks
         task_reader
         client
         subscription

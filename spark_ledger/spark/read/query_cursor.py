@@ -19,7 +19,7 @@ from typing import Any
 from spark_ledger.spark.options.offsets import Positions
 from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.worker.termination import before_termination
-from spark_ledger.topic.blocking_cursor import BlockingCursor, open_cursor, release_all
+from spark_ledger.topic.blocking import BlockingCursor, open_cursor, release_all
 
 QUERY = "_query"
 

@@ -39,7 +39,7 @@ class TopicPolicies:
     oldest rows beyond so many bytes may go. Whole segments go, and none that a subscription
     still holds. `delete_delay_ms`: how long what no commit refers to any more stays on the
     bookies, so that reads planned before still find it; at least as long as the longest read.
-    `merging`: the cluster's maintenance merges small segments without being asked (merging.py).
+    `merging`: the cluster's maintenance merges small segments without being asked (upkeep.py).
     `deduplication`: of a Pulsar producer's messages none is stored twice (live_writer.py).
     `partitioned`: false of a topic that has one partition and shall not grow, which Pulsar's
     clients then take for one without partitions."""

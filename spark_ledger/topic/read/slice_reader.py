@@ -64,7 +64,7 @@ WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedEntry:
     """An entry's checked bytes and what of it was asked for; `block` decodes it, in any thread.
-    `whole` are the chunked messages in it, as far as they were put together (message_chunks.py)."""
+    `whole` are the chunked messages in it, as far as they were put together (task_reader.py)."""
 
     entry: Entry
     pieces: Wanted

@@ -42,9 +42,14 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
-from spark_ledger.topic.subscription.moves import too_many
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
-from spark_ledger.topic.subscription.records import Share, SubscriptionKind, newest, with_shares
+from spark_ledger.topic.subscription.records import (
+    Share,
+    SubscriptionKind,
+    newest,
+    too_many,
+    with_shares,
+)
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
 WRITE_EVERY_S = 1.0

@@ -39,13 +39,18 @@ from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import cursor_ledger
 from spark_ledger.topic.subscription.cursor_ledger import CursorEntry, CursorLedger
-from spark_ledger.topic.subscription.moves import Claim, clipped, goes_back, inline, later, stored
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes
 from spark_ledger.topic.subscription.records import (
+    Claim,
     Positions,
     SubscriptionLife,
     SubscriptionRecord,
+    clipped,
     fits,
+    goes_back,
+    inline,
+    later,
+    stored,
 )
 
 WRITE_EVERY_S = 1.0

@@ -30,12 +30,14 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
 from spark_ledger.topic.log.names import escape, unescape
 from spark_ledger.topic.subscription import records as subscription_records
-from spark_ledger.topic.subscription.moves import Mark, needed_before_going_back, stored
 from spark_ledger.topic.subscription.records import (
+    Mark,
     Positions,
     Share,
     SubscriptionKind,
     SubscriptionRecord,
+    needed_before_going_back,
+    stored,
     with_shares,
 )
 

@@ -35,12 +35,14 @@ from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.live import ends_of
-from spark_ledger.topic.subscription import cursor_ledger, moves, seek_target
+from spark_ledger.topic.subscription import cursor_ledger, seek_target
+from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
-from spark_ledger.topic.subscription.moves import GRACE_MS, Claim
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
 from spark_ledger.topic.subscription.records import (
+    GRACE_MS,
+    Claim,
     Positions,
     SubscriptionKind,
     SubscriptionRecord,
@@ -174,7 +176,7 @@ class Subscriptions:
                 read = {
                     p: at for p, at in resolved.items() if partitions is None or p in partitions
                 }
-                made = await nodes.create(name, moves.reserved(claim, read))
+                made = await nodes.create(name, subscription_records.reserved(claim, read))
                 if made is not None:
                     await self._clip(nodes, made)
                     return
@@ -226,8 +228,8 @@ class Subscriptions:
         with reachable(f"creating subscription '{name}'"):
             await nodes.ensure_folder()
             if not fits(at) and dict(at) != (await self._state(topic_id)).start_offsets():
-                raise moves.too_many(name)
-            kind, floor = SubscriptionKind.CONSUMER, moves.stored(at)
+                raise subscription_records.too_many(name)
+            kind, floor = SubscriptionKind.CONSUMER, subscription_records.stored(at)
             record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
             made = await nodes.create(name, record)
             if made is not None:
@@ -275,7 +277,7 @@ class Subscriptions:
                 marks = await nodes.marks(name)
                 others = nodes.going_back(name, marks, positions)
                 others += await self._condemn_owner(seen.record)
-                record = moves.sought(seen.record, self._token(), positions)
+                record = subscription_records.sought(seen.record, self._token(), positions)
                 moved = await nodes.write(seen, record, *others)
                 if moved is not None:
                     await self._discard(seen.record)
@@ -341,7 +343,7 @@ class Subscriptions:
             found = await each(held_by, names, READS_AT_ONCE)
         there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
         for name, record, lowest in there:
-            for p, offset in moves.held_by(record, lowest, partitions).items():
+            for p, offset in subscription_records.held_by(record, lowest, partitions).items():
                 if p not in held or offset < held[p]:
                     held[p], by[p] = offset, name
         return Holds(held, Check(nodes.folder, version), by)
@@ -354,7 +356,7 @@ class Subscriptions:
         if seen is None:
             return None
         marks = await nodes.marks(name)
-        found = moves.held(marks, seen.floor, now_ms, grace_ms)
+        found = subscription_records.held(marks, seen.floor, now_ms, grace_ms)
         await nodes.renew_marks(seen, found.add, found.forget)
         return seen.record, found.positions
 
@@ -367,7 +369,7 @@ class Subscriptions:
         if seen is None:
             return None
         if seen.record.query_id != claim.query_id and await self._alive(seen.record):
-            raise moves.busy(name, seen.record)
+            raise subscription_records.busy(name, seen.record)
         if claim.kind is SubscriptionKind.QUERY:
             await self._check_no_consumers(seen)
         return seen
@@ -387,8 +389,8 @@ class Subscriptions:
             resolved = await self._resolve(nodes.topic_id, start)
             read = claim.partitions
             positions = {p: at for p, at in resolved.items() if read is None or p in read}
-            return await nodes.create(name, moves.created(claim, positions), check)
-        record = moves.taken(seen.record, claim)
+            return await nodes.create(name, subscription_records.created(claim, positions), check)
+        record = subscription_records.taken(seen.record, claim)
         others = [nodes.touch(), check, *await self._condemn_owner(seen.record, but=intent.id)]
         if seen.shares:
             record = replace(record, floor=_fitting(seen.floor))
@@ -440,7 +442,7 @@ class Subscriptions:
         if force:
             return
         if await self._alive(seen.record):
-            raise moves.busy(seen.name, seen.record)
+            raise subscription_records.busy(seen.name, seen.record)
         await self._check_no_consumers(seen)
 
     async def _check_no_consumers(self, seen: Seen) -> None:
@@ -475,7 +477,7 @@ class Subscriptions:
     async def _clip(self, nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
         """After a step back was written no trim passes it; what was trimmed before counts."""
         state = await self._state(nodes.topic_id)
-        positions = moves.clipped(seen.record.floor, state.start_offsets())
+        positions = subscription_records.clipped(seen.record.floor, state.start_offsets())
         if positions != seen.record.floor:
             await nodes.write(seen, replace(seen.record, floor=positions))
         return positions
@@ -488,7 +490,9 @@ class Subscriptions:
                 last = await cursor_ledger.last_entry(
                     self._ledgers, seen.record.ledger_id, fence=False
                 )
-                found = moves.later(seen.record.floor, {} if last is None else last.positions)
+                found = subscription_records.later(
+                    seen.record.floor, {} if last is None else last.positions
+                )
                 return replace(seen, record=replace(seen.record, floor=found)).floor
             except errors.NoSuchLedger:  # its owner went on to another, or it is lost
                 again = await nodes.get(seen.name)

@@ -22,7 +22,7 @@ from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, changed
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, policies_now
 from spark_ledger.topic.subscription import seek_target
-from spark_ledger.topic.subscription.moves import GRACE_MS
+from spark_ledger.topic.subscription.records import GRACE_MS
 from spark_ledger.topic.subscription.seek_target import SeekTarget
 from spark_ledger.topic.upkeep import retention
 

@@ -1,7 +1,7 @@
 """Merging small segments: their rows are read, written to another ledger, and put in their place.
 
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
-of many commits become one entry; batches of producers are copied as they are (batch_copies.py).
+of many commits become one entry; batches of producers are copied as they are (merge_encoding.py).
 Merges of different partitions that would be small entries are
 written together, and share entries as a task's rows do. A merge is a commit of `replace` actions,
 refused if anything but appends, and trims of rows before it, came to its partition since it was
@@ -34,18 +34,22 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.upkeep.batch_copies import Stored, parts_of, times_with
-from spark_ledger.topic.upkeep.merge_encoding import MergeEncoder, Runs
+from spark_ledger.topic.upkeep.merge_encoding import (
+    MergeEncoder,
+    Runs,
+    Stored,
+    parts_of,
+    times_with,
+)
 from spark_ledger.topic.upkeep.merge_plan import (
+    ALL,
     Merge,
     MergeLimits,
-    chunks_to_plan,
     plan_merges,
     worth_looking,
 )
 from spark_ledger.topic.write import EntrySender
 
-COMPRESSION = "zstd"
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
 ROUND_MERGES_MAX = 500
 ROUND_TIMES_MAX = 50_000  # of the rows' commits, which the commit of the merges tells
@@ -78,20 +82,6 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Merges that one commit makes, planned on the commits below `snapshot`. `since` is where the
-    next round goes on, by partition."""
-
-    snapshot: int
-    tasks: tuple[MergeTask, ...]
-    since: Mapping[int, int]
-
-    @property
-    def merges(self) -> int:
-        return sum(len(task.merges) for task in self.tasks)
-
-
-@dataclass(frozen=True, slots=True)
 class Compacted:
     """What merging a topic did: so many segments became so many, by so many commits; about so many
     bytes were copied."""
@@ -114,9 +104,8 @@ async def compact(
     client: TopicClient,
     name: str,
     *,
-    limits: MergeLimits | None = None,
+    limits: MergeLimits = ALL,
     bytes_per_s: float | None = None,
-    compression: str = COMPRESSION,
 ) -> Compacted:
     """Merge the small segments that the topic has now, copying `bytes_per_s` at most on average.
 
@@ -128,7 +117,7 @@ async def compact(
     info = await client.topics.open(name)
     async with aclosing(Compaction(client, info, limits)) as compaction:
         while tasks := await compaction.plan():
-            await compaction.carry_out(tasks, pace, compression)
+            await compaction.carry_out(tasks, pace)
         return compaction.done
 
 
@@ -141,7 +130,7 @@ class Compaction:
         self,
         client: TopicClient,
         topic: TopicInfo,
-        limits: MergeLimits | None = None,
+        limits: MergeLimits = ALL,
         round_bytes: int = ROUND_BYTES_MAX,
         *,
         since: Mapping[int, int] | None = None,
@@ -154,8 +143,11 @@ class Compaction:
         self._round_bytes = round_bytes
         self._open_intent = intent
         self._intent: Intent | None = None
-        self._planned: Round | None = None
         self._since: Mapping[int, int] = since or {}
+        self._reached: Mapping[int, int] = {}
+        """Up to where the last plan goes. It was made on the commits below `_snapshot`, and has so
+        many `_merges`."""
+        self._snapshot = self._merges = 0
         self._conflicts = 0
 
     @property
@@ -165,43 +157,54 @@ class Compaction:
         return self._intent
 
     async def plan(self) -> tuple[MergeTask, ...]:
-        """The next tasks. Raises as TopicLog.fold."""
-        client, topic = self._client, self._topic
-        self._planned = await plan_round(
-            client, topic, self._since, self._limits, self._round_bytes
-        )
-        if self._planned.tasks and self._intent is None:
+        """The next tasks, about `round_bytes` of merges; none: nothing is left to merge. Raises as
+        TopicLog.fold."""
+        for tries in range(CHUNKS_MOVED_MAX):
+            state = await self._state()
+            try:
+                tasks = await self._planned(state)
+                break
+            except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+                if tries == CHUNKS_MOVED_MAX - 1:
+                    raise
+        self._snapshot = state.next
+        if tasks and self._intent is None:
             if self._open_intent is not None:
                 self._intent = await self._open_intent()
             else:
-                name = topic.name.full
-                self._intent = await client.intents.open_system_intent("compact", name)
-        return self._planned.tasks
+                name = self._topic.name.full
+                self._intent = await self._client.intents.open_system_intent("compact", name)
+        return tasks
 
-    async def carry_out(
-        self, tasks: Sequence[MergeTask], pace: "Pace", compression: str = COMPRESSION
-    ) -> None:
+    async def carry_out(self, tasks: Sequence[MergeTask], pace: "Pace") -> None:
         """The tasks planned last, one after the other, and their commit. Raises as `merge` and
         `commit`."""
         merged: list[Merged] = []
         for task in tasks:
-            merged += await merge(
-                self._client, self._topic, self.intent, task, compression=compression
-            )
+            merged += await merge(self._client, self._topic, self.intent, task)
             await pace.keep(self._client, self.intent, task.bytes)
         await self.commit(merged)
 
     async def commit(self, merged: Sequence[Merged]) -> None:
-        """Of each task planned, what one attempt of it wrote; of those left out the rows are
-        planned again. Raises as commit_round,
+        """Of each task planned, what one attempt of it wrote, is put in the place of what it was
+        read from, all of it that still can be, in one commit; what has changed of the others is
+        planned again, and so is what is left out. Raises as TopicClient.commit_actions,
         errors.TxnConflict (the topic is rearranged again and again)."""
-        planned = self._planned
-        assert planned is not None, "it was planned"
-        committed = await commit_round(self._client, self._topic, self.intent, planned, merged)
-        if committed:
-            self.done = self.done.plus(committed)
-        if len(committed) == planned.merges:
-            self._since = planned.since
+        for _ in range(CONFLICTS_MAX):
+            if not merged:
+                break
+            try:
+                replaced = [self._replace(one) for one in merged]
+                await self._client.commit_actions(self._topic.id, replaced, self.intent)
+                self.done = self.done.plus(merged)
+                break
+            except errors.TxnConflict:
+                state = await self._state()
+                merged = [one for one in merged if self._holds(state, one)]
+        else:
+            merged = ()
+        if len(merged) == self._merges:
+            self._since = self._reached
             return
         self._conflicts += 1
         if self._conflicts >= CONFLICTS_MAX:
@@ -211,54 +214,47 @@ class Compaction:
         if self._intent is not None and self._open_intent is None:
             await self._client.intents.try_finish(self._intent)
 
+    async def _state(self) -> TopicState:
+        with reachable(f"reading topic '{self._topic.name}'"):
+            return await self._client.log(self._topic.id).fold(fresh=True)
 
-async def plan_round(
-    client: TopicClient,
-    topic: TopicInfo,
-    since: Mapping[int, int],
-    limits: MergeLimits | None = None,
-    round_bytes: int = ROUND_BYTES_MAX,
-) -> Round:
-    """The next merges, about `round_bytes` of them, of offsets from `since` on (by partition; from
-    the start where it has none). Without tasks: nothing is left to merge. Raises as TopicLog.fold.
-    """
-    for tries in range(CHUNKS_MOVED_MAX):
-        with reachable(f"reading topic '{topic.name}'"):
-            state = await client.log(topic.id).fold(fresh=True)
+    async def _planned(self, state: TopicState) -> tuple[MergeTask, ...]:
+        """Raises errors.NoSuchLedger where a chunk is gone."""
+        merges: list[Merge] = []
+        tables: dict[Chunk, SegmentTable] = {}
+        self._reached = reached = dict(self._since)
+        full = state.deleted
+        for held in state.partitions:
+            for lo, hi in worth_looking(held, reached.get(held.number, 0), self._limits):
+                if full:
+                    break
+                read = await self._client.chunks.load(held.chunks_between(lo, hi))
+                for one in plan_merges(held, lo, hi, self._limits, read):
+                    full = full or _full(merges, self._round_bytes)
+                    if not full:
+                        merges.append(one)
+                        tables |= read
+                        reached[held.number] = one.end
+        self._merges = len(merges)
+        return tuple(_task(state, some, tables) for some in together(merges))
+
+    def _replace(self, one: Merged) -> Replace:
+        times = Runs(one.committed)
+        return Replace(
+            partition=one.merge.partition,
+            start=one.merge.start,
+            end=one.merge.end,
+            segments=one.segments,
+            snapshot=self._snapshot,
+            committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
+        )
+
+    def _holds(self, state: TopicState, one: Merged) -> bool:
         try:
-            return await _planned(client, state, since, limits, round_bytes)
-        except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
-            if tries == CHUNKS_MOVED_MAX - 1:
-                raise
-    raise AssertionError("the last try raises or returns")
-
-
-async def _planned(
-    client: TopicClient,
-    state: TopicState,
-    since: Mapping[int, int],
-    limits: MergeLimits | None,
-    round_bytes: int,
-) -> Round:
-    """Raises errors.NoSuchLedger where a chunk is gone."""
-    merges: list[Merge] = []
-    tables: dict[Chunk, SegmentTable] = {}
-    reached = dict(since)
-    full = state.deleted
-    for held in state.partitions:
-        for lo, hi in worth_looking(held, reached.get(held.number, 0), limits):
-            if full:
-                break
-            read = await client.chunks.load(chunks_to_plan(held, lo, hi))
-            for one in plan_merges(held, lo, hi, limits, read):
-                full = full or _full(merges, round_bytes)
-                if not full:
-                    merges.append(one)
-                    tables |= read
-                    reached[held.number] = one.end
-    return Round(
-        state.next, tuple(_task(state, some, tables) for some in together(merges)), reached
-    )
+            commit_draft.check_holds(state, self.intent.app_id, (self._replace(one),))
+        except errors.TxnConflict:
+            return False
+        return True
 
 
 def together(merges: Sequence[Merge]) -> list[list[Merge]]:
@@ -294,17 +290,12 @@ def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask
 
 
 async def merge(
-    client: TopicClient,
-    topic: TopicInfo,
-    intent: Intent,
-    task: MergeTask,
-    *,
-    compression: str = COMPRESSION,
+    client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
 ) -> list[Merged]:
     """Read the rows, wherever they are by now, and write them under the intent; none when some are
     gone. Raises what reading and writing do."""
     sender = client.sender(topic, intent)
-    entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max, compression)
+    entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
     stored: dict[int, list[Stored]] = {}
     try:
         for planned in task.reads:
@@ -338,52 +329,6 @@ async def merge(
         written = sum(segment.rows for segment in one.segments)
         assert written == one.merge.end - one.merge.start, "a merge holds the same rows"
     return merged
-
-
-async def commit_round(
-    client: TopicClient,
-    topic: TopicInfo,
-    intent: Intent,
-    planned: Round,
-    merged: Sequence[Merged],
-) -> Sequence[Merged]:
-    """Put what was written in the place of what it was read from, all of it that still can be in
-    one commit: returns that. What was planned on has changed of the others: plan them again. The
-    intent goes on. Raises as TopicClient.commit_actions."""
-    for _ in range(CONFLICTS_MAX):
-        if not merged:
-            break
-        try:
-            replaced = [_replace(planned.snapshot, one) for one in merged]
-            await client.commit_actions(topic.id, replaced, intent)
-            break
-        except errors.TxnConflict:
-            with reachable(f"reading topic '{topic.name}'"):
-                state = await client.log(topic.id).fold(fresh=True)
-            merged = [one for one in merged if _holds(state, intent, planned, one)]
-    else:
-        return ()
-    return merged
-
-
-def _holds(state: TopicState, intent: Intent, planned: Round, one: Merged) -> bool:
-    try:
-        commit_draft.check_holds(state, intent.app_id, (_replace(planned.snapshot, one),))
-    except errors.TxnConflict:
-        return False
-    return True
-
-
-def _replace(snapshot: int, one: Merged) -> Replace:
-    times = Runs(one.committed)
-    return Replace(
-        partition=one.merge.partition,
-        start=one.merge.start,
-        end=one.merge.end,
-        segments=one.segments,
-        snapshot=snapshot,
-        committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
-    )
 
 
 def _note_stored(fetched: FetchedEntry, stored: dict[int, list[Stored]]) -> None:

@@ -8,6 +8,16 @@ deleted. Every commit checks its intent in its multi, so either the commit or th
 multi that checks that none came since the fold. Any listing that fails ends the pass with nothing
 more deleted; a ledger that cannot be closed, or a topic that cannot be read, keeps what is theirs
 and is said. Two janitors may run.
+
+A checkpoint is published by a multi that sets its topic's checkpoint node and checks the records of
+the ledgers it newly names (checkpointer.py); so of that multi and the one in which a ledger goes
+one fails, however long either was under way.
+
+Of a deleted topic its tree goes, its own node last: after that no ledger is made for the topic
+(ledger/records.py). A ledger made just before may be in no list yet: so the node that says that the
+topic was deleted goes only when a listing of ledgers that began without a tree found none of them,
+and a removal that ended early is gone on with. Nobody needs them: the topic takes no commit, its
+ledgers are gone, and a process that still has its id gets TopicNotFound.
 """
 
 import asyncio
@@ -17,13 +27,33 @@ from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState
-from spark_ledger.metadata.store_calls import LONG_AGO_MS, each, reachable, read, store_now_ms
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NoNode,
+    NotEmpty,
+    Operation,
+    OutcomeUnknown,
+    SessionState,
+    StoreUnavailable,
+)
+from spark_ledger.metadata.store_calls import (
+    LONG_AGO_MS,
+    TRIES_MAX,
+    each,
+    reachable,
+    read,
+    store_now_ms,
+)
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE, Intent, Intents, Sighting
 from spark_ledger.topic.log.names import escape
-from spark_ledger.topic.upkeep import garbage, removal
+from spark_ledger.topic.upkeep import garbage
 from spark_ledger.topic.upkeep.garbage import (
     Fate,
     IntentSeen,
@@ -31,8 +61,7 @@ from spark_ledger.topic.upkeep.garbage import (
     TopicSeen,
     fate_of,
 )
-from spark_ledger.topic.upkeep.ledger_inventory import LedgerInventory
-from spark_ledger.topic.upkeep.references import References
+from spark_ledger.topic.upkeep.ledger_inventory import LedgerInventory, References
 
 LEASE_S = 900.0
 DELETED_PER_PASS = 2_000
@@ -293,9 +322,7 @@ class Janitor:
             one = a_pass.ledgers[ledger_id]
             topic = topics[one.topic]
             if a_pass.intents[one.intent].open and topic.deleted_ms is None:
-                return await removal.remove_unpublished(
-                    self.store, ledger_id, topic.id, topic.checkpoint
-                )
+                return await remove_unpublished(self.store, ledger_id, topic.id, topic.checkpoint)
             await self._ledgers.delete(ledger_id)
             return True
 
@@ -319,10 +346,10 @@ class Janitor:
             if a_pass.now_ms < deleted_ms + delay_ms:
                 continue
             if topic_id not in a_pass.bare:
-                if report.dry_run or await removal.remove_tree(self.store, topic_id):
+                if report.dry_run or await remove_tree(self.store, topic_id):
                     removed.append(topic_id)
             elif not report.dry_run:
-                await removal.forget(self.store, topic_id)
+                await forget(self.store, topic_id)
         return replace(report, topics=tuple(removed))
 
     def _session_changed(self, _: SessionState) -> None:
@@ -356,3 +383,79 @@ class _Pass:
         return [
             replace(one, closed=True) for one in ordered if one.closed or one.id in self.assumed
         ]
+
+
+async def remove_unpublished(
+    store: MetadataStore, ledger_id: int, topic_id: str, checkpoint: int | None
+) -> bool:
+    """Remove the record of a CLOSED ledger if the topic's checkpoint node still has that version
+    (None: there is still none); whether it is gone. Raises store.StoreUnavailable."""
+    path = paths.ledger(ledger_id)
+    for _ in range(TRIES_MAX):
+        node = await read(store, path)
+        if node is None:
+            return True
+        if not ledger_record.decode(node.value).closed:
+            return False
+        delete = Delete(path, node.version)
+        try:
+            await store.multi([*_unchanged(paths.topic_checkpoint(topic_id), checkpoint), delete])
+            return True
+        except MultiFailed:
+            return False
+        except OutcomeUnknown:
+            await store.sync(path)
+    raise StoreUnavailable(f"{TRIES_MAX} answers were lost while ledger {ledger_id} was removed")
+
+
+def _unchanged(path: str, version: int | None) -> list[Operation]:
+    """That the node has the version; or, where it is None, that there is no such node: the store
+    has no such check, but makes it and takes it away in the same multi, so no read ever sees it."""
+    if version is None:
+        return [Create(path), Delete(path, ANY_VERSION)]
+    return [Check(path, version)]
+
+
+NODES_PER_CALL = 5_000
+
+
+async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
+    """Remove the topic's node and all below it, NODES_PER_CALL at most; whether all is gone. False:
+    call it again.
+
+    Raises StoreUnavailable.
+    """
+    return await _remove(store, paths.topic(topic_id), NODES_PER_CALL) > 0
+
+
+async def forget(store: MetadataStore, topic_id: str) -> None:
+    """Remove what says that the topic was deleted, if the store responds. For a topic whose tree
+    was gone before its ledgers were listed, none of which is left.
+
+    Raises StoreUnavailable.
+    """
+    await _delete(store, paths.topic_deleted(topic_id))
+
+
+async def _remove(store: MetadataStore, path: str, budget: int) -> int:
+    """Remove the node and all below it; what is left of the budget, 0 if something is left."""
+    try:
+        names = await store.children(path)
+    except NoNode:
+        return budget
+    for name in names:
+        budget = await _remove(store, f"{path}/{name}", budget)
+        if budget <= 0:
+            return 0
+    return budget - 1 if await _delete(store, path) else 0
+
+
+async def _delete(store: MetadataStore, path: str) -> bool:
+    """Whether the node is gone."""
+    try:
+        await store.delete(path)
+    except NoNode:
+        return True
+    except (NotEmpty, OutcomeUnknown):
+        return False
+    return True

@@ -1,14 +1,14 @@
 """Which small segments of a partition are worth merging into one. Pure.
 
-Always true: a merge covers consecutive offsets without a hole, of at least `segments_min` whole
+Always true: a merge covers consecutive offsets without a hole, of at least SEGMENTS_MIN whole
 segments, all of them small, of about `bytes_max` bytes at most, and committed within one slot of
 `slot_ms` by the store's clock: what is merged goes under retention together. Slots do not move, so
 what was merged is not merged again for being a little later. The first segment may be cut by the
 partition's start: then what is kept of it counts.
 
 Merging by upkeep (`Upkept`) copies each byte a bounded number of times: while a slot
-still takes commits, only segments that become one of `growth` times the largest of them, and once
-more when it takes none (`last_growth`). From 4 KiB to 8 MiB that is four times and the last; what
+still takes commits, only segments that become one of GROWTH times the largest of them, and once
+more when it takes none (LAST_GROWTH). From 4 KiB to 8 MiB that is four times and the last; what
 was merged so is merged no more. Segments that came just now are left alone.
 """
 
@@ -27,6 +27,7 @@ from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 MERGED_BYTES = 64 << 20
 SLOT_MS = 3600 * 1000
 SMALL_PART = 8  # what has an eighth of a merged segment's bytes is large enough
+SEGMENTS_MIN = 2
 QUIET_MS = 60_000
 GROWTH, LAST_GROWTH = 8, 2
 COUNTED_BYTES_MIN = 4096
@@ -42,8 +43,6 @@ class Upkept:
 
     now_ms: int
     quiet_ms: int = QUIET_MS
-    growth: int = GROWTH
-    last_growth: int = LAST_GROWTH
     counted_bytes_min: int = COUNTED_BYTES_MIN
 
     @property
@@ -59,7 +58,6 @@ class MergeLimits:
 
     bytes_max: int = MERGED_BYTES
     slot_ms: int = SLOT_MS
-    segments_min: int = 2
     upkept: Upkept | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +82,7 @@ class MergeLimits:
         """How many times as large as its largest segment a merge of the slot is, at least."""
         if self.upkept is None:
             return 1
-        return self.upkept.last_growth if self.closed(slot) else self.upkept.growth
+        return LAST_GROWTH if self.closed(slot) else GROWTH
 
     def changes_ms(self, commit_ms: int) -> int | None:
         """When other merges of a topic become worth it though nothing comes after its last commit,
@@ -94,6 +92,10 @@ class MergeLimits:
         begin, quiet_ms = self.slot(commit_ms) * self.slot_ms, self.upkept.quiet_ms
         moments = (begin + quiet_ms, commit_ms + quiet_ms, begin + self.slot_ms + quiet_ms)
         return min((ms + 1 for ms in moments if ms >= self.upkept.now_ms), default=None)
+
+
+ALL = MergeLimits()
+"""Whatever can be merged is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,11 @@ class Merge:
 
 
 def worth_looking(
-    held: PartitionState, lo: int, limits: MergeLimits | None = None
+    held: PartitionState, lo: int, limits: MergeLimits = ALL
 ) -> list[tuple[int, int]]:
     """Where from `lo` on there may be merges, as ranges of offsets; by the intervals alone. Of
     chunks whose segments are not small on average, merging by upkeep does not look for
     those that are."""
-    limits = limits or MergeLimits()
     found: list[tuple[int, int]] = []
     for one in held.intervals.between(lo, held.end_offset):
         if limits.upkept is None or not _large(one, limits.small_bytes):
@@ -146,23 +147,16 @@ def merged_up_to(held: PartitionState, lo: int, limits: MergeLimits) -> int:
     return max(lo, held.end_offset)
 
 
-def chunks_to_plan(held: PartitionState, lo: int, hi: int) -> list[Chunk]:
-    """The chunks that `plan_merges` needs for offsets [lo, hi)."""
-    return held.chunks_between(lo, hi)
-
-
 def plan_merges(
     held: PartitionState,
     lo: int,
     hi: int,
-    limits: MergeLimits | None = None,
+    limits: MergeLimits = ALL,
     read: Tables = UNREAD,
 ) -> list[Merge]:
     """The merges of what the partition keeps of offsets [lo, hi), in order."""
     lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
-    found = (
-        _of_stretch(held.number, one, limits or MergeLimits()) for one in _cut(held, lo, hi, read)
-    )
+    found = (_of_stretch(held.number, one, limits) for one in _cut(held, lo, hi, read))
     return [merge for some in found for merge in some]
 
 
@@ -230,7 +224,7 @@ def _growing(
     found, left = [], [(0, len(counted))]
     while left:
         first, last = left.pop()
-        if last - first < limits.segments_min:
+        if last - first < SEGMENTS_MIN:
             continue
         part = counted[first:last]
         largest = int(part.argmax())

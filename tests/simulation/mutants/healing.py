@@ -13,7 +13,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerRecord
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown
 from spark_ledger.repair import copies, slots, work_list, worker
-from spark_ledger.repair.absence import Absence
+from spark_ledger.repair.auditor import Absence
 from spark_ledger.repair.copies import Copies
 from tests.simulation.mutants.mutant import Mutant
 

@@ -17,13 +17,13 @@ from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.topics import Topics
 from spark_ledger.topic.subscription import cursor_ledger
-from spark_ledger.topic.subscription import moves as subscription_moves
+from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.cursor import Cursor
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
-from spark_ledger.topic.upkeep import removal
+from spark_ledger.topic.upkeep import janitor
 from spark_ledger.topic.upkeep.janitor import Janitor
-from spark_ledger.topic.upkeep.references import References
+from spark_ledger.topic.upkeep.ledger_inventory import References
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.topics import CHURN, CONDEMNED, OVERWRITES, ZOMBIES
 
@@ -521,7 +521,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (T("abandoned ledgers stay open", "T14", Janitor, "_close", folds_before_it_closes), JANITOR),
     (
         T(
-            *("removal unchecked", "hazard 5", removal, "_unchanged"),
+            *("removal unchecked", "hazard 5", janitor, "_unchanged"),
             *(removes_whatever_was_published, OVERWRITES),
         ),
         (*JANITOR, "checkpoint in ledgers", "overwrite"),
@@ -539,7 +539,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("take-over in the same epoch", "T12", subscription_moves, "taken"),
+            *("take-over in the same epoch", "T12", subscription_records, "taken"),
             *(stays_in_the_epoch, CHURN),
         ),
         CURSORS,
@@ -571,14 +571,14 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("seek under its owner", "T12", subscription_moves, "sought"),
+            *("seek under its owner", "T12", subscription_records, "sought"),
             *(seeks_under_its_owner, CHURN),
         ),
         CURSORS,
     ),
     (
         T(
-            *("seek keeps the ledger's name", "T12", subscription_moves, "sought"),
+            *("seek keeps the ledger's name", "T12", subscription_records, "sought"),
             *(keeps_the_seekers_ledger, CHURN),
         ),
         CURSORS,

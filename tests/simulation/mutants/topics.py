@@ -20,7 +20,7 @@ from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.state import NEVER, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.read.follower import TopicFollower
-from spark_ledger.topic.subscription import moves as subscription_moves
+from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.cursor import Cursor
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
@@ -227,7 +227,7 @@ def goes_back_without_a_mark(going_back: Any) -> Any:
 
 def holds_where_it_is(held: Any) -> Any:
     """Where a subscription was a moment ago is not asked."""
-    return lambda marks, floor, now_ms, grace_ms: subscription_moves.Held(floor, add=None)
+    return lambda marks, floor, now_ms, grace_ms: subscription_records.Held(floor, add=None)
 
 
 def reads_what_was_announced(read_entries: Any) -> Any:
@@ -303,7 +303,7 @@ MUTANTS = (
         *(asks_no_intent, CHURN),
     ),
     Mutant(
-        *("subscriptions hold nothing", "hazard 37", subscription_moves, "held_by"),
+        *("subscriptions hold nothing", "hazard 37", subscription_records, "held_by"),
         *(holds_nothing, CHURN),
     ),
     Mutant(
@@ -319,7 +319,7 @@ MUTANTS = (
         *(goes_back_without_a_mark, CHURN),
     ),
     Mutant(
-        *("nothing held of the hour before", "hazard 38", subscription_moves, "held"),
+        *("nothing held of the hour before", "hazard 38", subscription_records, "held"),
         *(holds_where_it_is, CHURN),
     ),
     Mutant(

@@ -11,7 +11,7 @@ from spark_ledger.topic.log import intents
 from spark_ledger.topic.upkeep import intent_expiry
 from spark_ledger.topic.upkeep.intent_expiry import IntentExpiry
 from spark_ledger.topic.upkeep.merge_plan import MergeLimits
-from spark_ledger.topic.upkeep.merging import Merging, TopicHead
+from spark_ledger.topic.upkeep.upkeep import Merging, TopicHead
 from tests.simulation.invariants import require
 from tests.simulation.points.deeds import others_clean, small_batches, two_batches
 from tests.simulation.points.enumerate import Deed

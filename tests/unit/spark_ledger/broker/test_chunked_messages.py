@@ -17,10 +17,10 @@ from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.actions import Trim
-from spark_ledger.topic.message_chunks import read_rows
 from spark_ledger.topic.read.live import ends_of, live_task
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.lag import topic_lag
+from spark_ledger.topic.task_reader import read_rows
 from spark_ledger.topic.upkeep.compactor import compact
 from tests.kit.pulsar_batches import chunked, lone, message
 from tests.unit.spark_ledger.broker.test_chunks import Link
@@ -133,16 +133,16 @@ def test_what_a_reader_has_met_of_a_message_it_does_not_read_again(monkeypatch):
         Sending(owner).send(*chunked(WHOLE, 3))
         await all_sent(owner)
         await closed(owner)
-        from spark_ledger.topic import message_chunks
+        from spark_ledger.topic import task_reader
 
-        monkeypatch.setattr(message_chunks._Chunks, "_planned", None)
+        monkeypatch.setattr(task_reader._Chunks, "_planned", None)
         assert await rows_between(stage.client, stage, 0, 3) == [(2, WHOLE)]
 
     play(act)
 
 
 def test_a_reader_that_keeps_little_reads_the_first_chunks_again(monkeypatch):
-    monkeypatch.setattr("spark_ledger.topic.message_chunks.KEPT_BYTES", 8)
+    monkeypatch.setattr("spark_ledger.topic.task_reader.KEPT_BYTES", 8)
 
     async def act(stage):
         owner = await owner_of(stage)

@@ -10,8 +10,8 @@ from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.seek_target import CommittedSince, exactly
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.upkeep.batch_copies import times_with
 from spark_ledger.topic.upkeep.compactor import compact
+from spark_ledger.topic.upkeep.merge_encoding import times_with
 from spark_ledger.topic.upkeep.merge_plan import Merge
 from tests.kit.pulsar_batches import batch_of, message
 from tests.unit.spark_ledger.topic.stage import play

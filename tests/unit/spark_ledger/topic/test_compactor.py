@@ -51,9 +51,10 @@ async def seen(stage, partition=0):
     return found
 
 
-async def all_merged(stage, intent, planned):
+async def all_merged(stage, compaction):
     """What was written for the tasks of a round."""
-    made = [await compactor.merge(stage.client, stage.topic, intent, one) for one in planned.tasks]
+    tasks, intent = await compaction.plan(), compaction.intent
+    made = [await compactor.merge(stage.client, stage.topic, intent, one) for one in tasks]
     return [merged for some in made for merged in some]
 
 
@@ -321,15 +322,14 @@ def test_rows_that_come_and_go_meanwhile_make_it_plan_again_and_none_is_lost():
     async def act(stage):
         intent = await stage.intent()
         await micro_batches(stage, intent, b"a", b"b", b"c", b"d")
-        planned = await compactor.plan_round(stage.client, stage.topic, {})
-        system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = await all_merged(stage, system, planned)
+        compaction = Compaction(stage.client, stage.topic)
+        merged = await all_merged(stage, compaction)
         await stage.commit(intent, 9, await stage.written(intent, [b"appended"]))
         other = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 3),))], other)
 
-        left = await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
-        assert left == []
+        await compaction.commit(merged)
+        assert compaction.done == Compacted()
         before = await seen(stage)
         done = await compact(stage.client, "t")
 
@@ -346,18 +346,17 @@ def test_of_several_merges_only_those_that_still_hold_are_committed(monkeypatch)
         size = (await segments(stage))[0].segment.bytes
         monkeypatch.setattr(MergeLimits, "small_bytes", 8 * size)
         pairs = MergeLimits(bytes_max=2 * size)
-        planned = await compactor.plan_round(stage.client, stage.topic, {}, pairs)
-        system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = await all_merged(stage, system, planned)
+        compaction = Compaction(stage.client, stage.topic, pairs)
+        merged = await all_merged(stage, compaction)
         other = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], other)
         before = await seen(stage)
 
-        left = await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+        await compaction.commit(merged)
 
-        assert [(one.merge.start, one.merge.end) for one in left] == [(4, 8)]
+        assert (compaction.done.segments, compaction.done.commits) == (2, 1)
         assert await seen(stage) == before
-        assert [p.base for p in await segments(stage)] == [0, 2, 4]
+        assert [(p.base, end_of(p)) for p in await segments(stage)] == [(0, 2), (2, 4), (4, 8)]
 
     play(act)
 
@@ -431,13 +430,12 @@ def test_appends_meanwhile_do_not_hinder_it():
     async def act(stage):
         intent = await stage.intent()
         await micro_batches(stage, intent, b"a", b"b")
-        planned = await compactor.plan_round(stage.client, stage.topic, {})
-        system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = await all_merged(stage, system, planned)
+        compaction = Compaction(stage.client, stage.topic)
+        merged = await all_merged(stage, compaction)
         await stage.commit(intent, 9, await stage.written(intent, [b"appended"]))
         before = await seen(stage)
 
-        await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+        await compaction.commit(merged)
 
         assert await seen(stage) == before
         assert len(await segments(stage)) == 2
@@ -450,14 +448,13 @@ def test_an_intent_that_was_condemned_meanwhile_changes_nothing():
         intent = await stage.intent()
         await micro_batches(stage, intent, b"a", b"b")
         before = await seen(stage)
-        planned = await compactor.plan_round(stage.client, stage.topic, {})
-        system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = await all_merged(stage, system, planned)
+        compaction = Compaction(stage.client, stage.topic)
+        merged = await all_merged(stage, compaction)
         await stage.client.cache.close()
-        await stage.janitor.clean(condemn=[system.id])
+        await stage.janitor.clean(condemn=[compaction.intent.id])
 
         with pytest.raises(errors.LedgerFenced):
-            await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+            await compaction.commit(merged)
 
         assert await seen(stage) == before
 

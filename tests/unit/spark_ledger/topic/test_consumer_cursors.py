@@ -11,9 +11,8 @@ from spark_ledger.metadata.store import Create, MultiFailed
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
-from spark_ledger.topic.subscription.moves import Claim
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
-from spark_ledger.topic.subscription.records import Share, SubscriptionKind, with_shares
+from spark_ledger.topic.subscription.records import Claim, Share, SubscriptionKind, with_shares
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.subscription.subscriptions import LEASE_S
 from tests.unit.spark_ledger.topic.stage import play

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.topic.subscription.moves import Mark, held, needed_before_going_back
+from spark_ledger.topic.subscription.records import Mark, held, needed_before_going_back
 
 HOUR = 3_600_000
 

@@ -10,10 +10,8 @@ from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.upkeep import removal
 from spark_ledger.topic.upkeep.garbage import PAUSE_LEASES
-from spark_ledger.topic.upkeep.janitor import Janitor
-from spark_ledger.topic.upkeep.removal import remove_tree
+from spark_ledger.topic.upkeep.janitor import Janitor, remove_tree
 from tests.unit.spark_ledger.topic.stage import play
 
 DELAY_S = 600
@@ -539,7 +537,7 @@ def test_a_ledger_made_for_a_topic_while_a_pass_takes_its_tree_is_deleted_too(mo
             return await remove_tree(store, topic_id)
 
         await asyncio.sleep(DELAY_S)
-        monkeypatch.setattr(removal, "remove_tree", made_just_before)
+        monkeypatch.setattr("spark_ledger.topic.upkeep.janitor.remove_tree", made_just_before)
         taken = await janitor.clean()
         monkeypatch.undo()
         with pytest.raises(errors.TopicDeleted):

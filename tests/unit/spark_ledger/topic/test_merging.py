@@ -7,7 +7,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.upkeep.merge_plan import QUIET_MS, SLOT_MS
-from spark_ledger.topic.upkeep.merging import INTENT_MS, Merging, TopicHead
+from spark_ledger.topic.upkeep.upkeep import INTENT_MS, Merging, TopicHead
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.test_compactor import seen, segments
 

@@ -16,7 +16,7 @@ from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.upkeep import ledger_inventory
 from spark_ledger.topic.upkeep.compactor import compact
 from spark_ledger.topic.upkeep.janitor import Janitor
-from spark_ledger.topic.upkeep.references import References
+from spark_ledger.topic.upkeep.ledger_inventory import References
 from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import cursor_ledgers
