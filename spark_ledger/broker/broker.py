@@ -253,7 +253,7 @@ class Broker:
             if owner.broker != self.id:
                 topic.partition(number)  # refused
             owners = await self.ownership.owners(info.id, fresh=True)
-            failed = await topic.own(owners.epochs_of(self.id, partitions))
+            failed = await topic.own(owners.epochs_of(self.id))
             if number in failed:
                 raise failed[number]
         return topic, topic.partition(number)
@@ -373,6 +373,5 @@ class Broker:
         if info is None or info.id != topic_id:
             return  # it was deleted
         topic = await self._topic(info)
-        epochs = owners.epochs_of(self.id, max(owners.by_partition) + 1)
-        for number, error in (await topic.own(epochs)).items():
+        for number, error in (await topic.own(owners.epochs_of(self.id))).items():
             _log.warning("partition %d of %s is not served yet: %s", number, name, error)

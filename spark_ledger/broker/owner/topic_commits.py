@@ -86,7 +86,7 @@ class TopicCommits:
         """The partitions that this broker has no more. Raises errors.Unavailable."""
         epochs = dict(self.epochs)
         now = await self._ownership.owners(self.topic.id, fresh=True)
-        mine = now.epochs_of(self._ownership.broker_id, max(epochs, default=0) + 1)
+        mine = now.epochs_of(self._ownership.broker_id)
         return [number for number, epoch in epochs.items() if mine.get(number) != epoch]
 
     async def state(self) -> TopicState:

@@ -59,7 +59,7 @@ class Owner:
         topic = self.stage.topic
         await self.ownership.choose(topic.id, 0, topic.partitions, here=True)
         owners = await self.ownership.owners(topic.id)
-        epochs = owners.epochs_of(self.ownership.broker_id, topic.partitions)
+        epochs = owners.epochs_of(self.ownership.broker_id)
         self.commits = TopicCommits(self.client, topic, self.ownership, epochs, lambda: NOW_MS)
         self.writer = LiveWriter(self.commits, 0, self.limits, self.stored, idle_s)
         await self.writer.start()
