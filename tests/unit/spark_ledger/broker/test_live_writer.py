@@ -8,8 +8,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
-from spark_ledger.broker.owner.roll_limits import RollLimits
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.subscription.seek_target import End
@@ -65,7 +64,7 @@ class Owner:
         await self.writer.start()
         return self
 
-    def stored(self, partition, offset, batch):
+    def stored(self, offset, batch):
         self.seen.append((offset, batch))
 
     def send(self, *batches):
