@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
-from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
+from spark_ledger.broker.wire.frames import FrameReader, encode
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -143,7 +143,7 @@ def frames_of(batch: bytes, count: int, messages: int) -> Iterator[tuple[int, by
     chunk: list[bytes] = []
     for number in range(count):
         sent = command("send", producer_id=0, sequence_id=number, num_messages=max(1, messages))
-        chunk.append(encode_with_batch(sent, batch))
+        chunk.append(encode(sent, batch))
         if len(chunk) == CHUNK_FRAMES or len(chunk) * len(batch) >= CHUNK_BYTES:
             yield len(chunk), b"".join(chunk)
             chunk = []

@@ -18,10 +18,8 @@ from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Owners, Ownership
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.roll_limits import RollLimits
-from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.partition import TAIL_BYTES_MAX, Partition, TailBudget
+from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
@@ -49,13 +47,6 @@ ENTRY_OVERHEAD_BYTES = 48 << 10
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Incomplete:
-    """How many messages of a broker's producers were given up before their last chunk came."""
-
-    count: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """`auto_create`: a topic that a client names and that is not there is made, with so many
@@ -64,7 +55,7 @@ class BrokerSettings:
 
     auto_create: bool = True
     auto_create_partitions: int = 0
-    tail_bytes: int = BYTES_MAX
+    tail_bytes: int = TAIL_BYTES_MAX
     roll: RollLimits = field(default_factory=RollLimits)
 
 
@@ -110,7 +101,6 @@ class Broker:
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
-        self.incomplete = Incomplete()
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
@@ -253,7 +243,7 @@ class Broker:
             if owner.broker != self.id:
                 topic.partition(number)  # refused
             owners = await self.ownership.owners(info.id, fresh=True)
-            failed = await topic.own(owners.epochs_of(self.id, partitions))
+            failed = await topic.own(owners.epochs_of(self.id))
             if number in failed:
                 raise failed[number]
         return topic, topic.partition(number)
@@ -319,7 +309,6 @@ class Broker:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self.ownership.incomplete = self.incomplete.count
                 if await self.ownership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
                     for topic in self._opened():
@@ -373,6 +362,5 @@ class Broker:
         if info is None or info.id != topic_id:
             return  # it was deleted
         topic = await self._topic(info)
-        epochs = owners.epochs_of(self.id, max(owners.by_partition) + 1)
-        for number, error in (await topic.own(epochs)).items():
+        for number, error in (await topic.own(owners.epochs_of(self.id))).items():
             _log.warning("partition %d of %s is not served yet: %s", number, name, error)

@@ -7,49 +7,16 @@ is held for it any more.
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.hold import Hold
+from spark_ledger.broker.owner.topic_commits import Hold
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.hand_over import Handed, Live
 
 LASTS_S = hand_over.HOLDS_S_MAX + 2.0
 
 _log = logging.getLogger(__name__)
-
-
-class Held:
-    """What one committer holds. `until_s` is of the loop's clock."""
-
-    def __init__(self, broker: Broker, lives: list[Live], until_s: float) -> None:
-        self._holds: list[Hold] = []
-        for topic_id, partition, ledger_id, opened in lives:
-            writer = broker.live_writer(topic_id, partition)
-            hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)
-            if hold is not None:
-                self._holds.append(hold)
-
-    @property
-    def stopping(self) -> "list[asyncio.Future[Handed | None]]":
-        """Answers that are still to come."""
-        return [hold.answer for hold in self._holds if not hold.answer.done()]
-
-    async def answer(self, within_s: float) -> bytes:
-        """What is handed over by then; other live segments than those in it are not."""
-        stopping = self.stopping
-        if stopping:
-            await asyncio.wait(stopping, timeout=within_s)
-        return self.answered()
-
-    def answered(self) -> bytes:
-        """What is handed over by now."""
-        some = (hold.answer.result() for hold in self._holds if hold.answer.done())
-        return hand_over.encode_answer([one for one in some if one is not None])
-
-    def let_go(self) -> None:
-        holds, self._holds = self._holds, []
-        for hold in holds:
-            hold.leave()
 
 
 class CommitterConnection(asyncio.Protocol):
@@ -59,7 +26,7 @@ class CommitterConnection(asyncio.Protocol):
         self._broker = broker
         self._transport = transport
         self._received = bytearray()
-        self._held: Held | None = None
+        self._holds: list[Hold] | None = None
         self._answering: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(LASTS_S, transport.close)
 
@@ -71,22 +38,39 @@ class CommitterConnection(asyncio.Protocol):
             _log.warning("a committer's connection ends: %s", error)
             self._transport.close()
             return
-        if asked is not None and self._held is None:
-            lives, hold_s = asked
-            loop = asyncio.get_running_loop()
-            self._held = Held(self._broker, lives, loop.time() + hold_s)
-            if not self._held.stopping:  # before those that have stopped go on with their work
-                self._transport.write(self._held.answered())
-                return
-            within_s = hand_over.answer_within_s(hold_s, len(lives))
-            self._answering = loop.create_task(self._answer(self._held, within_s))
+        if asked is None or self._holds is not None:
+            return
+        lives, hold_s = asked
+        loop = asyncio.get_running_loop()
+        self._holds = list(self._held(lives, loop.time() + hold_s))
+        stopping = [hold.answer for hold in self._holds if not hold.answer.done()]
+        if not stopping:  # before those that have stopped go on with their work
+            self._answer()
+            return
+        within_s = hand_over.answer_within_s(hold_s, len(lives))
+        self._answering = loop.create_task(self._answer_within(stopping, within_s))
 
-    async def _answer(self, held: Held, within_s: float) -> None:
-        self._transport.write(await held.answer(within_s))
+    def _held(self, lives: list[Live], until_s: float) -> Iterator[Hold]:
+        for topic_id, partition, ledger_id, opened in lives:
+            writer = self._broker.live_writer(topic_id, partition)
+            hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)
+            if hold is not None:
+                yield hold
+
+    async def _answer_within(
+        self, stopping: "list[asyncio.Future[Handed | None]]", within_s: float
+    ) -> None:
+        await asyncio.wait(stopping, timeout=within_s)
+        self._answer()
+
+    def _answer(self) -> None:
+        """With what is handed over by now; other live segments are not."""
+        some = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
+        self._transport.write(hand_over.encode_answer([one for one in some if one is not None]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         if self._answering is not None:
             self._answering.cancel()
-        if self._held is not None:
-            self._held.let_go()
+        for hold in self._holds or ():
+            hold.leave()

@@ -17,11 +17,10 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker import names, requests
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.committers import CommitterConnection
-from spark_ledger.broker.consumers.subscription import Consumer
+from spark_ledger.broker.consumers import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.producer import NO_ID, Producer, Run
+from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import (
     SEND,
     AckType,
@@ -68,7 +67,6 @@ class Connection(asyncio.Protocol):
         self.consumers: dict[int, tuple[Consumer, OwnedTopic, str]] = {}
         self.open = False
         self.connected = False
-        self._chunks: dict[int, ChunksOfProducer] = {}  # of producers that sent some
         self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
         self._shapes: dict[bytes, Shape] = {}
         self._begun = False
@@ -223,7 +221,7 @@ class Connection(asyncio.Protocol):
         begin = spans[at][0]
         shape = self._shapes.get(data[begin : begin + KEY_BYTES])
         producer = None if shape is None else self.producers.get(shape.producer_id)
-        if shape is None or producer is None or producer.id in self._chunks:
+        if shape is None or producer is None or producer.chunks is not None:
             return 0
         run = self._runs.get(producer.id)
         if run is None:
@@ -305,7 +303,7 @@ class Connection(asyncio.Protocol):
         if parsed is None:
             return
         name, batched = parsed.metadata.producer_name, parsed.batched
-        last = parsed.last_sequence_id if producer.deduplicates else NO_ID
+        last = parsed.last_sequence_id if producer.partition.deduplicates else NO_ID
         run = self._runs.get(producer.id)
         if run is None or not run.add(send, batch, name, batched, parsed.messages, last):
             if run is not None:
@@ -336,8 +334,8 @@ class Connection(asyncio.Protocol):
             self._hand_on()
             self._chunks_of(producer).take(send, batch, parsed, self._append)
             return None
-        if producer.id in self._chunks:
-            self._chunks[producer.id].give_up("it sent another message")
+        if producer.chunks is not None:
+            producer.chunks.give_up("it sent another message")
         return parsed
 
     def _checked(self, batch: bytes) -> pulsar_batch.Batch:
@@ -368,26 +366,12 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes += waiting_bytes
         self.broker.waiting_bytes += waiting_bytes
         run.producer.came(run.receipts)
-        run.producer.topic.append(run.producer.partition, run)
+        run.producer.partition.writer.append(run)
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
-        if producer.id not in self._chunks:
-            incomplete = self.broker.incomplete
-            self._chunks[producer.id] = ChunksOfProducer(producer, incomplete, self._drop)
-        return self._chunks[producer.id]
-
-    def send_error(self, producer_id: int, sequence_id: int, code: ServerError, why: str) -> None:
-        self.send(
-            encode(
-                command(
-                    "send_error",
-                    producer_id=producer_id,
-                    sequence_id=sequence_id,
-                    error=code,
-                    message=why,
-                )
-            )
-        )
+        if producer.chunks is None:
+            producer.chunks = ChunksOfProducer(producer, self.broker.ownership, self._drop)
+        return producer.chunks
 
     def _flow(self, part: Any) -> None:
         if part.consumer_id in self.consumers:
@@ -417,7 +401,7 @@ class Connection(asyncio.Protocol):
             raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
         place, moved = consumer.place, False
         for found in part.message_id:
-            offset = names.offset_of(found, topic.ledger)
+            offset = names.offset_of(found, place.partition.ledger)
             if part.ack_type == AckType.CUMULATIVE:
                 end = consumer.acknowledged_up_to(found, offset)
                 moved |= place.acks.up_to(min(end, place.partition.end))
@@ -435,13 +419,12 @@ class Connection(asyncio.Protocol):
 
     def forget_producer(self, producer: Producer) -> bool:
         """Whether it was here."""
-        producer.topic.remove_producer(producer.partition, producer)
+        producer.leave(producer)
         if self.producers.get(producer.id) is not producer:
             return False
         del self.producers[producer.id]
-        chunks = self._chunks.pop(producer.id, None)
-        if chunks is not None:
-            chunks.give_up("it left", refuse=False)
+        if producer.chunks is not None:
+            producer.chunks.give_up("it left", refuse=False)
         return True
 
     def forget_consumer(self, consumer: Consumer) -> bool:
@@ -457,8 +440,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def send_producer_away(self, producer: Producer) -> None:
-        if self.producers.get(producer.id) is producer and producer.id in self._chunks:
-            self._chunks.pop(producer.id).forget()  # they come again
+        if producer.chunks is not None:
+            producer.chunks.forget()  # they come again
         if self.forget_producer(producer):
             self._away[producer.id] = None
             self.send(encode(_closed(producer.id)))

@@ -10,18 +10,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker.consumers.subscription import Consumer, PlaceInPartition, Subscription
-from spark_ledger.broker.names import ledger_number
+from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.roll_limits import RollLimits
-from spark_ledger.broker.owner.tail import Tail, TailBudget
-from spark_ledger.broker.owner.topic_commits import TopicCommits
-from spark_ledger.broker.owner.waiting import Waiting
+from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
+from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.state import TopicState
@@ -40,22 +36,6 @@ COME_BACK_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class ProducerHere(Protocol):
-    """A producer, as its topic knows it."""
-
-    name: str
-    mode: AccessMode
-    epoch: int
-    topic_epoch: int
-    """Of an exclusive one: which of those that followed each other it is; 0 of one that is new."""
-
-    def send_away(self) -> None:
-        """It is to look its topic up again."""
-
-    def ready(self) -> None:
-        """It waited to be the only one, and is."""
-
-
 class OwnedTopic:
     """Made by `open_topic`; `on_end` is called once, when this broker has it no more."""
 
@@ -69,7 +49,6 @@ class OwnedTopic:
         on_end: Callable[["OwnedTopic"], None],
     ) -> None:
         self.info: TopicInfo = commits.topic
-        self.ledger = ledger_number(commits.topic.id)
         self._commits = commits
         self._client = commits.client
         self._cursors = cursors
@@ -80,8 +59,8 @@ class OwnedTopic:
         self._partitions: dict[int, Partition] = {}
         self._leaving: dict[int, Partition] = {}
         self._owning = asyncio.Lock()
-        self._producers: dict[int, list[ProducerHere]] = {}
-        self._producers_waiting: dict[int, list[ProducerHere]] = {}
+        self._producers: dict[int, list[Producer]] = {}
+        self._producers_waiting: dict[int, list[Producer]] = {}
         self._exclusive_epochs: dict[int, int] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._turns: dict[str, asyncio.Lock] = {}
@@ -120,7 +99,7 @@ class OwnedTopic:
 
     async def _open(self, number: int) -> Partition:
         one = Partition(self._client, self.info, number, self._follower.state, Tail(self._budget))
-        one.writer = LiveWriter(self._commits, number, self._limits, self._stored)
+        one.writer = LiveWriter(self._commits, number, self._limits, one.stored)
         await one.writer.start()
         return one
 
@@ -136,11 +115,6 @@ class OwnedTopic:
                 f"another broker has partition {number} of topic {self.info.name}: look it up",
             )
         return found
-
-    def _stored(self, partition: int, offset: int, run: Waiting) -> None:
-        found = self._partitions.get(partition) or self._leaving.get(partition)
-        if found is not None:
-            found.stored(offset, run)
 
     async def _follow(self) -> None:
         """Tell those who wait of every commit; notice when another has a partition."""
@@ -238,21 +212,9 @@ class OwnedTopic:
             await self._release(name)
         await self._commits.close()
 
-    def append(self, partition: int, run: Waiting) -> None:
-        """Store a producer's batches after all that came to the partition before them."""
-        found = self._partitions.get(partition) or self._leaving.get(partition)
-        if found is None:
-            run.failed(Deposed(f"partition {partition} is another broker's"))
-        else:
-            found.writer.append(run)
-
-    def last_sequence_id(self, partition: int, producer_name: str) -> int:
-        """As LiveWriter.last_sequence_id."""
-        return self._partitions[partition].writer.last_sequence_id(producer_name)
-
     # -- producers -----------------------------------------------------------------------------
 
-    def add_producer(self, partition: int, producer: ProducerHere) -> bool:
+    def add_producer(self, partition: int, producer: Producer) -> bool:
         """Whether it may send; else it waits until it is the only one, and is told. Raises
         Refusal."""
         self.partition(partition)
@@ -274,9 +236,9 @@ class OwnedTopic:
     def _admit(
         self,
         partition: int,
-        producer: ProducerHere,
-        there: list[ProducerHere],
-        waiting: list[ProducerHere],
+        producer: Producer,
+        there: list[Producer],
+        waiting: list[Producer],
     ) -> bool:
         exclusive = any(one.mode is not AccessMode.SHARED for one in there)
         if self._is_fenced(partition, producer):
@@ -306,11 +268,11 @@ class OwnedTopic:
         self._is_exclusive(partition, producer)
         return True
 
-    def _is_fenced(self, partition: int, producer: ProducerHere) -> bool:
+    def _is_fenced(self, partition: int, producer: Producer) -> bool:
         """Whether another has been the only one since it was."""
         return 0 < producer.topic_epoch < self._exclusive_epochs.get(partition, 0)
 
-    def _is_exclusive(self, partition: int, producer: ProducerHere) -> None:
+    def _is_exclusive(self, partition: int, producer: Producer) -> None:
         """It is the only one from now on: those before it are fenced, also where they come back."""
         if producer.mode is AccessMode.SHARED:
             return
@@ -319,7 +281,7 @@ class OwnedTopic:
             producer.topic_epoch = max(last, self._commits.epochs[partition] << EPOCH_BITS) + 1
         self._exclusive_epochs[partition] = max(last, producer.topic_epoch)
 
-    def _check_newer(self, producer: ProducerHere, before: ProducerHere) -> None:
+    def _check_newer(self, producer: Producer, before: Producer) -> None:
         """Raises Refusal where it is not the same producer that comes again, but another of its
         name."""
         if producer.epoch <= before.epoch:
@@ -328,7 +290,7 @@ class OwnedTopic:
                 f"producer '{before.name}' is connected to topic {self.info.name} already",
             )
 
-    def remove_producer(self, partition: int, producer: ProducerHere) -> None:
+    def remove_producer(self, partition: int, producer: Producer) -> None:
         there = self._producers.get(partition, [])
         waiting = self._producers_waiting.get(partition, [])
         for some in (there, waiting):
@@ -395,7 +357,7 @@ class OwnedTopic:
         else:
             mark = partition.start  # it stays where it is
         partition = self.partition(number)  # it may be another broker's by now
-        return subscription.place(partition, self.ledger, mark)
+        return subscription.place(partition, mark)
 
     async def _opened(
         self, name: str, kind: SubscriptionType, durable: bool, earliest: bool

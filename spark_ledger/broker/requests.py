@@ -3,16 +3,30 @@
 Always true: what is not built is refused by NotAllowedError with what it is; errors of the topic
 layer become the code after which a client does the right thing: those that pass are
 ServiceNotReady, so it looks the topic up and tries again.
+
+Where their service URL begins with http://, clients ask where topics are by HTTP: a connection has
+one request and one answer, which is JSON; a request's head has HEAD_BYTES_MAX at most and comes
+within HEAD_S. Three questions need no web framework.
+
+    GET /lookup/v2/topic/persistent/<tenant>/<namespace>/<topic>              {"brokerUrl": ...}
+    GET /admin/v2/persistent/<tenant>/<namespace>/<topic>/partitions          {"partitions": n}
+    GET /admin/v2/namespaces/<tenant>/<namespace>/topics                      [name, ...]
 """
 
+import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.consumers.subscription import Consumer, PlaceInPartition
+from spark_ledger.broker.consumers import Consumer, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition
@@ -49,6 +63,14 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.Unauthorized, ServerError.PERSISTENCE),
     (errors.LedgerError, ServerError.SERVICE_NOT_READY),
 )
+HEAD_BYTES_MAX = 16 << 10
+HEAD_S = 10.0
+_STATUS = {
+    ServerError.TOPIC_NOT_FOUND: (404, "Not Found"),
+    ServerError.NOT_ALLOWED: (412, "Precondition Failed"),
+    ServerError.SERVICE_NOT_READY: (503, "Service Unavailable"),
+}
+_log = logging.getLogger(__name__)
 
 
 class Client(ProducersLink, Protocol):
@@ -60,6 +82,11 @@ class Client(ProducersLink, Protocol):
     open: bool
 
     async def room(self) -> None: ...
+
+    def add_producer(self, producer: Producer) -> None: ...
+
+    def forget_producer(self, producer: Producer) -> bool:
+        """Whether it was there."""
 
     def forget_consumer(self, consumer: Consumer) -> bool:
         """Whether it was there."""
@@ -144,6 +171,7 @@ async def _producer(connection: Client, part: Any) -> None:
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
     topic, partition = await connection.broker.partition(names.parse(part.topic))
+    leave = partial(topic.remove_producer, partition.number)
     if (await connection.broker.client.schemas.of(topic.info)).versions:
         raise Refusal(
             ServerError.INCOMPATIBLE_SCHEMA,
@@ -160,12 +188,12 @@ async def _producer(connection: Client, part: Any) -> None:
         AccessMode(part.producer_access_mode),
         part.epoch,
         part.topic_epoch,
-        topic,
         partition,
+        leave,
     )
     ready = topic.add_producer(partition.number, made)
     if not connection.open:
-        topic.remove_producer(partition.number, made)
+        leave(made)
         return
     connection.add_producer(made)
     if ready:
@@ -203,7 +231,7 @@ async def _subscribe(connection: Client, part: Any) -> None:
     topic, partition = await connection.broker.partition(names.parse(part.topic))
 
     async def start() -> int:
-        return await _start(connection, partition, topic.ledger, part)
+        return await _start(connection, partition, part)
 
     def make(place: PlaceInPartition) -> Consumer:
         return Consumer(
@@ -234,17 +262,17 @@ async def _subscribe(connection: Client, part: Any) -> None:
     _reply(connection, part, "success")
 
 
-async def _start(connection: Client, partition: Partition, ledger: int, part: Any) -> int:
+async def _start(connection: Client, partition: Partition, part: Any) -> int:
     """Where a reader begins. Raises Refusal."""
     if part.start_message_rollback_duration_sec:
         back_ms = part.start_message_rollback_duration_sec * 1000
         return await partition.since(connection.broker.clock.now_ms() - back_ms)
     if part.HasField("start_message_id"):
-        return _offset(partition, ledger, part.start_message_id, within_batch=False)
+        return _offset(partition, part.start_message_id, within_batch=False)
     return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
 
 
-def _offset(partition: Partition, ledger: int, found: MessageId, *, within_batch: bool) -> int:
+def _offset(partition: Partition, found: MessageId, *, within_batch: bool) -> int:
     """The offset that an id, or one of the two ends, means; `within_batch`: in a batch, not at its
     beginning. Raises Refusal."""
     place = (signed(found.ledgerId), signed(found.entryId))
@@ -252,7 +280,7 @@ def _offset(partition: Partition, ledger: int, found: MessageId, *, within_batch
         return partition.start
     if LATEST in place:
         return partition.end
-    offset = offset_of(found, ledger)
+    offset = offset_of(found, partition.ledger)
     if not within_batch:
         offset = signed(found.entryId)
     return min(max(offset, partition.start), partition.end)
@@ -283,7 +311,7 @@ async def _seek(connection: Client, part: Any) -> None:
     consumer, topic, name = _of(connection, part)
     partition = consumer.place.partition
     if part.HasField("message_id"):
-        offset = _offset(partition, topic.ledger, part.message_id, within_batch=True)
+        offset = _offset(partition, part.message_id, within_batch=True)
     else:
         offset = await partition.since(part.message_publish_time)
     await topic.seek(name, consumer.place, offset)
@@ -291,10 +319,9 @@ async def _seek(connection: Client, part: Any) -> None:
 
 
 async def _get_last_message_id(connection: Client, part: Any) -> None:
-    consumer, topic, _ = _of(connection, part)
-    place = consumer.place
+    place = _of(connection, part)[0].place
     last = await place.partition.last()
-    number, ledger = place.partition.shown, topic.ledger
+    number, ledger = place.partition.shown, place.partition.ledger
     if last is None:
         found = names.nothing(number)
     else:
@@ -354,3 +381,60 @@ ANSWERS: dict[str, Answer] = {
     "tc_client_connect": _not_built("transactions"),
     "watch_topic_list": _not_built("watches of topics"),
 }
+
+
+# -- by HTTP ---------------------------------------------------------------------------------------
+
+
+async def answer_http(
+    broker: Broker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """One connection, until its answer is sent."""
+    try:
+        async with asyncio.timeout(HEAD_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        try:
+            asked = urlsplit(rest.partition(" ")[0])
+            status, reason, body = 200, "OK", await _asked(broker, method, asked)
+        except Exception as error:
+            refused = refusal_of(error)
+            if refused.code is ServerError.UNKNOWN:
+                _log.exception("a request by HTTP has failed")
+            status, reason = _STATUS.get(refused.code, (500, "Internal Server Error"))
+            body = {"reason": refused.message}
+        encoded = json.dumps(body).encode()
+        writer.write(
+            f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(encoded)}\r\nConnection: close\r\n\r\n".encode()
+            + encoded
+        )
+        await writer.drain()
+    except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        pass  # a client that went, or sent no request: nothing was promised
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _asked(broker: Broker, method: str, asked: SplitResult) -> Any:
+    """What is answered. Raises Refusal, errors of the topic layer."""
+    if method != "GET":
+        raise Refusal(ServerError.NOT_ALLOWED, f"{method}: the admin API is not built")
+    parts = [unquote(one) for one in asked.path.strip("/").split("/")]
+    query = parse_qs(asked.query)
+    match parts:
+        case ["lookup", "v2", "topic", domain, tenant, namespace, topic]:
+            name = names.parse(f"{domain}://{tenant}/{namespace}/{topic}")
+            url, _ = await broker.lookup(name, authoritative=False)
+            return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}
+        case ["admin", "v2", "persistent", tenant, namespace, topic, "partitions"]:
+            name = names.parse(f"persistent://{tenant}/{namespace}/{topic}")
+            create = query.get("checkAllowAutoCreation") == ["true"]
+            return {"partitions": await broker.partitions_of(name, create=create)}
+        case ["admin", "v2", "namespaces", tenant, namespace, "topics"]:
+            if query.get("mode") == ["NON_PERSISTENT"]:
+                return []
+            return await broker.names_in(f"{tenant}/{namespace}")
+    raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is nothing at /{'/'.join(parts)}")

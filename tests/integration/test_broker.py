@@ -522,7 +522,7 @@ def test_topics_spread_over_brokers_and_those_of_a_killed_one_are_taken_over(
 
             def owners():
                 ownership = Ownership(topics.client.store, "nobody", "")
-                return {topics.run(ownership.owner(info.id)).url for info in infos}
+                return {topics.run(ownership.owners(info.id)).of(0).url for info in infos}
 
             both = {first, other.url}  # one that was too slow gets its share back later
             assert eventually(lambda: owners() == both, patience_s=60)

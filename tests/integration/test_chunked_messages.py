@@ -8,7 +8,7 @@ import pulsar
 import pytest
 
 from spark_ledger.broker.wire.commands import command
-from spark_ledger.broker.wire.frames import encode, encode_with_batch
+from spark_ledger.broker.wire.frames import encode
 from spark_ledger.cli.broker import alive
 from tests.integration.test_broker import (
     TIMEOUT_MS,
@@ -88,7 +88,7 @@ def test_a_message_whose_producer_goes_in_the_middle_is_counted_where_brokers_ar
             raw.sendall(encode(one))
             said.read(int.from_bytes(said.read(4)))
         send = command("send", producer_id=1, sequence_id=0, num_messages=1, is_chunk=True)
-        raw.sendall(encode_with_batch(send, first))
+        raw.sendall(encode(send, first))
         said.close()
     assert eventually(lambda: incomplete_at(cluster) == before + 1)
 

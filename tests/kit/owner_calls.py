@@ -2,10 +2,24 @@
 
 import asyncio
 
-from spark_ledger.broker.committers import Held
-from spark_ledger.topic.commit.hand_over import answer_within_s, decode_request
+from spark_ledger.broker.committers import CommitterConnection
+from spark_ledger.topic.commit.hand_over import decode_request
 
 DELAY_S = 0.001
+
+
+class Transport:
+    """To a committer: `answer` is what is written to it."""
+
+    def __init__(self):
+        self.answer = asyncio.get_running_loop().create_future()
+
+    def write(self, data):
+        self.answer.set_result(data)
+
+    def close(self):
+        """It was open for too long."""
+        self.connection.connection_lost(None)
 
 
 class OwnerCalls:
@@ -19,14 +33,18 @@ class OwnerCalls:
         await asyncio.sleep(DELAY_S)
         if url not in self.brokers:
             raise ConnectionRefusedError(f"nobody listens at {url}")
-        lives, hold_s = decode_request(request)
-        self.asked.append(lives)
-        until_s = asyncio.get_running_loop().time() + hold_s
-        held = Held(self.brokers[url], lives, until_s)
+        self.asked.append(decode_request(request)[0])
+        transport = Transport()
+        made = transport.connection = CommitterConnection(self.brokers[url], transport)
+
+        def let_go():
+            made.connection_lost(None)
+
         try:
-            answer = await held.answer(answer_within_s(hold_s, len(lives)))
+            made.data_received(request)
+            answer = await transport.answer
             await asyncio.sleep(DELAY_S)
         except BaseException:
-            held.let_go()
+            let_go()
             raise
-        return answer[4:], held.let_go
+        return answer[4:], let_go

@@ -59,12 +59,10 @@ FLOORS = {
     "spark_ledger.broker": """
         server
         connection
-        requests http_lookup
-        chunks
-        producer committers
+        requests committers
         broker
         owned_topic
-        consumers
+        consumers producer
         owner
         names
         wire

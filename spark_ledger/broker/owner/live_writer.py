@@ -27,17 +27,21 @@ Who appends bounds the bytes that wait (connection.py); entries under way are bo
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.roll_limits import RollLimits
-from spark_ledger.broker.owner.sequence_ids import SequenceIds
-from spark_ledger.broker.owner.topic_commits import TopicCommits
-from spark_ledger.broker.owner.waiting import Chunk, Entry, StoredListener, Waiting, taken
+from spark_ledger.broker.owner.topic_commits import Hold, RollLimits, TopicCommits
+from spark_ledger.broker.owner.waiting import (
+    Chunk,
+    Entry,
+    SequenceIds,
+    Waiting,
+    taken,
+)
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
@@ -75,15 +79,15 @@ class _Next:
 
 
 class LiveWriter:
-    """Of partition `number`. `stored` is called for each run, in order, before the run's own
-    `stored`."""
+    """Of partition `number`. `stored` is called with the first offset of each run and the run, in
+    order, before the run's own `stored`."""
 
     def __init__(
         self,
         commits: TopicCommits,
         number: int,
         limits: RollLimits,
-        stored: StoredListener,
+        stored: Callable[[int, Waiting], None],
         idle_s: float = IDLE_S,
     ) -> None:
         self._commits = commits
@@ -103,7 +107,8 @@ class LiveWriter:
         self._writer: AsyncLedgerWriter | None = None
         self._intent: Intent | None = None  # that the ledger at hand was made under
         self._next: _Next | None = None
-        self._live: LiveSegment | None = None
+        self.live: LiveSegment | None = None
+        """The live segment that this owner appends to, once it was read back."""
         self._reopened = False  # the ledger at hand had segments before the live one
         self._ended: SealLive | None = None
         self._asked: Hold | None = None  # the segment at hand is to be handed over, or was
@@ -120,16 +125,11 @@ class LiveWriter:
         self._closing = False
 
     @property
-    def live(self) -> LiveSegment | None:
-        """The live segment that this owner appends to, once it was read back."""
-        return self._live
-
-    @property
     def confirmed(self) -> tuple[int, int]:
         """Of the live segment one past the last offset, and its last entry, that are confirmed."""
-        if self._live is None or self._writer is None:
+        if self.live is None or self._writer is None:
             return 0, -1
-        return self._live.origin + self._confirmed, self._writer.last_add_confirmed
+        return self.live.origin + self._confirmed, self._writer.last_add_confirmed
 
     def append(self, run: Waiting) -> None:
         """Store the run after all that were appended before it."""
@@ -159,7 +159,7 @@ class LiveWriter:
         """Stop the live segment that commit `opened`, or a later one, began in that ledger, for who
         commits past it, and hold until `until_s` of the loop's clock, or until nobody does any
         more. None if it is not to be handed over. The caller leaves the hold."""
-        asked, live, following = self._asked, self._live, self._next
+        asked, live, following = self._asked, self.live, self._next
         if asked is None and live is not None:
             if live.ledger_id != ledger_id or self._closing:
                 return None
@@ -241,7 +241,7 @@ class LiveWriter:
 
     def _take_asked(self) -> None:
         """Who asked for the segment before it was read back comes after what waited by then."""
-        live, asked, self._asked_next = self._live, self._asked_next, None
+        live, asked, self._asked_next = self.live, self._asked_next, None
         if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
             asked.opened, self._asked = live.opened, asked
         elif asked is not None:
@@ -258,7 +258,7 @@ class LiveWriter:
                 raise
 
     def _send_entry(self, runs: list[Waiting], size: int, rows: int) -> None:
-        writer, live = self._writer, self._live
+        writer, live = self._writer, self.live
         assert writer is not None and live is not None
         now_ms, offset = self._commits.now_ms(), live.origin + self._sent
         share = Share(self._number, rows, offset if self._reopened else self._sent)
@@ -279,16 +279,13 @@ class LiveWriter:
         if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
             body = [b"".join(body)]
         acked = writer.append([head, *body], rows)
-        acked.add_done_callback(self._acked)
+        acked.add_done_callback(lambda _: self._wake.set())
         self._inflight.append(Entry(runs, rows, rowless, acked))
         self._entries += 1
         self._sent += rows
         self._rowless = rowless
         self._bytes += size
         self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
-
-    def _acked(self, _: "asyncio.Future[int]") -> None:
-        self._wake.set()
 
     async def _wait(self) -> None:
         """Until something was stored or refused or came, or the ledger is to be left."""
@@ -317,12 +314,12 @@ class LiveWriter:
             self._is_stored(inflight.popleft())
 
     def _is_stored(self, entry: Entry) -> None:
-        assert self._live is not None
-        offset = self._live.origin + self._confirmed
+        assert self.live is not None
+        offset = self.live.origin + self._confirmed
         self._confirmed += entry.rows
         self._rowless_confirmed = entry.rowless
         for run in entry.runs:
-            self._stored(self._number, offset, run)
+            self._stored(offset, run)
             run.stored(offset)
             offset += run.messages
             if self._deduplicates:
@@ -355,7 +352,7 @@ class LiveWriter:
     def _stop(self) -> None:
         """Hand the segment over, of which all is stored; its seal is committed next, and with it
         the opening of another one in the same ledger, by whoever is first."""
-        writer, live, intent = self._writer, self._live, self._intent
+        writer, live, intent = self._writer, self.live, self._intent
         assert writer is not None and live is not None and intent is not None
         assert self._confirmed == self._sent, "nothing is under way"
         has = Extent(self._entries, self._sent, writer.confirmed_bytes)
@@ -384,7 +381,7 @@ class LiveWriter:
     async def _decide(self) -> None:
         """The ledger failed, or was fenced: what its CLOSED record has is stored, and the rest is
         to be sent again (hazard 31). Raises Deposed."""
-        writer, live = self._writer, self._live
+        writer, live = self._writer, self.live
         assert writer is not None and live is not None
         fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
@@ -429,10 +426,10 @@ class LiveWriter:
 
     def _forget(self, version: int, has: Extent) -> None:
         """The segment at hand is over; its seal goes into the next commit."""
-        assert self._live is not None
+        assert self.live is not None
         known = (self._ids.of_segment, self._rowless_confirmed)
-        self._ended = seal_of(self._live, version, has, self._written_ms, *known)
-        self._writer, self._live = None, None
+        self._ended = seal_of(self.live, version, has, self._written_ms, *known)
+        self._writer, self.live = None, None
         self._start_over()
 
     def _start_over(self) -> None:
@@ -492,8 +489,10 @@ class LiveWriter:
         owned = await self._commits.check_owner(self._number)
         actions: list[Action] = []
         if live is not None:
-            ended = self._ended if self._is_mine(live) else None
-            actions.append(ended or await sealed(self._commits.client.ledgers, live))
+            ended = self._ended
+            if ended is None or not is_of(ended, live):
+                ended = await sealed(self._commits.client.ledgers, live)
+            actions.append(ended)
         if seal_only:
             if actions:
                 await self._commits.commit(actions)
@@ -524,9 +523,6 @@ class LiveWriter:
             *(has.entries, has.rows, has.bytes),
         )
 
-    def _is_mine(self, live: LiveSegment) -> bool:
-        return self._ended is not None and is_of(self._ended, live)
-
     def _is_next(self, live: LiveSegment) -> bool:
         """Whether the log says that it is open, for the first time or again, and it can be written
         still."""
@@ -548,7 +544,7 @@ class LiveWriter:
         following = self._next
         assert following is not None and live.first_entry == following.has.entries
         self._writer, self._intent = following.writer, following.intent
-        self._live, self._ended, self._next = live, None, None
+        self.live, self._ended, self._next = live, None, None
         self._reopened = following.after != ANY_OPENING
         has = following.has
         self._entries, self._sent, self._confirmed = has.entries, has.rows, has.rows
@@ -578,7 +574,7 @@ class LiveWriter:
         """Whatever waits has failed; what was sent may be stored all the same."""
         if self._writer is not None:
             self._writer.abandon()
-        self._writer, self._live = None, None
+        self._writer, self.live = None, None
         for asked in (self._asked, self._asked_next):
             if asked is not None:
                 asked.hand(None)

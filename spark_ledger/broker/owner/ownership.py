@@ -11,7 +11,12 @@ decided by the fence of the live ledger (hazard 45: one ephemeral a process, how
 and no owner opens one in a commit that is made after the record has changed. A broker that finds
 another in the record gives the partition up, and keeps the others.
 
-A record {"broker", "epoch", "url"} is of a time when a broker had all partitions of a topic.
+Whether another broker lives is asked by the protocol that it serves. One is taken for dead whose
+port refuses, or which misses PROBES_MAX probes of PROBE_S, NEXT_S apart (who asks and stood still
+itself gives the last of them its whole time): one that is stopped or hung has a port that accepts,
+and a session that lives on, but its loop answers nothing. To be wrong does no harm: who writes is
+decided by the fence. A broker is asked once at a time however many want to know, and not again for
+FRESH_S after it has answered.
 """
 
 import asyncio
@@ -21,11 +26,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.probes import Probes, neighbours
+from spark_ledger.broker.wire.commands import PROTOCOL_VERSION, command, name_of
+from spark_ledger.broker.wire.frames import FrameReader, MalformedFrame, encode
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -40,6 +47,12 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
 NOT_THERE = -1
 RECORDS_KEPT = 16
+PROBE_S = 1.0
+PROBES_MAX = 2
+NEXT_S = 0.5
+FRESH_S = 0.4
+NEIGHBOURS_MAX = 3
+_READ_BYTES = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -55,29 +68,25 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Of a topic's partitions, by number. `everywhere` is the owner of those that are not there
-    (of a record of before). `version` is the record's."""
+    """Of a topic's partitions, by number. `version` is the record's."""
 
     by_partition: Mapping[int, Owner] = field(default_factory=dict)
-    everywhere: Owner | None = None
     version: int = NOT_THERE
 
     def of(self, partition: int) -> Owner | None:
-        return self.by_partition.get(partition, self.everywhere)
+        return self.by_partition.get(partition)
 
-    def epochs_of(self, broker: str, partitions: int) -> dict[int, int]:
-        """The partitions of that broker, among so many, each with its epoch."""
-        found = {number: self.of(number) for number in range(partitions)}
-        return {p: one.epoch for p, one in found.items() if one and one.broker == broker}
+    def epochs_of(self, broker: str) -> dict[int, int]:
+        """The partitions of that broker, each with its epoch."""
+        return {p: one.epoch for p, one in self.by_partition.items() if one.broker == broker}
 
-    def with_taken(self, broker: str, url: str, some: Iterable[int], partitions: int) -> "Owners":
-        """With `some` of so many partitions in that broker's hands."""
-        now = {number: self.of(number) for number in range(partitions)}
-        made = {number: owner for number, owner in now.items() if owner is not None}
+    def with_taken(self, broker: str, url: str, some: Iterable[int]) -> "Owners":
+        """With these partitions in that broker's hands."""
+        made = dict(self.by_partition)
         for number in some:
             before = made.get(number)
             made[number] = Owner(broker, 1 if before is None else before.epoch + 1, url)
-        return Owners(made, None, self.version)
+        return Owners(made, self.version)
 
 
 class Deposed(errors.LedgerFenced):
@@ -180,13 +189,11 @@ class Ownership:
         for topic_id in topics:
             for _ in range(TRIES_MAX):
                 now = await self.owners(topic_id, fresh=True)
-                partitions = max(now.by_partition, default=-1) + 1
                 alive = await self._others_alive()
-                vacant = self._vacant(topic_id, now, partitions, alive)
-                vacant = [number for number in vacant if number in now.by_partition]
+                vacant = self._vacant(topic_id, now, sorted(now.by_partition), alive)
                 if not vacant:
                     break
-                if await self._take(topic_id, now, vacant, partitions):
+                if await self._take(topic_id, now, vacant):
                     found[topic_id] = await self.owners(topic_id)
                     break
         return found
@@ -198,11 +205,6 @@ class Ownership:
                 await self._store.sync(path)
             node = await read(self._store, path)
         return Owners() if node is None else _decoded(node.value, node.version)
-
-    async def owner(
-        self, topic_id: str, partition: int = 0, *, fresh: bool = False
-    ) -> Owner | None:
-        return (await self.owners(topic_id, fresh=fresh)).of(partition)
 
     async def check(self, topic_id: str, partition: int, epoch: int) -> Check:
         """What holds as long as the record is this one. Raises Deposed unless this broker has the
@@ -220,18 +222,15 @@ class Ownership:
         """Give partitions that fall on other brokers to these, so many at most; returns how many.
         This broker then finds itself deposed, as by any other."""
         now = await self.owners(topic_id, fresh=True)
-        partitions = max(now.by_partition, default=-1) + 1
         others = await self._others_alive()
-        falls = {
-            number: self._falls_on(topic_id, number, others)
-            for number in now.epochs_of(self.broker_id, partitions)
-        }
+        mine = now.epochs_of(self.broker_id)
+        falls = {number: self._falls_on(topic_id, number, others) for number in mine}
         given = {number: to for number, to in falls.items() if to != self.broker_id}
         given = dict(list(given.items())[:some_max])
         after = now
         for to in sorted(set(given.values())):
             some = [number for number, broker in given.items() if broker == to]
-            after = after.with_taken(to, others[to], some, partitions)
+            after = after.with_taken(to, others[to], some)
         if given and not await self._put(topic_id, after):
             return 0
         return len(given)
@@ -255,8 +254,8 @@ class Ownership:
             wanted = self.broker_id if here else self._falls_on(topic_id, partition, alive)
             if wanted != self.broker_id:
                 return Owner(wanted, 0 if owner is None else owner.epoch, alive[wanted])
-            vacant = self._vacant(topic_id, now, partitions, alive)
-            await self._take(topic_id, now, [partition, *vacant], partitions)
+            vacant = self._vacant(topic_id, now, range(partitions), alive)
+            await self._take(topic_id, now, [partition, *vacant])
         raise errors.CommitContended(f"brokers took topic {topic_id} from each other again")
 
     async def _others_alive(self) -> dict[str, str]:
@@ -269,20 +268,20 @@ class Ownership:
         return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])
 
     def _vacant(
-        self, topic_id: str, now: Owners, partitions: int, others: Mapping[str, str]
+        self, topic_id: str, now: Owners, some: Iterable[int], others: Mapping[str, str]
     ) -> list[int]:
-        """The partitions without a living owner that fall on this broker."""
+        """Those of these partitions without a living owner that fall on this broker."""
         there = {*others, self.broker_id}
         return [
             number
-            for number in range(partitions)
+            for number in some
             if ((one := now.of(number)) is None or one.broker not in there)
             and self._falls_on(topic_id, number, others) == self.broker_id
         ]
 
-    async def _take(self, topic_id: str, now: Owners, some: list[int], partitions: int) -> bool:
+    async def _take(self, topic_id: str, now: Owners, some: list[int]) -> bool:
         """Try once to have these; False: the record is another by now, or it is not known."""
-        mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(some), partitions)
+        mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(some))
         return await self._put(topic_id, mine)
 
     async def _put(self, topic_id: str, owners: Owners) -> bool:
@@ -333,13 +332,97 @@ def _encoded(owners: Owners) -> bytes:
 @lru_cache(maxsize=RECORDS_KEPT)
 def _decoded(value: bytes, version: int) -> Owners:
     """Each lookup reads the record, which changes seldom and may be of thousands of partitions."""
-    plain = json.loads(value)
-    if "brokers" not in plain:
-        one = Owner(str(plain["broker"]), int(plain["epoch"]), str(plain["url"]))
-        return Owners({}, one, version)
     found = {
         int(number): Owner(broker, int(epoch), str(there["url"]))
-        for broker, there in plain["brokers"].items()
+        for broker, there in json.loads(value)["brokers"].items()
         for number, epoch in there["partitions"]
     }
-    return Owners(found, None, version)
+    return Owners(found, version)
+
+
+# -- whether others live ---------------------------------------------------------------------------
+
+
+class Heard(Enum):
+    ANSWER = "answer"
+    REFUSAL = "refusal"
+    NOTHING = "nothing"
+
+
+async def connects(url: str) -> Heard:
+    """CONNECT, which a broker answers by CONNECTED from its loop."""
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            asked = command(
+                "connect",
+                client_version="Spark Ledger probe",
+                protocol_version=PROTOCOL_VERSION,
+            )
+            writer.write(encode(asked))
+            frames = FrameReader()
+            while data := await reader.read(_READ_BYTES):
+                if any(name_of(frame.command) == "connected" for frame in frames.feed(data)):
+                    return Heard.ANSWER
+            return Heard.NOTHING
+    except ConnectionRefusedError:
+        return Heard.REFUSAL
+    except (TimeoutError, OSError, MalformedFrame):
+        return Heard.NOTHING
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                writer.transport.abort()
+
+
+class Probes:
+    """Of one broker. On one event loop."""
+
+    def __init__(self, ask: Callable[[str], Awaitable[Heard]] = connects) -> None:
+        self._ask = ask
+        self._answered_s: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[bool]] = {}
+
+    async def answers(self, url: str) -> bool:
+        """Whether a broker lives at that URL."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._answered_s.get(url, float("-inf")) + FRESH_S:
+            return True
+        task = self._asking.get(url)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._probe(url))
+            self._asking[url] = task
+            task.add_done_callback(lambda _: self._asking.pop(url, None))
+        return await asyncio.shield(task)
+
+    async def _probe(self, url: str) -> bool:
+        self._answered_s.pop(url, None)
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
+        try:
+            for one in asyncio.as_completed(asked):
+                heard = await one
+                if heard is Heard.ANSWER:
+                    self._answered_s[url] = loop.time()
+                if heard is not Heard.NOTHING:
+                    return heard is Heard.ANSWER
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _ask_later(self, url: str, after_s: float) -> Heard:
+        await asyncio.sleep(after_s)
+        return await self._ask(url)
+
+
+def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
+    """Those that a broker probes: the next ones in the ring of ids. So each is probed by
+    NEIGHBOURS_MAX others at most, however many there are, and by one at least."""
+    ordered = sorted(others)
+    after = [one for one in ordered if one > broker_id]
+    return [*after, *(one for one in ordered if one < broker_id)][:NEIGHBOURS_MAX]

@@ -104,14 +104,8 @@ def frame_of(data: bytes, begin: int, batch_at: int, end: int) -> Frame:
     return Frame(command, data[batch_at:end] or None)
 
 
-def encode(command: BaseCommand) -> bytes:
-    """The frame of a command."""
-    body: bytes = command.SerializeToString()
-    return SIZES.pack(len(body) + _SIZE.size, len(body)) + body
-
-
-def encode_with_batch(command: BaseCommand, batch: Buffer) -> bytes:
-    """The frame of a command that a batch follows."""
+def encode(command: BaseCommand, batch: Buffer = b"") -> bytes:
+    """The frame of a command, which a batch may follow."""
     return with_batch(command.SerializeToString(), batch)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from spark_ledger.broker.wire.commands import LookupType, ServerError, command, name_of
-from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
+from spark_ledger.broker.wire.frames import FrameReader, encode
 from tests.simulation.brokers.process import BrokerProcess, Brokers
 from tests.simulation.brokers.wire import Wire
 from tests.simulation.invariants import Violation
@@ -44,7 +44,7 @@ class Link:
 
     def send(self, name: str, batch: bytes | None = None, **fields: Any) -> None:
         made = command(name, **fields)
-        self.wire.send(encode(made) if batch is None else encode_with_batch(made, batch))
+        self.wire.send(encode(made) if batch is None else encode(made, batch))
 
     async def ask(self, name: str, **fields: Any) -> tuple[str, Any]:
         """Raises Lost, also where the broker refuses."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spark_ledger.broker.broker import BrokerSettings
-from spark_ledger.broker.owner.roll_limits import RollLimits
+from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths

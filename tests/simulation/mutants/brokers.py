@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.broker.consumers.acks import Acks
-from spark_ledger.broker.consumers.subscription import Consumer, Subscription
+from spark_ledger.broker.consumers import Acks, Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import live_writer, ownership, topic_commits
-from spark_ledger.broker.owner.hold import Hold
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.sequence_ids import SequenceIds
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
+from spark_ledger.broker.owner.waiting import SequenceIds
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
@@ -56,8 +54,9 @@ def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
             self._goes_on(live, state)
             return
         if live is not None:
-            seal = self._ended if self._is_mine(live) else None
-            seal = seal or await live_writer.sealed(self._commits.client.ledgers, live)
+            seal = self._ended
+            if seal is None or not live_writer.is_of(seal, live):
+                seal = await live_writer.sealed(self._commits.client.ledgers, live)
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
         following = await self._next_ledger()
@@ -84,7 +83,7 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
             self._queue.extendleft(reversed(entry.runs))
         self._inflight.clear()
         self._ended, self._ids.of_segment = None, {}
-        self._writer, self._live = None, None
+        self._writer, self.live = None, None
         self._written_ms = []
         self._entries = self._sent = self._confirmed = self._bytes = 0
 
@@ -184,9 +183,9 @@ def serves_what_is_sent(confirmed: Any) -> Any:
     """What is under way counts as confirmed."""
 
     def sent(self: Any) -> tuple[int, int]:
-        if self._live is None or self._writer is None:
+        if self.live is None or self._writer is None:
             return 0, -1
-        return self._live.origin + self._sent, self._entries - 1
+        return self.live.origin + self._sent, self._entries - 1
 
     return property(sent)
 
@@ -247,7 +246,7 @@ def counts_on(goes_on: Any) -> Any:
 
     def went_on(self: Any, live: Any, state: Any) -> None:
         goes_on(self, live, state)
-        self._live = replace(live, rows_before=0)
+        self.live = replace(live, rows_before=0)
 
     return went_on
 
@@ -279,7 +278,7 @@ def receipt_when_it_is_sent(send: Any) -> Any:
     """A batch is told to be stored when it is sent."""
 
     def sent(self: Any) -> None:
-        before, offset = len(self._inflight), self._live.base + self._sent
+        before, offset = len(self._inflight), self.live.base + self._sent
         send(self)
         for entry in list(self._inflight)[before:]:
             for run in entry.runs:

@@ -5,7 +5,7 @@ import asyncio
 
 from spark_ledger.broker.broker import BrokerSettings
 from spark_ledger.broker.owner import live_writer
-from spark_ledger.broker.owner.roll_limits import RollLimits
+from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.wire.commands import SubscriptionType
 from tests.simulation.brokers.consumer import ConsumerModel
 from tests.simulation.brokers.process import ENTRY_BYTES_MAX, BrokerProcess

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.broker.consumers import acks as rules
-from spark_ledger.broker.consumers.acks import Acks, ack_set, acked_in
+from spark_ledger.broker import consumers as rules
+from spark_ledger.broker.consumers import Acks, ack_set, acked_in
 
 OFFSETS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(OFFSETS, OFFSETS), max_size=30)

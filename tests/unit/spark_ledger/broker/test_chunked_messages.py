@@ -6,12 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.broker import Incomplete
-from spark_ledger.broker.chunks import ChunksOfProducer
-from spark_ledger.broker.consumers.subscription import Consumer, Subscription
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Tail, TailBudget
-from spark_ledger.broker.producer import NO_ID, Producer, Run
+from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
+from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
@@ -51,12 +48,12 @@ class Sending:
 
     def __init__(self, owner, name="p"):
         self.owner, self.link = owner, Link()
-        topic = SimpleNamespace(ledger=7, info=owner.stage.topic)
-        partition = SimpleNamespace(number=0, shown=0)
+        deduplicates = owner.stage.topic.policies.deduplication
+        partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=deduplicates)
         mode = AccessMode.SHARED
-        self.producer = Producer(self.link, 1, 1, name, mode, 0, 0, topic, partition)
-        self.incomplete = Incomplete()
-        self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
+        self.producer = Producer(self.link, 1, 1, name, mode, 0, 0, partition, None)
+        self.ownership = SimpleNamespace(incomplete=0)
+        self.chunks = ChunksOfProducer(self.producer, self.ownership, ServerError.CHECKSUM)
 
     def append(self, run):
         self.producer.came(run.receipts)
@@ -65,7 +62,7 @@ class Sending:
     def lone(self, value, sequence_id=0):
         data = lone(message(value), sequence_id=sequence_id)
         run = Run(self.producer, "p", batched=False)
-        last = sequence_id if self.producer.deduplicates else NO_ID
+        last = sequence_id if self.producer.partition.deduplicates else NO_ID
         assert run.add(Send(1, sequence_id, 0, False), data, "p", False, 1, last)
         self.append(run)
 
@@ -279,10 +276,10 @@ class Consuming:
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
         if kept:
-            owner.writer._stored = lambda _, offset, run: self.partition.stored(offset, run)
+            owner.writer._stored = self.partition.stored
         self.frames = []
         subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
-        self.place = subscription.place(self.partition, 7, mark)
+        self.place = subscription.place(self.partition, mark)
         self.consumer = Consumer(self, 1, "c", 0, self.place, lambda one: None)
         subscription.join(self.consumer)
         self.consumer.flow(permits)
@@ -341,7 +338,7 @@ def test_chunks_of_a_message_that_is_not_whole_are_sent_to_nobody_and_need_no_ac
         await made.got(1)
         assert (await made.partition.last()).offset == 0
         one.chunks.give_up("it left", refuse=False)
-        assert one.incomplete.count == 1
+        assert one.ownership.incomplete == 1
         one.lone(b"after")
         assert [at for at, _ in await made.got(2)] == [0, 3]
         for offset in (0, 3):

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.broker import Incomplete
-from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.owner.waiting import Chunk
-from spark_ledger.broker.producer import Producer
+from spark_ledger.broker.producer import ChunksOfProducer, Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
@@ -25,12 +23,13 @@ class Link:
 
     def send(self, frame):
         for one in FrameReader().feed(frame):
+            if one.command.HasField("send_error"):
+                refused = one.command.send_error
+                self.said.append((refused.sequence_id, refused.message))
+                continue
             found = one.command.send_receipt
             at = found.message_id.entryId
             self.said.append((found.sequence_id, None if at == 2**64 - 1 else at))
-
-    def send_error(self, producer_id, sequence_id, code, why):
-        self.said.append((sequence_id, why))
 
     def send_producer_away(self, producer):
         self.away = True
@@ -43,13 +42,11 @@ class Sending:
     """A producer that sends chunks; what is to be stored is in `appended`."""
 
     def __init__(self):
-        policies = SimpleNamespace(deduplication=True)
-        topic = SimpleNamespace(ledger=7, info=SimpleNamespace(policies=policies))
-        partition = SimpleNamespace(number=0, shown=0)
+        partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=True)
         self.link = Link()
-        self.incomplete = Incomplete()
-        self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, topic, partition)
-        self.chunks = ChunksOfProducer(self.producer, self.incomplete, ServerError.CHECKSUM)
+        self.ownership = SimpleNamespace(incomplete=0)
+        self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, partition, None)
+        self.chunks = ChunksOfProducer(self.producer, self.ownership, ServerError.CHECKSUM)
         self.appended = []
 
     def send(self, *parts, sequence_id=5):
@@ -93,7 +90,7 @@ def test_each_chunk_is_stored_as_it_came_and_all_have_their_receipts_with_the_la
     found = pulsar_columns.decoded([pulsar_batch.put_together(payloads, last.batches[0])])
     assert found.column("value").to_pylist() == [b"abcdefgh"]
     assert found.column("key").to_pylist() == [b"k"]
-    assert sending.incomplete.count == 0
+    assert sending.ownership.incomplete == 0
 
 
 def test_a_chunk_that_is_sent_again_to_another_ledger_has_the_offset_that_it_has_there(sending):
@@ -136,11 +133,11 @@ def test_a_message_whose_last_chunk_does_not_come_is_refused_and_counted(sending
     sending.chunks.give_up("it sent another message")
     assert [one[0] for one in sending.link.said] == [5, 5]
     assert "2 of 4 chunks came" in sending.link.said[0][1]
-    assert sending.incomplete.count == 1
+    assert sending.ownership.incomplete == 1
     assert "'p' is incomplete: 2 of 4 chunks came" in caplog.text
     sending.send(*chunked(b"abcd", 3)[:1])
     sending.chunks.give_up("it left", refuse=False)
-    assert (len(sending.link.said), sending.incomplete.count) == (2, 2)
+    assert (len(sending.link.said), sending.ownership.incomplete) == (2, 2)
 
 
 def test_another_message_gives_up_the_one_before_it_and_is_whole(sending):

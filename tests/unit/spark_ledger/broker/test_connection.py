@@ -5,13 +5,12 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-from spark_ledger.broker.broker import Incomplete
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
-from spark_ledger.broker.consumers.subscription import Consumer, Subscription
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.owner.partition import Stored
 from spark_ledger.broker.producer import RUN_BYTES_MAX, Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
-from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
+from spark_ledger.broker.wire.frames import FrameReader, encode
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
 BATCH_BYTES, BATCHES = 1 << 18, 200
@@ -23,6 +22,7 @@ class Tail:
     def __init__(self):
         data = bytes(BATCH_BYTES)
         self.number = self.shown = self.start = 0
+        self.ledger = 77
         self.end = BATCHES
         self.stored = [Stored(at, 1, data, False) for at in range(BATCHES)]
         self.listeners = {}
@@ -68,7 +68,7 @@ def test_of_a_client_that_does_not_read_little_is_kept():
     async def main():
         async with connected() as (connection, client):
             subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
-            place = subscription.place(Tail(), 77, 0)
+            place = subscription.place(Tail(), 0)
             one = Consumer(connection, 1, "a", 0, place, lambda _: None)
             subscription.join(one)
             one.flow(1000)
@@ -94,7 +94,7 @@ def test_what_a_producer_sends_that_was_never_here_is_answered_by_its_end():
             hello = command("connect", client_version="raw", protocol_version=19)
             lost = command("send", producer_id=5, sequence_id=0, num_messages=1)
             await loop.sock_sendall(client, encode(hello))
-            await loop.sock_sendall(client, encode_with_batch(lost, lone(message(b"x"))))
+            await loop.sock_sendall(client, encode(lost, lone(message(b"x"))))
             found = []
             async with asyncio.timeout(10):
                 while len(found) < 2:
@@ -122,29 +122,28 @@ def test_a_name_that_is_not_utf_8_is_refused_and_logged_as_no_defect(caplog):
     assert not caplog.records
 
 
-class Topic:
-    """`runs`: what came, as its producer and the sequence ids of its batches."""
+class Partition:
+    """And its writer. `runs`: what came, as its producer and the sequence ids of its batches."""
 
     def __init__(self, *, deduplication):
-        policies = SimpleNamespace(deduplication=deduplication)
-        self.ledger, self.info = 7, SimpleNamespace(policies=policies)
+        self.number, self.shown, self.ledger, self.deduplicates = 0, 0, 7, deduplication
+        self.writer = self
         self.appended, self.came = [], asyncio.Event()
 
     @property
     def runs(self):
         return [(run.producer.id, [one.sequence_id for one in run._sends]) for run in self.appended]
 
-    def append(self, partition, run):
+    def append(self, run):
         self.appended.append(run)
         self.came.set()
 
-    def remove_producer(self, partition, producer):
+    def left(self, producer):
         pass
 
     def produce(self, connection, producer_id):
         connection.connected = True
-        place = SimpleNamespace(number=0, shown=0)
-        args = (connection, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, place)
+        args = (connection, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, self.left)
         connection.add_producer(Producer(*args))
 
 
@@ -152,18 +151,20 @@ def sent(producer_id, sequence_id, data=None):
     said = command("send", producer_id=producer_id, sequence_id=sequence_id, num_messages=1)
     if data is None:
         data = lone(message(b"x"), sequence_id=sequence_id)
-    return encode_with_batch(said, data)
+    return encode(said, data)
 
 
 async def runs_of(frames, *, deduplication=False):
     """What a connection makes of what it gets in one go, and what it answers."""
     async with connected() as (connection, client):
-        topic = Topic(deduplication=deduplication)
+        partition = Partition(deduplication=deduplication)
         for producer_id in (1, 2):
-            topic.produce(connection, producer_id)
+            partition.produce(connection, producer_id)
         connection.data_received(b"".join(frames))
-        assert connection.broker.waiting_bytes == sum(one.waiting_bytes for one in topic.appended)
-        for run in topic.appended:
+        assert connection.broker.waiting_bytes == sum(
+            one.waiting_bytes for one in partition.appended
+        )
+        for run in partition.appended:
             run.stored(10)
         connection.data_received(encode(command("ping")))
         loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
@@ -171,7 +172,7 @@ async def runs_of(frames, *, deduplication=False):
             while not answers or not answers[-1].HasField("pong"):
                 data = await loop.sock_recv(client, 1 << 20)
                 answers += [one.command for one in reader.feed(data)]
-        return topic.runs, answers[:-1]
+        return partition.runs, answers[:-1]
 
 
 def test_what_producers_send_in_one_go_is_one_run_of_each():
@@ -215,18 +216,18 @@ def test_a_message_that_is_damaged_is_refused_between_the_receipts_of_those_arou
 def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_its_number_now():
     async def main():
         async with connected() as (connection, _):
-            connection.broker.incomplete = Incomplete()
-            topic = Topic(deduplication=False)
-            topic.produce(connection, 1)
+            connection.broker.ownership = SimpleNamespace(incomplete=0)
+            partition = Partition(deduplication=False)
+            partition.produce(connection, 1)
             before = connection.producers[1]
             connection.forget_producer(before)
-            topic.produce(connection, 1)
+            partition.produce(connection, 1)
             first, last = chunked(b"ab", 2)
             said = {"producer_id": 1, "sequence_id": 5, "is_chunk": True}
             connection._send(command("send", **said).send, first)
             before.send_away()
             connection._send(command("send", **said).send, last)
             connection._hand_on()
-            assert [run.receipts for run in topic.appended] == [0, 2]
+            assert [run.receipts for run in partition.appended] == [0, 2]
 
     asyncio.run(main())

@@ -18,7 +18,6 @@ from spark_ledger.broker.wire.frames import (
     FrameReader,
     MalformedFrame,
     encode,
-    encode_with_batch,
 )
 
 PING = bytes.fromhex("00000009 00000005 0812 920100")
@@ -34,7 +33,7 @@ def test_a_ping_is_the_bytes_that_the_protocol_says():
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=8), st.data())
 def test_frames_come_out_whole_however_they_are_cut(batches, data):
     sent = [Frame(command("send", producer_id=i), b or None) for i, b in enumerate(batches)]
-    stream = b"".join(encode_with_batch(one.command, one.batch or b"") for one in sent)
+    stream = b"".join(encode(one.command, one.batch or b"") for one in sent)
     reader, found, at = FrameReader(), [], 0
     while at < len(stream):
         size = data.draw(st.integers(1, len(stream) - at))

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.http_lookup import HEAD_BYTES_MAX, HttpLookup
-from spark_ledger.broker.requests import refusal_of
+from spark_ledger.broker.requests import HEAD_BYTES_MAX, answer_http
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 
 
@@ -45,7 +45,7 @@ def ask(*requests):
     async def main():
         broker = Broker()
         server = await asyncio.start_server(
-            HttpLookup(broker, refusal_of).serve, "127.0.0.1", 0, limit=HEAD_BYTES_MAX
+            partial(answer_http, broker), "127.0.0.1", 0, limit=HEAD_BYTES_MAX
         )
         found = []
         async with server:

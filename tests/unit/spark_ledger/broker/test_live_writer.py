@@ -8,8 +8,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
-from spark_ledger.broker.owner.roll_limits import RollLimits
-from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.subscription.seek_target import End
@@ -59,13 +58,13 @@ class Owner:
         topic = self.stage.topic
         await self.ownership.choose(topic.id, 0, topic.partitions, here=True)
         owners = await self.ownership.owners(topic.id)
-        epochs = owners.epochs_of(self.ownership.broker_id, topic.partitions)
+        epochs = owners.epochs_of(self.ownership.broker_id)
         self.commits = TopicCommits(self.client, topic, self.ownership, epochs, lambda: NOW_MS)
         self.writer = LiveWriter(self.commits, 0, self.limits, self.stored, idle_s)
         await self.writer.start()
         return self
 
-    def stored(self, partition, offset, batch):
+    def stored(self, offset, batch):
         self.seen.append((offset, batch))
 
     def send(self, *batches):

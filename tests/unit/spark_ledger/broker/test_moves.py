@@ -56,9 +56,9 @@ def named(number):
 
 async def stored(broker, number):
     """The offset at which a message is stored there."""
-    topic, partition = await broker.partition(named(number))
+    _, partition = await broker.partition(named(number))
     sent = Sent(b"x")
-    topic.append(partition.number, sent)
+    partition.writer.append(sent)
     await sent.over.wait()
     assert not sent.errors
     return sent.offsets[0]
@@ -129,7 +129,7 @@ def test_what_a_dead_broker_had_is_served_by_the_other_after_what_it_left():
             assert (await a.partition(named(number)))[1] is partition
         zombie = Sent(b"z")
         other, _ = await b._topics[topic.info.id], None
-        other.append(had[0], zombie)
+        other.partition(had[0]).writer.append(zombie)
         await zombie.over.wait()
         assert zombie.errors
         assert await stored(a, had[0]) == 2

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Tail, TailBudget
+from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
@@ -24,7 +23,7 @@ class Reading:
         budget = TailBudget(1 << 20 if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
-        owner.writer._stored = lambda _, offset, run: self.partition.stored(offset, run)
+        owner.writer._stored = self.partition.stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()
         await stage.commit(intent, 1, await stage.written(intent, SPARK))

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from spark_ledger.broker.owner.probes import (
+from spark_ledger.broker.owner.ownership import (
     FRESH_S,
     NEIGHBOURS_MAX,
     NEXT_S,
@@ -100,7 +100,7 @@ def test_each_is_probed_by_a_few_and_by_one_at_least():
 
 
 def test_a_broker_answers_by_its_loop_and_a_port_that_only_accepts_is_no_answer(monkeypatch):
-    monkeypatch.setattr("spark_ledger.broker.owner.probes.PROBE_S", 0.3)
+    monkeypatch.setattr("spark_ledger.broker.owner.ownership.PROBE_S", 0.3)
 
     async def main():
         async def serve(reader, writer):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.owner.sequence_ids import SequenceIds
+from spark_ledger.broker.owner.waiting import SequenceIds
 from spark_ledger.broker.producer import RUN_MESSAGES_MAX, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
@@ -24,10 +24,10 @@ class Link:
 
     def send(self, frame):
         for one in FrameReader().feed(frame):
-            self.said.append(one.command.send_receipt.sequence_id)
-
-    def send_error(self, producer_id, sequence_id, code, why):
-        self.said.append(-sequence_id)
+            if one.command.HasField("send_error"):
+                self.said.append(-one.command.send_error.sequence_id)
+            else:
+                self.said.append(one.command.send_receipt.sequence_id)
 
     def stored(self, size):
         pass
@@ -35,10 +35,8 @@ class Link:
 
 @pytest.fixture
 def producer():
-    policies = SimpleNamespace(deduplication=False)
-    topic = SimpleNamespace(ledger=7, info=SimpleNamespace(policies=policies))
-    partition = SimpleNamespace(number=0, shown=0)
-    return Producer(Link(), 1, 1, "p", AccessMode.SHARED, 0, 0, topic, partition)
+    partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=False)
+    return Producer(Link(), 1, 1, "p", AccessMode.SHARED, 0, 0, partition, None)
 
 
 def sent(producer, *sequence_ids):

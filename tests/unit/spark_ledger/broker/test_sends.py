@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
-from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
+from spark_ledger.broker.wire.frames import FrameReader, encode
 from spark_ledger.broker.wire.sends import Messages, Send, Shape, receipts
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import varint
@@ -61,7 +61,7 @@ def read_of(shape, frames, *, size_max=1 << 20, after=-1):
 
 def sent(producer_id, sequence_id, batch, **said):
     ids = {"producer_id": producer_id, "sequence_id": sequence_id, **said}
-    return encode_with_batch(command("send", **ids), batch)
+    return encode(command("send", **ids), batch)
 
 
 METADATA = st.builds(

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.consumers.subscription import Consumer, Subscription
-from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
+from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.owner.partition import Stored, Tail, TailBudget
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
@@ -20,6 +20,7 @@ class Batches:
 
     def __init__(self, *sizes, number=0):
         self.number = self.shown = number
+        self.ledger = LEDGER
         self.listeners, self.stored, self.start, self.end = {}, [], 0, 0
         self.held = SimpleNamespace(end_offset=0)
         for size in sizes:
@@ -61,7 +62,7 @@ async def settle():
 
 
 def consumer_of(subscription, partition, name="a", priority=0, mark=0):
-    place = subscription.place(partition, LEDGER, mark)
+    place = subscription.place(partition, mark)
     made = Consumer(Wire(), 1, name, priority, place, lambda one: None)
     subscription.join(made)
     return made

@@ -1,4 +1,4 @@
-"""A subscription in its broker's hands: who consumes, from where, and what is acknowledged.
+"""Subscriptions in their broker's hands: who consumes, from where, and what is acknowledged.
 
 Always true: at most one consumer of a partition is active: the only one (Exclusive, Reader), or of
 a Failover subscription the one at place `partition mod n` of those by priority, then name; the
@@ -7,19 +7,19 @@ subscription is a cursor of the topic layer, of kind CONSUMER: acknowledging mov
 background, a second apart at most, and the last one to leave writes where it is. What is sent is
 bounded by the permits that the consumer gave, and by the connection's room. A message's chunks are
 sent with its last one, all with its id, wherever the consumer began: so none is sent of a message
-that is not whole, and its other offsets need no acknowledgement.
+that is not whole, and its other offsets need no acknowledgement. Only the mark of what is
+acknowledged is made durable.
 """
 
 import asyncio
 import logging
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.consumers.acks import Acks, ack_set, acked_in
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.owner.partition import Partition, Stored
 from spark_ledger.broker.wire.commands import (
     MessageId,
     Refusal,
@@ -28,7 +28,7 @@ from spark_ledger.broker.wire.commands import (
     command,
     signed,
 )
-from spark_ledger.broker.wire.frames import encode_with_batch, with_batch
+from spark_ledger.broker.wire.frames import encode, with_batch
 from spark_ledger.broker.wire.sends import Messages
 from spark_ledger.topic.entry.pulsar_batch import (
     chunk_in,
@@ -38,11 +38,104 @@ from spark_ledger.topic.entry.pulsar_batch import (
 )
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
+RANGES_MAX = 10_000
+_BITS = 64
 SENT_BATCHES_MAX = 20_000
 RETRY_S = 1.0
 SOON_S = 0.01
 
 _log = logging.getLogger(__name__)
+
+
+class Acks:
+    """What of a partition is acknowledged. Always true: every offset below `mark` is; `ranges` are
+    those beyond it that are, apart from each other and rising, RANGES_MAX at most: of more, the
+    highest are forgotten and come again. Acknowledging twice changes nothing."""
+
+    def __init__(self, mark: int) -> None:
+        self.mark = mark
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def reset(self, mark: int) -> None:
+        """Nothing from there on is acknowledged."""
+        self.mark = mark
+        self._starts.clear()
+        self._ends.clear()
+
+    def up_to(self, end: int) -> bool:
+        """Everything below `end` is acknowledged; whether the mark moved."""
+        if end <= self.mark:
+            return False
+        self.mark = end
+        self._swallow()
+        return True
+
+    def add(self, start: int, end: int) -> bool:
+        """Offsets [start, end) are acknowledged; whether the mark moved."""
+        if start <= self.mark:
+            return self.up_to(end)
+        if start >= end:
+            return False
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+        if len(self._starts) > RANGES_MAX:
+            self._starts.pop()
+            self._ends.pop()
+        return False
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What of [start, end) is not acknowledged."""
+        found, at = [], max(start, self.mark)
+        for i in range(bisect_right(self._ends, at), len(self._starts)):
+            if self._starts[i] >= end or at >= end:
+                break
+            if at < self._starts[i]:
+                found.append((at, self._starts[i]))
+            at = self._ends[i]
+        if at < end:
+            found.append((at, end))
+        return found
+
+    def _swallow(self) -> None:
+        while self._starts and self._starts[0] <= self.mark:
+            self.mark = max(self.mark, self._ends[0])
+            del self._starts[0], self._ends[0]
+
+
+def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[int]:
+    """The bits of the batch that begins at `start` whose messages are not acknowledged, in signed
+    words of 64, as CommandMessage has them; none where all are missing."""
+    if missing == [(start, start + messages)]:
+        return []
+    bits = 0
+    for lo, hi in missing:
+        bits |= ((1 << (hi - lo)) - 1) << (lo - start)
+    words = [(bits >> at) & (2**_BITS - 1) for at in range(0, messages, _BITS)]
+    return [word - 2**_BITS if word >= 2 ** (_BITS - 1) else word for word in words]
+
+
+def acked_in(words: list[int], start: int, messages: int) -> list[tuple[int, int]]:
+    """The offsets of the batch at `start` that an ack's set says are acknowledged: bits that are
+    not set."""
+    found: list[tuple[int, int]] = []
+    for i in range(messages):
+        word = words[i // _BITS] if i // _BITS < len(words) else 0
+        if not (word >> (i % _BITS)) & 1:
+            if found and found[-1][1] == start + i:
+                found[-1] = (found[-1][0], start + i + 1)
+            else:
+                found.append((start + i, start + i + 1))
+    return found
 
 
 class Link(Protocol):
@@ -72,7 +165,7 @@ class Consumer:
         self.priority = priority
         self.place = place
         self._on_end = on_end
-        self._messages = Messages(consumer_id, place.ledger, place.partition.shown)
+        self._messages = Messages(consumer_id, place.partition.ledger, place.partition.shown)
         self._permits = 0
         self._position = 0
         self._active = False
@@ -248,9 +341,8 @@ class Consumer:
 class PlaceInPartition:
     """Where a subscription is in one partition, and its consumers there."""
 
-    def __init__(self, partition: Partition, ledger: int, mark: int) -> None:
+    def __init__(self, partition: Partition, mark: int) -> None:
         self.partition = partition
-        self.ledger = ledger
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
         self._firsts: dict[int, int] = {}  # by the last chunk of a message that was sent, its first
@@ -312,11 +404,11 @@ class Subscription:
         place = self._places.pop(partition, None)
         return [] if place is None else list(place.consumers)
 
-    def place(self, partition: Partition, ledger: int, mark: int) -> PlaceInPartition:
+    def place(self, partition: Partition, mark: int) -> PlaceInPartition:
         """Its place in that partition; new, or of a reader that comes, it is at `mark`."""
         place = self._places.get(partition.number)
         if place is None or (self.cursor is None and not self.sought):
-            place = PlaceInPartition(partition, ledger, mark)
+            place = PlaceInPartition(partition, mark)
             self._places[partition.number] = place
         return place
 
@@ -351,7 +443,7 @@ class Subscription:
                 change = command(
                     "active_consumer_change", consumer_id=one.id, is_active=one is active
                 )
-                one.link.send(encode_with_batch(change, b""))
+                one.link.send(encode(change))
 
     def moved(self, place: PlaceInPartition) -> None:
         """Make durable where it is."""

@@ -1,1 +1,0 @@
-"""Who consumes: subscriptions, their consumers and what these have acknowledged."""
