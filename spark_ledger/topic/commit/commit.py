@@ -194,7 +194,7 @@ class _Commit:
                 *(txn.version, txn.app_id, txn.target),
                 *(self._wanted.batch.content.rows, record.version),
             )
-        drafts = await self._payloads.moved(intent, self._wanted.drafts, INLINE_COMMIT_BYTES_MAX)
+        drafts = await self._payloads.moved(intent, self._wanted.drafts)
         folding = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
         if self._losses >= LOSSES_MAX:
             await self._turns.take()
@@ -323,7 +323,14 @@ class _Commit:
             self._intent_operation(view.intent),
             *self._wanted.checks,
         ]
-        heads = [self._head(step) for step in steps.values()]
+        heads = [
+            Set(
+                paths.topic_head(topic_id),
+                records.encode_head(Head(step.after.next)),
+                step.before.head_version,
+            )
+            for topic_id, step in steps.items()
+        ]
         bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
         nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
         try:
@@ -336,7 +343,13 @@ class _Commit:
         for topic_id, head in zip(steps, heads, strict=True):
             log = paths.topic_log(topic_id, numbers[topic_id])
             operations += [head, Create(log, nodes[topic_id].value)]
-        self._check_size(operations)
+        size = _bytes_of(operations)
+        if size > MULTI_BYTES_MAX:
+            raise errors.CommitTooBig(
+                f"a commit to {len(self._topic_ids)} topics takes {size} bytes of metadata, at"
+                f" most {MULTI_BYTES_MAX} fit",
+                bytes=size,
+            )
         try:
             await self._store.multi(operations)
         except MultiFailed as failed:
@@ -346,24 +359,11 @@ class _Commit:
         self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
         return CommitOutcome(CommitKind.COMMITTED, done.topics())
 
-    def _head(self, step: _Step) -> Set:
-        path = paths.topic_head(step.before.topic_id)
-        return Set(path, records.encode_head(Head(step.after.next)), step.before.head_version)
-
     def _intent_operation(self, intent: Intent) -> Operation:
         path = paths.intent(intent.id)
         if not self._wanted.finish_intent:
             return Check(path, intent.version)
         return Set(path, records.encode_intent(_done(intent).record), intent.version)
-
-    def _check_size(self, operations: Sequence[Operation]) -> None:
-        size = _bytes_of(operations)
-        if size > MULTI_BYTES_MAX:
-            raise errors.CommitTooBig(
-                f"a commit to {len(self._topic_ids)} topics takes {size} bytes of metadata, at"
-                f" most {MULTI_BYTES_MAX} fit",
-                bytes=size,
-            )
 
     def _lost(self, failed: MultiFailed, heads_at: int, topic_ids: Sequence[str]) -> None:
         """A race was lost: note which. Raises errors.TxnConflict for one of the caller's checks:
@@ -452,14 +452,12 @@ class CommitPayloads:
         self._moved: Mapping[str, Actions] | None = None
         self._spilled: dict[str, tuple[bytes, LogNode]] = {}
 
-    async def moved(
-        self, intent: Intent, drafts: Mapping[str, Actions], inline_bytes_max: int
-    ) -> Mapping[str, Actions]:
-        """The actions, without payloads if there are more than `inline_bytes_max` bytes of them.
+    async def moved(self, intent: Intent, drafts: Mapping[str, Actions]) -> Mapping[str, Actions]:
+        """The actions, without payloads if these take more than INLINE_COMMIT_BYTES_MAX.
 
         Raises errors.LedgerFenced, errors.NotEnoughBookies, errors.Unavailable.
         """
-        if commit_draft.inline_bytes(drafts) <= inline_bytes_max:
+        if commit_draft.inline_bytes(drafts) <= INLINE_COMMIT_BYTES_MAX:
             return drafts
         if self._moved is None:
             moved = await each(

@@ -270,15 +270,14 @@ def record_of(
 def with_snapshots(actions: Actions, snapshot: int | None) -> Actions:
     """With the overwrites' snapshots as the intent noted them. Raises ValueError when it did not:
     the intent was not opened for overwriting this topic."""
-    return tuple(_with_snapshot(action, snapshot) for action in actions)
-
-
-def _with_snapshot(action: Action, snapshot: int | None) -> Action:
-    if not isinstance(action, Overwrite) or action.snapshot != SNAPSHOT_OF_INTENT:
-        return action
-    if snapshot is None:
-        raise ValueError("the intent does not say that this topic is to be overwritten")
-    return replace(action, snapshot=snapshot)
+    found: list[Action] = []
+    for action in actions:
+        if isinstance(action, Overwrite) and action.snapshot == SNAPSHOT_OF_INTENT:
+            if snapshot is None:
+                raise ValueError("the intent does not say that this topic is to be overwritten")
+            action = replace(action, snapshot=snapshot)
+        found.append(action)
+    return tuple(found)
 
 
 def taken_away(state: TopicState, action: Action) -> list[Range]:
@@ -391,12 +390,17 @@ def check_holds(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> 
 def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> None:
     match action:
         case Append() | Overwrite():
-            _check_added(state, action, sealed)
+            for segment in action.segments:
+                _check_not_live(_partition(state, segment.partition), sealed)
         case Replace():
             _check_replaced(_partition(state, action.partition), action)
         case Trim():
             for partition, offset in action.offsets:
-                _check_trimmed(_partition(state, partition), offset)
+                end = _partition(state, partition).end_offset
+                if offset > end:
+                    raise errors.TxnConflict(
+                        f"partition {partition} ends at {end}: it cannot be trimmed to {offset}"
+                    )
         case Hole():
             held = _partition(state, action.partition)
             if not held.start_offset <= action.start < action.end <= held.end_offset:
@@ -430,11 +434,6 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
         )
 
 
-def _check_added(state: TopicState, action: Append | Overwrite, sealed: set[int]) -> None:
-    for segment in segments_of(action):
-        _check_not_live(_partition(state, segment.partition), sealed)
-
-
 def _check_not_live(held: PartitionState, sealed: set[int]) -> None:
     if held.live is not None and held.number not in sealed:
         raise errors.TxnConflict(
@@ -454,13 +453,6 @@ def _check_replaced(held: PartitionState, action: Replace) -> None:
         raise errors.TxnConflict(
             f"partition {held.number} was rearranged by commit {held.rearranged}, the replacement"
             f" was planned on those before {action.snapshot}"
-        )
-
-
-def _check_trimmed(held: PartitionState, offset: int) -> None:
-    if offset > held.end_offset:
-        raise errors.TxnConflict(
-            f"partition {held.number} ends at {held.end_offset}: it cannot be trimmed to {offset}"
         )
 
 

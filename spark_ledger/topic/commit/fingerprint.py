@@ -17,7 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_numpy
+from spark_ledger.topic.entry.arrow_arrays import (
+    OFFSET_BYTES,
+    as_numpy,
+    is_any,
+    of_numpy,
+    offsets_of,
+)
 from spark_ledger.topic.log.records import Content
 
 ALGORITHM = 1
@@ -99,9 +105,9 @@ def _numbers(column: pa.Array) -> U64:
         return np.full(len(column), _NULL)
     elif pa.types.is_boolean(kind):
         found = as_numpy(column).astype(np.uint64)
-    elif _is_bytes(kind):
+    elif is_any(kind, OFFSET_BYTES):
         found = _of_bytes(column)
-    elif any(of(kind) for of in _FIXED):
+    elif is_any(kind, _FIXED):
         found = _of_fixed(column)
     else:  # none that Spark hands over: views of bytes, and what can be cast to them
         found = _of_bytes(column.cast(pa.large_binary()))
@@ -109,11 +115,6 @@ def _numbers(column: pa.Array) -> U64:
 
 
 _FIXED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    large = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-    return bool(large or pa.types.is_binary(kind) or pa.types.is_string(kind))
 
 
 def _of_fixed(column: pa.Array) -> U64:
@@ -149,12 +150,10 @@ def _of_lists(column: pa.Array) -> U64:
 
 def _of_bytes(column: pa.Array) -> U64:
     """Of text and bytes, whatever their lengths."""
-    width = np.int64 if column.type.id in _LARGE else np.int32
-    count = len(column)
-    _, ends, content = column.buffers()
+    count, content = len(column), column.buffers()[2]
     if not count or content is None:
         return _of_words(np.zeros((count, 1), np.uint64), 0)
-    offsets = np.frombuffer(ends, width)[column.offset :][: count + 1].astype(np.int64)
+    offsets = offsets_of(column).astype(np.int64)
     lengths = np.diff(offsets)
     longest, total = int(lengths.max()), int(offsets[-1] - offsets[0])
     if count * longest == total and longest and longest % 8 == 0:
@@ -176,9 +175,6 @@ def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) ->
     text = pa.Array.from_buffers(pa.large_string(), count, buffers)
     padded = pc.ascii_rpad(text, width=8 * words, padding="\0")
     return np.frombuffer(padded.buffers()[2], "<u8", words * count).reshape(count, words)
-
-
-_LARGE = (pa.large_binary().id, pa.large_string().id)
 
 
 def _of_words(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:

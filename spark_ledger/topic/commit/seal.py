@@ -13,7 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
@@ -68,21 +67,17 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
 
 
 async def _read_producers(reader: AsyncLedgerReader, ids: range, producers: dict[str, int]) -> None:
-    async with aclosing(reader.read_entries(ids, known_confirmed=ids.stop - 1)) as runs:
-        async for run in runs:
-            for entry in run:
-                _note_producers(entry.payload, producers)
-
-
-def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
-    """How far each producer has come with an entry's batches."""
+    """How far each producer has come with the batches of these entries."""
     from spark_ledger.topic.entry import pulsar_batch
 
-    header = decode_header(payload)
-    if header.batches:
-        body = memoryview(payload)[header.body_at :]
-        for name, last in pulsar_batch.producers_of(body, header.rows):
-            producers[name] = max(last, producers.get(name, last))
+    async with aclosing(reader.read_entries(ids, known_confirmed=ids.stop - 1)) as runs:
+        async for run in runs:
+            for payload in (entry.payload for entry in run):
+                header = decode_header(payload)
+                if header.batches:
+                    body = memoryview(payload)[header.body_at :]
+                    for name, last in pulsar_batch.producers_of(body, header.rows):
+                        producers[name] = max(last, producers.get(name, last))
 
 
 def ended_at(known: VersionedRecord, entries: int, rows: int) -> Extent:

@@ -6,14 +6,27 @@ a quarter of a second of every Python process that Spark starts. What is made he
 would make.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 _OFFSET = np.int32
+TypeTests = Sequence[Callable[[pa.DataType], bool]]
+TEXT: TypeTests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+BYTES: TypeTests = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+LISTS: TypeTests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+OFFSET_BYTES: TypeTests = (*TEXT[:2], *BYTES[:2])
+OFFSET_LISTS: TypeTests = (pa.types.is_list, pa.types.is_map, pa.types.is_large_list)
+"""Those whose values lie between offsets into what holds them all."""
+Numbers = TypeVar("Numbers", bound=np.generic)
 
 
 def of_numpy(values: npt.NDArray[Any], kind: pa.DataType | None = None) -> pa.Array:
@@ -50,7 +63,24 @@ def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype=kind, count=count, offset=start * kind.itemsize)
 
 
-def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def is_any(kind: pa.DataType, tests: TypeTests) -> bool:
+    return any(test(kind) for test in tests)
+
+
+def offsets_of(column: pa.Array) -> npt.NDArray[Any]:
+    """Where each value begins, and the last one ends, in the buffer or the array of all values; a
+    view, of 32 or 64 bits each. `column` is of OFFSET_BYTES or OFFSET_LISTS."""
+    if not len(column):
+        return np.zeros(1, dtype=_OFFSET)
+    large = is_any(column.type, _LARGE)
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int64 if large else _OFFSET)
+    return offsets[column.offset : column.offset + len(column) + 1]
+
+
+_LARGE = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
+
+
+def distinct(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
     """Each of the numbers once, rising."""
     ordered = np.sort(values)
     return ordered[_firsts(ordered)]
@@ -68,7 +98,7 @@ def distinct_and_which(
     return ordered[firsts], which
 
 
-def _firsts(ordered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Where another number begins."""
     firsts = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=firsts[1:])

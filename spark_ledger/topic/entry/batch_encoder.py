@@ -40,8 +40,6 @@ GATHER_BYTES_MAX = 16 << 20
 PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows
 ROWS_TO_SORT = 128  # for each partition are worth a sort of their own
 FRAME_BYTES_MIN = 300  # around the rows of an entry
-
-EventBounds = tuple[int, int] | None
 KeyFilter = bytes
 
 
@@ -53,7 +51,7 @@ class EncodedShare:
     partition: int
     rows: int
     bytes: int
-    event_ms: EventBounds = None
+    event_ms: tuple[int, int] | None = None
     key_filter: KeyFilter | None = None
 
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import offsets_of
 from spark_ledger.topic.entry.payload_columns import conformed
 
 _SHORT = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -32,6 +33,7 @@ _PLAIN = (
 )
 _TIMES = (pa.types.is_date32, pa.types.is_timestamp)
 _BRACES = (ord("{"), ord("}"))
+_TEXT = pa.string()
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -77,14 +79,14 @@ def parsed(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def _carrier(kind: pa.DataType, path: str) -> pa.DataType:
-    """The type that Arrow's JSON reader reads `kind` as."""
+def _carrier(kind: pa.DataType, path: str, dates: pa.DataType = _TEXT) -> pa.DataType:
+    """The type that Arrow's JSON reader reads `kind` as; it does not read dates."""
     if pa.types.is_date32(kind):
-        return pa.string()
+        return dates
     if pa.types.is_struct(kind):
-        return pa.struct([(f.name, _carrier(f.type, f"{path}.{f.name}")) for f in kind])
+        return pa.struct([(f.name, _carrier(f.type, f"{path}.{f.name}", dates)) for f in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_carrier(kind.value_type, f"{path}.element"))
+        return pa.list_(_carrier(kind.value_type, f"{path}.element", dates))
     tests = (*_PLAIN, *_TIMES, pa.types.is_string, pa.types.is_float32, pa.types.is_float64)
     if any(test(kind) for test in tests):
         return kind
@@ -108,20 +110,15 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
 
 
 def _all_braced(text: pa.StringArray) -> bool:
-    if text.null_count or not np.diff(_offsets(text)).all():
+    if text.null_count or not np.diff(offsets_of(text)).all():
         return False
     first, last = _ends(text)
     return bool((first == _BRACES[0]).all() and (last == _BRACES[1]).all())
 
 
-def _offsets(text: pa.StringArray) -> npt.NDArray[np.int32]:
-    offsets = np.frombuffer(text.buffers()[1], dtype=np.int32)
-    return offsets[text.offset : text.offset + len(text) + 1]
-
-
 def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
     """The first and the last byte of each row, of which none is empty."""
-    held, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), _offsets(text)
+    held, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), offsets_of(text)
     return held[offsets[:-1]], held[offsets[1:] - 1]
 
 
@@ -129,7 +126,7 @@ def _read(text: pa.StringArray, carriers: pa.Schema) -> pa.RecordBatch:
     """Raises ArrowInvalid."""
     lines = pc.binary_join_element_wise(text, "", "\n")
     lines.validate(full=True)  # UTF-8, which the reader takes for granted
-    offsets = _offsets(lines)
+    offsets = offsets_of(lines)
     source = lines.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     table = arrow_json.read_json(
         pa.BufferReader(source),
@@ -153,38 +150,17 @@ def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.Reco
 
 def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """What was read as text for want of a better as its own type."""
-    columns = [
-        _from_carrier(column, field.type, field.name)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        kind = _carrier(field.type, field.name, dates=pa.date32())
+        try:
+            columns.append(column if column.type == kind else column.cast(kind))
+        except pa.ArrowInvalid as error:
+            raise errors.SchemaIncompatible(
+                f"column {field.name!r} is a date, {error}",
+                "Write dates as 2024-05-01, or read text.",
+            ) from error
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
-
-
-def _from_carrier(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
-    if pa.types.is_date32(kind):
-        return _dates(column, path)
-    if pa.types.is_struct(kind):
-        inner = [
-            _from_carrier(column.field(i), field.type, f"{path}.{field.name}")
-            for i, field in enumerate(kind)
-        ]
-        names = [field.name for field in kind]
-        gone = column.is_null() if column.null_count else None
-        return pa.StructArray.from_arrays(inner, names=names, mask=gone)
-    if pa.types.is_list(kind):
-        items = _from_carrier(column.values, kind.value_type, f"{path}.element")
-        gone = column.is_null() if column.null_count else None
-        return pa.ListArray.from_arrays(column.offsets, items, mask=gone)
-    return column
-
-
-def _dates(column: pa.Array, path: str) -> pa.Array:
-    try:
-        return column.cast(pa.date32())
-    except pa.ArrowInvalid as error:
-        raise errors.SchemaIncompatible(
-            f"column {path!r} is a date, {error}", "Write dates as 2024-05-01, or read text."
-        ) from error
 
 
 def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompatible:
@@ -322,7 +298,7 @@ def _escaped(text: pa.StringArray) -> list[int] | None:
     """The control characters in the text, rising, or None when nothing in it needs escaping."""
     if not len(text) or text.buffers()[2] is None:
         return None
-    offsets = _offsets(text)
+    offsets = offsets_of(text)
     held = np.frombuffer(text.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
     control = held < 0x20
     if not (control | (held == ord('"')) | (held == ord("\\"))).any():

@@ -2,20 +2,9 @@
 
 Always true: a filter never says no to a key that its entry has (so what is skipped holds no such
 row); it says yes to another key in about 1 of 85 cases; it takes 1.5 bytes a distinct key and at
-most 7 more. Null is no key. What has no filter may hold any key.
-
-A filter is a Bloom filter cut into words: w = ceil(12 * distinct keys / 64) little-endian 64-bit
-words. Of a key's hash h (murmur3, see routing.py), a = mix(h ^ 0x7F4A7C15) and b = mix(a ^
-0x9E3779B9), all 32-bit, where mix is murmur3's last step: of word (a * w) >> 32 the bits b, b >> 6,
-b >> 12 and b >> 18, modulo 64 each, are set. A filter of no bytes is of an entry without keys.
-
-    0        4     5       8         12          16       20         28
-    +--------+-----+-------+---------+-----------+--------+----------+---------
-    | "SLK1" | ver | 0 0 0 | filters | partition | bytes  | entry id |   ...
-    +--------+-----+-------+---------+-----------+--------+----------+---------
-
-Little-endian; filters, partition and bytes unsigned 32-bit, entry id signed 64-bit. The last three
-for each filter, rising by partition and id, then the filters in this order.
+most 7 more. Null is no key. What has no filter may hold any key; a filter of no bytes is of an
+entry without keys. docs/topics.md ("Filters of keys") has the picture, and how a key's bits in its
+Bloom filter are chosen.
 """
 
 import struct
@@ -27,6 +16,7 @@ import pyarrow as pa
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import distinct
 from spark_ledger.topic.entry.routing import Hashes, finish, murmur3_32
 
 MAGIC = b"SLK1"
@@ -46,14 +36,9 @@ def key_filter(hashes: Hashes) -> bytes:
     """The filter of keys with these hashes, which may repeat and are not changed."""
     if not len(hashes):
         return b""
-    spread = _spread(hashes)
-    spread.sort()
-    new = np.empty(len(spread), dtype=np.bool_)
-    new[0] = True
-    np.not_equal(spread[1:], spread[:-1], out=new[1:])
-    distinct = spread[new]
-    words = -(-len(distinct) * BITS_PER_KEY // 64)
-    at, bits = _bits(distinct, words)
+    spread = distinct(_spread(hashes))
+    words = -(-len(spread) * BITS_PER_KEY // 64)
+    at, bits = _bits(spread, words)
     starts = np.flatnonzero(np.diff(at, prepend=-1))
     held = np.zeros(words, dtype="<u8")
     held[at[starts]] = np.bitwise_or.reduceat(bits, starts)

@@ -1,52 +1,11 @@
 """The payload of an entry of a topic: a message batch, rows as Arrow, of one partition or several.
 
-    0        4     5       6          8           12       16          24           32
-    +--------+-----+-------+----------+-----------+--------+-----------+------------+----------
-    | "SLM1" | ver | flags | schema   | partition | rows   | first row | written ms | Arrow IPC
-    +--------+-----+-------+----------+-----------+--------+-----------+------------+----------
-
-    flag SHARED:                        32            36      40            48   (16 bytes each)
-    +--------+-----+-------+----------+-----------+ -  +-----------+--------+-----------+---------
-    | "SLM1" | ver | flags | schema   | shares    |    | partition | rows   | first row |  ...
-    +--------+-----+-------+----------+-----------+ -  +-----------+--------+-----------+---------
-
-    flag TIMES, after that:  +------+----------+------+---+------------+  (16 bytes each)
-                             | runs | 12 bytes | rows | 0 | written ms |  ...
-                             +------+----------+------+---+------------+
-
-    flag BATCHES, in place of Arrow: +------+----------+-----------------------+
-                                     | size | messages | a batch of `size`     |  ...
-                                     +------+----------+-----------------------+
-
-    flag CHUNKS, after that: +--------+---+----------+---------+-------+  (32 bytes)
-                             | chunks | 0 | first of | last + 1| count |
-                             +--------+---+----------+---------+-------+
-
-Little-endian; schema unsigned 16-bit, partition, rows, shares, runs, size, messages and chunks
-unsigned 32-bit, the others signed 64-bit. `first row` counts from the first row of the
-partition's segment, `written ms` is the writer's clock. What follows is an Arrow IPC *stream* of
-one record batch, its buffers compressed or not as the stream says.
-
-Flags: 1 SHARED: rows of several partitions, each partition's together; the header counts the shares
-and all rows, its first row is 0; an index follows, a share each, partitions strictly rising, rows
-in the order of the stream. 2 TYPED: the topic's own columns in place of `value`, by the topic's
-schema of the version `schema` (0: of none that is registered). 4 TIMES: rows that were written at
-several times, as merging puts them together: runs of the stream's rows, in order, with the time of
-each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
-Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py); written ms is
-the broker's clock, a row's time its producer's. 16 OFFSET, with BATCHES: `first row` is the offset
-of the first row in its partition, so that a reader which does not know yet that the rows of others
-came before it notices. 32 CHUNKS, with BATCHES: so many of its batches are chunks of messages, and
-of the offsets that its segment has up to the entry's end so many have no row (earlier chunks):
-between which offsets they are, and how many. A reader refuses other flags.
-
-Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
-string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
-__key, __eventTime, __messageProperties. A column that is not in the stream is null in every row.
-Null is not empty: a null value is a tombstone, as in Kafka. Version 1, which is still read, knew
-neither flags nor absent columns.
-
-The entry's header has the payload's CRC; there is none here.
+docs/topics.md ("The payload of an entry") has the picture, the flags and the columns. Always true:
+`first row` counts from the first row of the partition's segment, but for OFFSET: there it is an
+offset, so that a reader which does not know yet that the rows of others came before it notices. A
+reader refuses flags that it does not know. A column that is not in the stream is null in every row;
+null is not empty: a null value is a tombstone, as in Kafka. Version 1, which is still read, knew
+neither flags nor absent columns. The entry's header has the payload's CRC; there is none here.
 """
 
 import struct
@@ -396,20 +355,21 @@ def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
 def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:
     body = pa.py_buffer(view)
     with pa.ipc.open_stream(body) as stream:
-        schema = stream.schema
-        wanted = _wanted(schema, header, columns)
-        if len(wanted) == len(schema):
-            record_batch = stream.read_next_batch()
-            _check_rows(record_batch.num_rows, header)
-            return record_batch
-    if not wanted:
+        wanted = _wanted(stream.schema, header, columns)
+        every = len(wanted) == len(stream.schema)
+        found = stream.read_next_batch() if every else None
+    if found is None and not wanted:
         empty = pa.StructArray.from_buffers(pa.struct([]), header.rows, [None])
         return pa.RecordBatch.from_struct_array(empty)
-    options = pa.ipc.IpcReadOptions(included_fields=wanted)
-    with pa.ipc.open_stream(body, options=options) as stream:
-        record_batch = stream.read_next_batch()
-    _check_rows(record_batch.num_rows, header)
-    return record_batch
+    if found is None:
+        options = pa.ipc.IpcReadOptions(included_fields=wanted)
+        with pa.ipc.open_stream(body, options=options) as stream:
+            found = stream.read_next_batch()
+    if found.num_rows != header.rows:
+        raise errors.UnsupportedFormat(
+            f"a message batch of {found.num_rows} rows says {header.rows} in its header"
+        )
+    return found
 
 
 def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
@@ -427,10 +387,3 @@ def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) 
         if columns is None or field.name in columns:
             found.append(at)
     return found
-
-
-def _check_rows(found: int, header: Header) -> None:
-    if found != header.rows:
-        raise errors.UnsupportedFormat(
-            f"a message batch of {found} rows says {header.rows} in its header"
-        )

@@ -10,15 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_ledger import errors
-
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_BYTES = (
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-    pa.types.is_fixed_size_binary,
-)
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+from spark_ledger.topic.entry.arrow_arrays import BYTES, LISTS, TEXT, is_any
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -80,7 +72,7 @@ def _conformed(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         return _struct(column, kind, path)
     if pa.types.is_map(have) and pa.types.is_map(kind):
         return _map(column, kind, path)
-    if any(test(have) for test in _LISTS) and pa.types.is_list(kind):
+    if is_any(have, LISTS) and pa.types.is_list(kind):
         return _list(column, kind, path)
     return _simple(column, kind, path)
 
@@ -142,9 +134,9 @@ def _simple(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 def _may_become(have: pa.DataType, kind: pa.DataType) -> bool:
     """Whether values of one type may be values of the other: the same thing, wider or narrower."""
-    if any(test(have) for test in _TEXT):
+    if is_any(have, TEXT):
         return bool(pa.types.is_string(kind))
-    if any(test(have) for test in _BYTES):
+    if is_any(have, BYTES):
         return bool(pa.types.is_binary(kind))
     if pa.types.is_timestamp(have) and pa.types.is_timestamp(kind):
         return (have.tz is None) == (kind.tz is None) and have.unit == kind.unit

@@ -3,15 +3,10 @@
 pulsar_message.proto shows the bytes; pulsar_columns.py decodes them. Always true: a batch is stored
 and dispatched byte for byte; sizes that a batch says of itself are compared with what there is
 before they are used. A chunk of a message is stored as it came, each with an offset of its own; the
-last one, whose offset has the message's row, names the offsets of those before it:
-
-    magic 0x0e44 (2) | chunk
-    magic 0x0e45 (2) | count (4) | offset (8) | offset (8) | ... | last chunk
-
-big-endian. So a message is whole when its last chunk is stored; chunks that no last one names have
-no row. Earlier versions stored a chunked message as one, in one entry, with one offset:
-
-    magic 0x0e43 (2) | size of a chunk (4) | chunk | size (4) | chunk | ...
+last one, whose offset has the message's row, names the offsets of those before it (docs/topics.md,
+"The payload of an entry"). So a message is whole when its last chunk is stored; chunks that no last
+one names have no row. Earlier versions stored a chunked message as one, in one entry, with one
+offset.
 """
 
 import struct

@@ -14,8 +14,10 @@ its consumers can.
 from base64 import b64decode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from struct import Struct
 from struct import error as struct_error
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from bookie_server.api.entry import Buffer
-from spark_ledger.topic.entry.arrow_arrays import of_list
+from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -52,6 +54,7 @@ FEW = 128
 """So many messages are decoded one by one as fast as together."""
 TOGETHER_BYTES_MAX = 1 << 30  # 32-bit offsets
 ALL = {**TYPES, **PRODUCERS_TYPES}
+Said: TypeAlias = MessageMetadata | SingleMessageMetadata
 _SIZE = Struct(">I")
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
@@ -92,13 +95,7 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
             return _together(batches, payloads, wanted)
         except Odd:
             pass
-    rows = _Rows(wanted)
-    for batch, payload in zip(batches, payloads, strict=True):
-        before = rows.count
-        rows.add(batch, bytes(payload))
-        if rows.count - before != batch.messages:
-            raise Damaged(f"a batch of {rows.count - before} messages says {batch.messages}")
-    return rows.record_batch()
+    return _one_by_one(batches, payloads, wanted)
 
 
 def _publish_times(batches: Sequence[Batch]) -> Longs:
@@ -146,10 +143,15 @@ def _together(
         ends_of = np.concatenate([[0], np.cumsum(found.properties)])
         names, texts = _copied(data, found.name), _copied(data, found.text)
         made[HEADERS] = _headers(ends_of, names.view(pa.string()), texts)
+    counts = [one.messages for one in batches]
     if PRODUCER_NAME in wanted:
-        made[PRODUCER_NAME] = _producers(batches)
+        names = of_list([one.metadata.producer_name for one in batches], pa.string())
+        which = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
+        made[PRODUCER_NAME] = names.take(of_numpy(which))
     if SEQUENCE_ID in wanted:
-        made[SEQUENCE_ID] = _sequence_ids(batches, found)
+        of_batches = np.repeat([_signed(one.metadata.sequence_id) for one in batches], counts)
+        ids = np.where(found.has_sequence_id, found.sequence_id, of_batches)
+        made[SEQUENCE_ID] = of_numpy(ids)
     return _of(messages, made)
 
 
@@ -198,101 +200,70 @@ def _from_base64(keys: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
     return of_list(found, TYPES[KEY])
 
 
-def _producers(batches: Sequence[Batch]) -> pa.Array:
-    """The name of each message's producer."""
-    names = of_list([one.metadata.producer_name for one in batches], pa.string())
-    which = np.repeat(np.arange(len(batches), dtype=np.int32), [one.messages for one in batches])
-    spots = pa.Array.from_buffers(pa.int32(), len(which), [None, pa.py_buffer(which)])
-    return names.take(spots)
-
-
-def _sequence_ids(batches: Sequence[Batch], found: "Found") -> pa.Array:
-    """That of each message; its batch's where it has none."""
-    counts = [one.messages for one in batches]
-    of_batches = np.repeat([_signed(one.metadata.sequence_id) for one in batches], counts)
-    ids = np.where(found.has_sequence_id, found.sequence_id, of_batches)
-    return pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(ids)])
-
-
 # -- one by one ------------------------------------------------------------------------------------
 
 
-class _Rows:
-    """Messages on their way into columns."""
+def _one_by_one(
+    batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
+) -> pa.RecordBatch:
+    said: list[Said] = []
+    data: list[bytes] = []
+    for batch, payload in zip(batches, payloads, strict=True):
+        _take_messages(batch, bytes(payload), said, data)
+    made: dict[str, pa.Array] = {}
+    if KEY in wanted:
+        made[KEY] = of_list([_key(one) for one in said], TYPES[KEY])
+    if VALUE in wanted:
+        values = [None if s.null_value else one for s, one in zip(said, data, strict=True)]
+        made[VALUE] = of_list(values, TYPES[VALUE])
+    if EVENT_TIME in wanted:
+        times = np.array([one.event_time for one in said], dtype=np.uint64)
+        made[EVENT_TIME] = _times(times.view(np.int64))
+    if HEADERS in wanted:
+        ends, pairs = [0], list[Any]()
+        for one in said:
+            if properties := one.properties:
+                pairs += properties
+            ends.append(len(pairs))
+        if pairs:
+            names = of_list([pair.key for pair in pairs], pa.string())
+            texts = of_list([pair.value for pair in pairs], pa.binary())
+            made[HEADERS] = _headers(np.array(ends), names, texts)
+    if PRODUCER_NAME in wanted:
+        names = [[one.metadata.producer_name] * one.messages for one in batches]
+        made[PRODUCER_NAME] = of_list([*chain(*names)], pa.string())
+    if SEQUENCE_ID in wanted:
+        of_batches = chain(*([one.metadata] * one.messages for one in batches))
+        ids = [
+            _signed((one if one.HasField("sequence_id") else other).sequence_id)
+            for one, other in zip(said, of_batches, strict=True)
+        ]
+        made[SEQUENCE_ID] = of_list(ids, pa.int64())
+    kept = {name: one for name, one in made.items() if one.null_count < len(one)}
+    return _of(len(said), kept)
 
-    def __init__(self, wanted: set[str]) -> None:
-        self.count = 0
-        self._wanted = wanted
-        self._values: list[bytes | memoryview | None] = []
-        self._keys: list[bytes | None] = []
-        self._event_ms: list[int] = []
-        self._header_ends: list[int] = [0]
-        self._names: list[str | bytes] = []
-        self._texts: list[str | bytes] = []
-        self._producers: list[str | bytes] = []
-        self._sequence_ids: list[int] = []
 
-    def add(self, batch: Batch, data: bytes) -> None:
-        if not batch.batched:
-            self._take(batch.metadata, data, batch)
-            return
-        try:
-            self._take_all(data, batch)
-        except (struct_error, DecodeError) as error:
-            raise Damaged(f"a damaged batch: {error}") from error
-
-    def _take_all(self, data: bytes, batch: Batch) -> None:
-        at, total = 0, len(data)
-        take, read, size_at = self._take, SingleMessageMetadata.FromString, _SIZE.unpack_from
+def _take_messages(batch: Batch, data: bytes, said: list[Said], values: list[bytes]) -> None:
+    """Each with its metadata, as many as the batch says. Raises Damaged."""
+    if not batch.batched:
+        said.append(batch.metadata)
+        values.append(data)
+        return
+    at, total = 0, len(data)
+    read, size_at = SingleMessageMetadata.FromString, _SIZE.unpack_from
+    try:
         for _ in range(batch.messages):
             begin = at + 4 + size_at(data, at)[0]
             one = read(data[at + 4 : begin])
             at = begin + one.payload_size
             if not begin <= at <= total:
                 raise Damaged(f"a damaged batch: a message of {one.payload_size} bytes")
-            take(one, data[begin:at], batch)
-        if at != total:
-            raise Damaged(f"a damaged batch: {total - at} bytes after its last message")
-
-    def _take(
-        self, said: MessageMetadata | SingleMessageMetadata, value: bytes, batch: Batch
-    ) -> None:
-        self.count += 1
-        wanted = self._wanted
-        if VALUE in wanted:
-            self._values.append(None if said.null_value else value)
-        if KEY in wanted:
-            self._keys.append(_key(said) if said.HasField("partition_key") else None)
-        if EVENT_TIME in wanted:
-            self._event_ms.append(said.event_time)
-        if HEADERS in wanted:
-            properties = said.properties
-            if properties:
-                self._names += [each.key for each in properties]
-                self._texts += [each.value for each in properties]
-            self._header_ends.append(len(self._names))
-        if PRODUCER_NAME in wanted:
-            self._producers.append(batch.metadata.producer_name)
-        if SEQUENCE_ID in wanted:
-            one = said if said.HasField("sequence_id") else batch.metadata
-            self._sequence_ids.append(_signed(one.sequence_id))
-
-    def record_batch(self) -> pa.RecordBatch:
-        made: dict[str, pa.Array] = {}
-        if any(key is not None for key in self._keys):
-            made[KEY] = of_list(self._keys, TYPES[KEY])
-        if any(value is not None for value in self._values):
-            made[VALUE] = of_list(self._values, TYPES[VALUE])
-        if any(self._event_ms):
-            made[EVENT_TIME] = _times(self._event_ms)
-        if self._names:
-            names, texts = of_list(self._names, pa.string()), of_list(self._texts, pa.binary())
-            made[HEADERS] = _headers(np.array(self._header_ends), names, texts)
-        if self._producers:
-            made[PRODUCER_NAME] = of_list(self._producers, pa.string())
-        if self._sequence_ids:
-            made[SEQUENCE_ID] = of_list(self._sequence_ids, pa.int64())
-        return _of(self.count, made)
+            said.append(one)
+            values.append(data[begin:at])
+    except (struct_error, DecodeError) as error:
+        raise Damaged(f"a damaged batch: {error}") from error
+    if at != total:
+        raise Damaged(f"a damaged batch: {total - at} bytes after its last message")
 
 
 def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
@@ -302,8 +273,8 @@ def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> p
     return pa.Array.from_buffers(HEADERS_TYPE, len(ends) - 1, [bits, offsets], children=[pairs])
 
 
-def _key(said: MessageMetadata | SingleMessageMetadata) -> bytes | None:
-    if said.null_partition_key:
+def _key(said: Said) -> bytes | None:
+    if said.null_partition_key or not said.HasField("partition_key"):
         return None
     key: str | bytes = said.partition_key  # bytes: not UTF-8
     found = key.encode() if isinstance(key, str) else key
@@ -317,10 +288,9 @@ def _key_bytes(text: bytes) -> bytes:
         raise Damaged(f"a damaged batch: a key that is not base64: {error}") from error
 
 
-def _times(event_ms: "list[int] | npt.NDArray[np.int64]") -> pa.Array:
+def _times(ms: Longs) -> pa.Array:
     """Microseconds; null where the message has none, or one that these do not reach (294,000 years
     from now). What is sent as 2**63 and above is a time before 1970."""
-    ms = np.array(event_ms, dtype=np.uint64).view(np.int64)
     there = (ms != 0) & (ms >= -EVENT_MS_MAX) & (ms <= EVENT_MS_MAX)
     values = pa.py_buffer(np.ascontiguousarray(np.where(there, ms, 0) * 1000))
     return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(there), values])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.arrow_arrays import as_numpy
+from spark_ledger.topic.entry.arrow_arrays import as_numpy, offsets_of
 
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
@@ -189,8 +189,7 @@ def _murmur2_of(key: bytes, hashed: int, first_block: int) -> int:
 
 def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
     """Where each value starts, how long it is (null: 0), and the bytes they are in."""
-    _, offset_buffer, content = keys.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[keys.offset :][: len(keys) + 1]
+    content, offsets = keys.buffers()[2], offsets_of(keys)
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     if keys.null_count:

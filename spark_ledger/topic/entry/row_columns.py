@@ -13,6 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import (
+    BYTES,
+    OFFSET_BYTES,
+    OFFSET_LISTS,
+    TEXT,
+    is_any,
+    offsets_of,
+)
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -24,7 +32,6 @@ from spark_ledger.topic.entry.message_batch import (
 )
 
 COLUMN_BYTES_MAX = (1 << 31) - (1 << 20)  # what 32-bit offsets can address
-OFFSET_BYTES = 4
 ROW_BYTES_MIN = 32  # key, event time and headers of other rows cost a row without them 17 bytes
 OVERHEAD_BYTES_MAX = 1024  # around one row's key and value: headers, schema, framing
 FIELD_OVERHEAD_BYTES_MAX = 512  # of each field more, nested ones too, without its name
@@ -53,11 +60,8 @@ def stored(
     for name, one in columns.items():
         if len(one) != rows:
             raise ValueError(f"{len(one)} of {name} for {rows} rows")
-    for part in _addressable(columns, values):
-        if typed:
-            yield _typed(part.columns, part.values)
-        else:
-            yield _untyped(part.columns, part.values)
+    for beside, part in _addressable(columns, values):
+        yield _typed(beside, part) if typed else _untyped(beside, part)
 
 
 def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -97,36 +101,25 @@ def as_binary(column: pa.Array, name: str) -> pa.Array:
     kind = column.type
     if pa.types.is_binary(kind):
         return column
-    if not (pa.types.is_null(kind) or _is_bytes_like(kind)):
+    if not (pa.types.is_null(kind) or is_any(kind, TEXT) or is_any(kind, BYTES)):
         raise errors.ColumnTypeMismatch(
             f"column {name} is of type {kind}, key and value are text or binary", column=name
         )
-    if pa.types.is_null(kind):
-        return pa.nulls(len(column), pa.binary())
     return column.cast(pa.binary())
-
-
-class _Part:
-    """Columns of equally many rows."""
-
-    def __init__(self, columns: Mapping[str, pa.Array], values: pa.Array | pa.RecordBatch) -> None:
-        self.columns = columns
-        self.values = values
 
 
 def _addressable(
     columns: Mapping[str, pa.Array], values: pa.Array | pa.RecordBatch
-) -> Iterator[_Part]:
-    """The columns, halved until each part fits 32-bit offsets."""
+) -> Iterator[tuple[Mapping[str, pa.Array], pa.Array | pa.RecordBatch]]:
+    """The columns and values, halved until each part fits 32-bit offsets."""
     rows = values.num_rows if isinstance(values, pa.RecordBatch) else len(values)
-    if rows > 1 and max([values.nbytes, *(one.nbytes for one in columns.values())]) > (
-        COLUMN_BYTES_MAX
-    ):
-        for start, end in ((0, rows // 2), (rows // 2, rows)):
-            halves = {name: one.slice(start, end - start) for name, one in columns.items()}
-            yield from _addressable(halves, values.slice(start, end - start))
-    else:
-        yield _Part(columns, values)
+    largest = max([values.nbytes, *(one.nbytes for one in columns.values())])
+    if rows <= 1 or largest <= COLUMN_BYTES_MAX:
+        yield columns, values
+        return
+    for start, end in ((0, rows // 2), (rows // 2, rows)):
+        halves = {name: one.slice(start, end - start) for name, one in columns.items()}
+        yield from _addressable(halves, values.slice(start, end - start))
 
 
 def _untyped(columns: Mapping[str, pa.Array], values: pa.Array) -> pa.RecordBatch:
@@ -211,20 +204,21 @@ def _sizes(column: pa.Array, name: str = "") -> Sizes:
 
 def _content_sizes(column: pa.Array, name: str) -> Sizes:
     kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return _lengths(_offsets(column, np.int32), OFFSET_BYTES)
-    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-        return _lengths(_offsets(column, np.int64), 2 * OFFSET_BYTES)
-    if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return _list_sizes(_offsets(column, np.int32), _items(column), name) + OFFSET_BYTES
-    if pa.types.is_large_list(kind):
-        return _list_sizes(_offsets(column, np.int64), _items(column), name) + 2 * OFFSET_BYTES
+    if is_any(kind, OFFSET_BYTES):
+        offsets = offsets_of(column)
+        lengths: Sizes = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+        lengths += offsets.itemsize
+        return lengths
+    if is_any(kind, OFFSET_LISTS):
+        offsets = offsets_of(column)
+        ends = np.concatenate([[0], np.cumsum(_sizes(_items(column), name))])
+        return np.asarray(np.diff(ends[offsets]), dtype=np.int64) + offsets.itemsize
     if pa.types.is_struct(kind):
         fields = (column.field(i) for i in range(kind.num_fields))
         return sum((_sizes(one, name) for one in fields), np.zeros(len(column), np.int64))
     if pa.types.is_null(kind):
         return np.zeros(len(column), dtype=np.int64)
-    if any(test(kind) for test in _FIXED_WIDTH):
+    if is_any(kind, _FIXED_WIDTH):
         return np.full(len(column), -(-kind.bit_width // 8), dtype=np.int64)
     raise errors.ColumnTypeMismatch(
         f"column {name} has the type {kind}, which is not stored",
@@ -233,31 +227,12 @@ def _content_sizes(column: pa.Array, name: str) -> Sizes:
     )
 
 
-def _lengths(offsets: Sizes, more: int) -> Sizes:
-    """Between offsets, and so much more."""
-    lengths: Sizes = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
-    lengths += more
-    return lengths
-
-
-def _offsets(column: pa.Array, width: type) -> Sizes:
-    if not len(column):
-        return np.zeros(1, dtype=np.int64)
-    offsets: Sizes = np.frombuffer(column.buffers()[1], dtype=width)[column.offset :]
-    return offsets[: len(column) + 1]
-
-
 def _items(column: pa.Array) -> pa.Array:
     """The values that a list's offsets count, all of them."""
     if pa.types.is_map(column.type):
         fields = [column.type.key_field, column.type.item_field]
         return pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
     return column.values
-
-
-def _list_sizes(offsets: Sizes, items: pa.Array, name: str) -> Sizes:
-    ends = np.concatenate([[0], np.cumsum(_sizes(items, name))])
-    return np.asarray(np.diff(ends[offsets]), dtype=np.int64)
 
 
 def _field_overhead(field: pa.Field) -> int:
@@ -281,18 +256,6 @@ def _united(schemas: list[pa.Schema]) -> pa.Schema:
     names = [name for name in (*TYPES, *TYPED_NAMES.values()) if name in fields]
     rest = [name for name in fields if name not in names]
     return pa.schema([fields[name] for name in (*names, *rest)])
-
-
-def _is_bytes_like(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_large_binary,
-        pa.types.is_string_view,
-        pa.types.is_binary_view,
-        pa.types.is_fixed_size_binary,
-    )
-    return any(test(kind) for test in tests)
 
 
 def event_bounds_ms(times: pa.Array) -> tuple[int, int] | None:

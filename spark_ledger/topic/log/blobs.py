@@ -55,9 +55,9 @@ class Blobs:
         *,
         replicated_wait_s: float = REPLICATED_WAIT_S,
     ) -> None:
-        self._ledgers = ledgers
-        self._cache = cache
-        self._wait_s = replicated_wait_s
+        self.ledgers = ledgers
+        self.cache = cache
+        self.replicated_wait_s = replicated_wait_s
 
     @asynccontextmanager
     async def held(
@@ -66,7 +66,7 @@ class Blobs:
         """What writes blobs and entries for the topic under an open intent. The ledgers they are
         in are this writer's alone until the block is left."""
         synced = replace(policies, durability="synced")
-        holder = HeldLedgers(self._ledgers, self._cache, intent, topic_id, synced, self._wait_s)
+        holder = HeldLedgers(self, intent, topic_id, synced)
         try:
             yield holder
         finally:
@@ -77,20 +77,12 @@ class HeldLedgers:
     """Ledgers that one caller has to itself. Made by Blobs.held; one call at a time."""
 
     def __init__(
-        self,
-        ledgers: LedgerStore,
-        cache: LedgerCache,
-        intent: Intent,
-        topic_id: str,
-        policies: TopicPolicies,
-        wait_s: float,
+        self, blobs: Blobs, intent: Intent, topic_id: str, policies: TopicPolicies
     ) -> None:
-        self._ledgers = ledgers
-        self._cache = cache
-        self._intent = intent
-        self._topic_id = topic_id
-        self._policies = policies
-        self._wait_s = wait_s
+        self._ledgers = blobs.ledgers
+        self._cache = blobs.cache
+        self._wait_s = blobs.replicated_wait_s
+        self._made_as = topic_id, policies, intent
         self._ledger: TaskLedger | None = None
         self._last_of: dict[int, int] = {}
         """By ledger the last entry given out."""
@@ -123,8 +115,7 @@ class HeldLedgers:
         stored, missing = await self._store_once(payloads, rows)
         if missing:
             try:
-                again, missing = await self._store_once(payloads, rows)
-                stored = again
+                stored, missing = await self._store_once(payloads, rows)
             except errors.LedgerError:
                 if every_copy:
                     raise
@@ -182,7 +173,7 @@ class HeldLedgers:
 
     async def _open(self) -> TaskLedger:
         if self._ledger is None:
-            self._ledger = await self._cache.acquire(self._topic_id, self._policies, self._intent)
+            self._ledger = await self._cache.acquire(*self._made_as)
         return self._ledger
 
     def _leave(self) -> None:

@@ -20,8 +20,9 @@ from bookie_server.api.entry import payload_crc
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
 from spark_ledger.topic.entry.message_batch import Rowless
+from spark_ledger.topic.log import records
 from spark_ledger.topic.log.blobs import Stored, pack, unpack
-from spark_ledger.topic.log.records import FIRST_VERSION, READER_VERSION, pointer_from_json
+from spark_ledger.topic.log.records import READER_VERSION, pointer_from_json
 from spark_ledger.topic.log.segment_table import (
     SCHEMA,
     BlobPointer,
@@ -262,12 +263,8 @@ def _tables(parts: ByPartition) -> Iterator[SegmentTable]:
 
 def chunk_ledgers(state: TopicState) -> list[int]:
     """The ledgers that the state's chunks are in, ascending."""
-    return _chunk_ledgers(held.intervals for held in state.partitions)
-
-
-def _chunk_ledgers(parts: Iterable[Iterable[Interval]]) -> list[int]:
-    chunks = (one.source for some in parts for one in some if isinstance(one.source, Chunk))
-    return sorted({chunk.pointer.ledger_id for chunk in chunks})
+    every = (one.source for held in state.partitions for one in held.intervals)
+    return sorted({one.pointer.ledger_id for one in every if isinstance(one, Chunk)})
 
 
 def settled(
@@ -280,18 +277,18 @@ def settled(
 ) -> TopicState:
     """The state with these intervals. Bodies of commits below `trimmed` are needed no more: their
     ledgers, and those of `unnamed` without a chunk, are dropped now; `gone` ones are forgotten."""
-    bodies = {ledger: last for ledger, last in state.bodies.items() if last >= trimmed}
-    still = {*_chunk_ledgers(parts), *bodies}
-    now = [ledger for ledger in (*state.bodies, *unnamed) if ledger not in still]
-    dropped = {**state.dropped, **dict.fromkeys(now, state.commit_ms)}
-    forgotten = set(gone)
     partitions = zip(state.partitions, parts, strict=True)
-    return replace(
+    made = replace(
         state,
         partitions=tuple(replace(p, intervals=Intervals(list(some))) for p, some in partitions),
-        dropped={ledger: ms for ledger, ms in dropped.items() if ledger not in forgotten},
-        bodies=bodies,
+        bodies={ledger: last for ledger, last in state.bodies.items() if last >= trimmed},
     )
+    still = {*chunk_ledgers(made), *made.bodies}
+    now = [ledger for ledger in (*state.bodies, *unnamed) if ledger not in still]
+    dropped = {**state.dropped, **dict.fromkeys(now, state.commit_ms)}
+    for ledger in gone:
+        dropped.pop(ledger, None)
+    return replace(made, dropped=dropped)
 
 
 def encode_root(root: Root) -> bytes:
@@ -299,10 +296,13 @@ def encode_root(root: Root) -> bytes:
     state = root.state
     parts = [list(held.intervals) for held in state.partitions]
     chunks = {chunk: n for n, chunk in enumerate(state.chunks())}
+    held = {name: [getattr(p, name) for p in state.partitions] for name in _PARTITIONS}
+    stored = {name: [getattr(one.pointer, name) for one in chunks] for name in _POINTER}
+    stored |= {name: [getattr(one, name) for one in chunks] for name in ("segments", "rows")}
     streams = [
-        _encoded(_partition_columns(state.partitions)),
+        _encoded(held),
         _encoded(_interval_columns(parts, chunks)),
-        _encoded(_chunk_columns(chunks)),
+        _encoded(stored),
         tail_table(parts).encode(),
     ]
     plain = {
@@ -399,10 +399,6 @@ def _source(
     return tail.part(first, first + count) if source == _TAIL else chunks[source]
 
 
-def _partition_columns(partitions: Sequence[PartitionState]) -> dict[str, list[int]]:
-    return {name: [getattr(held, name) for held in partitions] for name in _PARTITIONS}
-
-
 def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str, list[int]]:
     names = ("partition", "source", "first", "count", *_INTERVALS)
     columns: dict[str, list[int]] = {name: [] for name in names}
@@ -418,16 +414,6 @@ def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str,
                 columns[name].append(value)
             first += count
     return columns
-
-
-def _chunk_columns(chunks: Iterable[Chunk]) -> dict[str, list[int]]:
-    some = list(chunks)
-    columns = {name: [getattr(one.pointer, name) for one in some] for name in _POINTER}
-    return {
-        **columns,
-        "segments": [one.segments for one in some],
-        "rows": [one.rows for one in some],
-    }
 
 
 def _encoded(columns: dict[str, list[int]]) -> bytes:
@@ -489,28 +475,22 @@ def following(
 
 
 def encode_record(record: CheckpointRecord) -> bytes:
-    plain: dict[str, Any] = {
-        "min_reader": FIRST_VERSION,
-        "min_writer": FIRST_VERSION,
-        "next": record.next,
-        "previous": record.previous,
-        "trimmed": record.trimmed,
-        "intent": record.intent,
-        "root": _root_json(record.root),
-        "previous_root": None if record.previous_root is None else _root_json(record.previous_root),
-    }
-    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return records.dump(
+        {
+            "next": record.next,
+            "previous": record.previous,
+            "trimmed": record.trimmed,
+            "intent": record.intent,
+            "root": _root_json(record.root),
+            "previous_root": _root_json(record.previous_root),
+        }
+    )
 
 
 def decode_record(value: bytes) -> CheckpointRecord:
     """Raises errors.UnsupportedFormat."""
-    try:
-        plain = json.loads(value)
-        if int(plain["min_reader"]) > READER_VERSION:
-            raise errors.UnsupportedFormat(
-                f"a checkpoint needs reader version {plain['min_reader']}, this is version"
-                f" {READER_VERSION}"
-            )
+
+    def build(plain: dict[str, Any]) -> CheckpointRecord:
         before = plain["previous_root"]
         return CheckpointRecord(
             next=int(plain["next"]),
@@ -520,11 +500,13 @@ def decode_record(value: bytes) -> CheckpointRecord:
             trimmed=int(plain["trimmed"]),
             intent=plain["intent"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise errors.UnsupportedFormat(f"not a checkpoint: {error!r}") from error
+
+    return records.load(value, "checkpoint", build)
 
 
-def _root_json(root: StoredRoot) -> dict[str, Any]:
+def _root_json(root: StoredRoot | None) -> dict[str, Any] | None:
+    if root is None:
+        return None
     if isinstance(root, BlobPointer):
         return asdict(root)
     return {"inline": b64encode(root).decode(), "crc": payload_crc([root])}

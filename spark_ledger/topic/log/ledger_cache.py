@@ -8,10 +8,10 @@ and one cluster. What fails to close stays for the janitor.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -101,7 +101,7 @@ class LedgerCache:
 
     def discard(self, ledger: TaskLedger) -> None:
         """Close the ledger in the background, whatever state it is in."""
-        self._aside(self._close_quietly(ledger))
+        self._aside(ledger.writer.ledger_id, ledger.writer.close)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Close every idle ledger and wait, so long at most, for all that are being closed."""
@@ -133,7 +133,7 @@ class LedgerCache:
                 ledger_id=ledger_id,
             )
         except asyncio.CancelledError:  # it may be made all the same, unknown to this process
-            self._aside(self._recover_quietly(ledger_id))
+            self._aside(ledger_id, partial(self._ledgers.recover, ledger_id))
             raise
         except errors.NotEnoughBookies as failure:
             raise await self._with_policy(failure, key) from failure
@@ -175,20 +175,14 @@ class LedgerCache:
             timer.cancel()
             self.discard(ledger)
 
-    def _aside(self, closing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(closing)
+    def _aside(self, ledger_id: int, closing: Callable[[], Awaitable[object]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._quietly(ledger_id, closing))
         self._closing[task] = None
         task.add_done_callback(lambda done: self._closing.pop(done, None))
 
-    async def _close_quietly(self, ledger: TaskLedger) -> None:
+    async def _quietly(self, ledger_id: int, closing: Callable[[], Awaitable[object]]) -> None:
         try:
-            await ledger.writer.close()
-        except (errors.LedgerError, StoreError) as error:
-            _log.info("ledger %d stays open: %s", ledger.writer.ledger_id, error)
-
-    async def _recover_quietly(self, ledger_id: int) -> None:
-        try:
-            await self._ledgers.recover(ledger_id)
+            await closing()
         except errors.NoSuchLedger:
             return
         except (errors.LedgerError, StoreError) as error:

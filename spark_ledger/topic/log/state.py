@@ -47,14 +47,15 @@ Tables = Mapping[Chunk, SegmentTable]
 UNREAD: Tables = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartitionState:
-    """Partition `number`. `start_offset` is the first row kept, `end_offset` one past the last
-    that a commit holds; the rows of a live segment come after it. `rearranged` is the last commit
-    that put anything else where rows were (NEVER: none did): neither an append nor a trim.
-    `producers`: the last sequence id of each that sealed segments tell of, by name; those that
-    sent last, PRODUCERS_MAX of them. `rowless` are the offsets that chunks of messages took in
-    sealed segments, and that have no row."""
+    """Partition `number`; only the fold of a commit changes it, before it gives it out.
+    `start_offset` is the first row kept, `end_offset` one past the last that a commit holds; the
+    rows of a live segment come after it. `rearranged` is the last commit that put anything else
+    where rows were (NEVER: none did): neither an append nor a trim. `producers`: the last sequence
+    id of each that sealed segments tell of, by name; those that sent last, PRODUCERS_MAX of them.
+    `rowless` are the offsets that chunks of messages took in sealed segments, and that have no
+    row."""
 
     number: int = 0
     start_offset: int = 0
@@ -93,34 +94,6 @@ class PartitionState:
 
     def _rowless_between(self, lo: int, hi: int) -> int:
         return count_within(self.rowless, lo, hi) if self.rowless else 0
-
-
-@dataclass(slots=True)
-class _Partition:
-    """As PartitionState, while a commit changes it: a copy for each action would be most of what a
-    commit of hundreds costs."""
-
-    number: int
-    start_offset: int
-    end_offset: int
-    intervals: Intervals
-    live: LiveSegment | None
-    rearranged: int
-    producers: Mapping[str, int]
-    rowless: tuple[Rowless, ...]
-
-    @staticmethod
-    def of(one: PartitionState) -> "_Partition":
-        return _Partition(
-            *(one.number, one.start_offset, one.end_offset, one.intervals, one.live),
-            *(one.rearranged, one.producers, one.rowless),
-        )
-
-    def done(self) -> PartitionState:
-        return PartitionState(
-            *(self.number, self.start_offset, self.end_offset, self.intervals, self.live),
-            *(self.rearranged, self.producers, self.rowless),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +194,7 @@ class _Folding:
         self._commit = commit
         self._now_ms = now_ms
         self._partitions = list(before.partitions)
-        self._changing: dict[int, _Partition] = {}
+        self._changing: dict[int, PartitionState] = {}
         self._terminated = before.terminated
         self._dropped = dict(before.dropped)
         self._losing: dict[int, None] = {}
@@ -243,7 +216,7 @@ class _Folding:
         if commit.body_ledger is not None:
             bodies = {**bodies, commit.body_ledger: self._number}
         for p, held in self._changing.items():
-            self._partitions[p] = held.done()
+            self._partitions[p] = held
         return replace(
             before,
             partitions=tuple(self._partitions),
@@ -338,7 +311,7 @@ class _Folding:
         for p, some in by_partition.items():
             held = self._at(p)
             self._check(held.live is None, f"appends to partition {p}, which has a live segment")
-            added += self._added(held, some)
+            added += self._placed(held.end_offset, some, held)
         table = SegmentTable.of(added)
         for p, some in by_partition.items():
             held = self._at(p)
@@ -351,15 +324,7 @@ class _Folding:
             held.intervals = held.intervals.appended(one)
             held.end_offset = end
 
-    def _added(self, held: _Partition, segments: Iterable[Segment]) -> Iterator[PlacedSegment]:
-        base = held.end_offset
-        for segment in segments:
-            counted = segment.counted
-            at_ms = self._stored_ms(held, segment)[1] if counted else self._now_ms
-            yield PlacedSegment(segment, base, self._number, at_ms)
-            base += segment.rows
-
-    def _stored_ms(self, held: _Partition, segment: Segment) -> tuple[int, int]:
+    def _stored_ms(self, held: PartitionState, segment: Segment) -> tuple[int, int]:
         """From when to when the rows of a segment born live were stored: by its owner's clock, but
         not before the rows that it follows, nor after this commit (hazard 35)."""
         before_ms = max((one.last_ms for one in held.intervals.last()), default=0)
@@ -377,7 +342,7 @@ class _Folding:
 
     def _replacing(self, action: Replace) -> list[PlacedSegment]:
         """The new segments in their places, with the commit times that their rows have."""
-        placed = self._placed(action.start, action.segments)
+        placed = list(self._placed(action.start, action.segments))
         if not action.committed:
             return placed
         fits = [sum(rows for rows, _ in times) for times in action.committed]
@@ -390,12 +355,15 @@ class _Folding:
             for one, times in zip(placed, action.committed, strict=True)
         ]
 
-    def _placed(self, base: int, segments: Iterable[Segment]) -> list[PlacedSegment]:
-        placed = []
+    def _placed(
+        self, base: int, segments: Sequence[Segment], after: PartitionState | None = None
+    ) -> Iterator[PlacedSegment]:
+        """From that offset on; what was born live `after` these rows has its own time."""
         for segment in segments:
-            placed.append(PlacedSegment(segment, base, self._number, self._now_ms))
+            own = after if segment.counted else None
+            at_ms = self._now_ms if own is None else self._stored_ms(own, segment)[1]
+            yield PlacedSegment(segment, base, self._number, at_ms)
             base += segment.rows
-        return placed
 
     def _trim(self, partition: int, offset: int) -> None:
         held = self._at(partition)
@@ -405,7 +373,7 @@ class _Folding:
             held.start_offset = offset
             held.intervals = held.intervals.since(offset)
 
-    def _take_away(self, held: _Partition, lo: int, hi: int) -> None:
+    def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
         """Note which ledgers lose the rows: the action's author names what it saw, but where a
         checkpoint has put rows since only who folds from it sees."""
         for one in held.intervals.between(lo, hi):
@@ -413,17 +381,17 @@ class _Folding:
                 part = one.source.between(held.number, max(lo, one.lo), min(hi, one.hi))
                 self._losing |= dict.fromkeys(part.ledger_ids())
 
-    def _rearrange(self, held: _Partition, interval: Interval) -> None:
+    def _rearrange(self, held: PartitionState, interval: Interval) -> None:
         held.intervals = held.intervals.with_instead(interval)
         held.rearranged = self._number
 
-    def _at(self, partition: int) -> _Partition:
+    def _at(self, partition: int) -> PartitionState:
         """The partition, to be changed."""
         held = self._changing.get(partition)
         if held is None:
             there = len(self._partitions)
             self._check(0 <= partition < there, f"names partition {partition} of {there}")
-            held = self._changing[partition] = _Partition.of(self._partitions[partition])
+            held = self._changing[partition] = replace(self._partitions[partition])
         return held
 
     def _check(self, holds: bool, what: str) -> None:

@@ -212,7 +212,10 @@ class Topics:
                 above = await read(self.store, _namespace_of(topic))
                 kept, own = changed_own(record.policies, record.own, _decoded(above), changes)
                 wanted = replace(record, policies=kept, own=own)
-                if wanted == record or await self._set_record(info.id, wanted, node.version):
+                with suppress(BadVersion, OutcomeUnknown):  # if the response is lost, look
+                    if wanted != record:
+                        value = records.encode_topic(wanted)
+                        await self.store.set(paths.topic(info.id), value, node.version)
                     return replace(info, policies=_effective(wanted, above))
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(topic.path)
@@ -263,14 +266,6 @@ class Topics:
                 for tenant in await names_in(self.store, paths.TOPICS)
                 for name in await names_in(self.store, f"{paths.TOPICS}/{tenant}")
             ]
-
-    async def _set_record(self, topic_id: str, record: TopicRecord, version: int) -> bool:
-        """Whether it is set; if the response is lost, look."""
-        try:
-            await self.store.set(paths.topic(topic_id), records.encode_topic(record), version)
-            return True
-        except (BadVersion, OutcomeUnknown):
-            return False
 
     async def _create(self, topic: TopicName, record: TopicRecord) -> TopicInfo | None:
         """The new topic, or None when another has the name."""

@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import BYTES, LISTS, TEXT, is_any
 from spark_ledger.topic.log.records import dump, load
 
 VERSION_MAX = 1000  # versions of one topic; an entry's header has 16 bits for the number
@@ -179,9 +180,9 @@ def _canonical_type(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
         return kind
     if pa.types.is_dictionary(kind):
         return _canonical_type(kind.value_type, path, depth)
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if is_any(kind, TEXT):
         return pa.string()
-    if _is_bytes(kind):
+    if is_any(kind, BYTES):
         return pa.binary()
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return pa.timestamp("us", tz="UTC")
@@ -198,27 +199,13 @@ def _canonical_nested(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
         item = _canonical_type(kind.item_type, f"{path}.value", depth)
         value = pa.field("value", item, nullable=kind.item_field.nullable)
         return pa.map_(pa.field("key", key, nullable=False), value)
-    if _is_list(kind):
+    if is_any(kind, LISTS):
         element = _canonical_type(kind.value_type, f"{path}.element", depth)
         return pa.list_(pa.field("element", element, nullable=kind.value_field.nullable))
     raise errors.SchemaTypeMismatch(
         f"column {path!r} is of type {kind}, which no column of a topic may have",
         "Cast it, or leave it out.",
     )
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_large_binary,
-        pa.types.is_binary_view,
-        pa.types.is_fixed_size_binary,
-    )
-    return any(test(kind) for test in tests)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
 
 
 # -- JSON ----------------------------------------------------------------------------------------

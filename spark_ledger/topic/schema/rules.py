@@ -90,10 +90,9 @@ def decide_registration(
     topic: str, wanted: pa.Schema, head: SchemaHead, versions: Sequence[SchemaVersion]
 ) -> SchemaVersion:
     """As `decide` for a schema that a user registers: NOT NULL is part of it."""
-    mark = fingerprint(wanted)
-    for version in reversed(versions):
-        if version.fingerprint == mark:
-            return version
+    known = _exactly(wanted, versions)
+    if known is not None:
+        return known
     wanted = respelled(wanted, [version.schema for version in versions])
     misfit = first_misfit(wanted, versions, head.compatibility)
     if misfit is not None:
@@ -107,15 +106,17 @@ def decide_registration(
 
 def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
     """The newest version that is `written`, else the newest that is it but for NOT NULL."""
-    mark = fingerprint(written)
-    for version in reversed(versions):
-        if version.fingerprint == mark:
-            return version
+    known = _exactly(written, versions)
+    if known is not None:
+        return known
     loose = fingerprint(nullable(written))
-    for version in reversed(versions):
-        if fingerprint(nullable(version.schema)) == loose:
-            return version
-    return None
+    like = (one for one in reversed(versions) if fingerprint(nullable(one.schema)) == loose)
+    return next(like, None)
+
+
+def _exactly(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
+    mark = fingerprint(schema)
+    return next((one for one in reversed(versions) if one.fingerprint == mark), None)
 
 
 def first_misfit(

@@ -93,10 +93,9 @@ def batches(draw, odd=False, batched=True):
 
 
 def one_by_one(found, columns):
-    rows = pulsar_columns._Rows(set(pulsar_columns.ALL if columns is None else columns))
-    for batch in found:
-        rows.add(batch, bytes(pulsar_batch.payload_of(batch)))
-    return rows.record_batch()
+    payloads = [pulsar_batch.payload_of(batch) for batch in found]
+    wanted = set(pulsar_columns.ALL if columns is None else columns)
+    return pulsar_columns._one_by_one(found, payloads, wanted)
 
 
 def together(found, columns=None):
