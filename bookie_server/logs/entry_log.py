@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from bookie_server.api.entry import BadEntry, Buffer, check_entry
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, File, NoSuchFile
 from bookie_server.logs.index import Location
-from bookie_server.storage_config import StorageConfig
 
 FOLDER, SUFFIX = "entrylog", ".log"
 MAP, MAP_TEMPORARY = ".map", ".map.tmp"

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
-from bookie_server.disk.interface import DiskFailed, DiskFull, DiskHung
-from bookie_server.disk.threads import DiskThreads, IoDeadline
+from bookie_server.disk.interface import DiskFailed, DiskFull, DiskHung, IoDeadline
+from bookie_server.disk.os_disk import DiskThreads
 from bookie_server.lanes import in_recovery
 from bookie_server.logs.index import (
     ENTRY_PREFIX,

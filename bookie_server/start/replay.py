@@ -18,6 +18,7 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, RecordKind
@@ -32,10 +33,8 @@ from bookie_server.start.replayed import (
     replay_direct_logs,
 )
 from bookie_server.storage.appends import Journals
-from bookie_server.storage.directories import Directories
-from bookie_server.storage.flush import Space
+from bookie_server.storage.directories import Directories, Space
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 
 _FIRST = Position(1, 0)
 _log = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from bookie_server.journal.format import Position, Record, RecordKind
 from bookie_server.journal.writer import Journal, JournalFailed, retrieve
 from bookie_server.lanes import Lane
 from bookie_server.logs.index import LedgerStates, Location
-from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.flush import Stores
+from bookie_server.storage.directories import DirectoryStore, Stores
 from bookie_server.storage.write_cache import CacheHalf, DirectLocation, WriteCache
 
 _log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer, unpack_header
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
@@ -45,16 +46,14 @@ from bookie_server.logs.index import (
     worse,
 )
 from bookie_server.storage.appends import DirectWrites, Journals
-from bookie_server.storage.directories import Directories, DirectoryStore
+from bookie_server.storage.directories import Directories, DirectoryStore, Space, Stores
 from bookie_server.storage.entry_reader import EntryReader
-from bookie_server.storage.flush import Space, Stores
 from bookie_server.storage.write_cache import (
     ENTRY_OVERHEAD_BYTES,
     CacheHalf,
     DirectLocation,
     WriteCache,
 )
-from bookie_server.storage_config import StorageConfig
 
 
 class _Flush(NamedTuple):

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bookie_server.bookie import Bookie
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig

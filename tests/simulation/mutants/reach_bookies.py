@@ -17,8 +17,7 @@ from bookie_server.logs.entry_log import COMPACTING, FOLDER, EntryLogs, _copy_pa
 from bookie_server.reclaim import collect as garbage_collector
 from bookie_server.reclaim import compact as compactor
 from bookie_server.start import replay
-from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.flush import Stores
+from bookie_server.storage.directories import DirectoryStore, Stores
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.repair.copies import Copies
 from tests.simulation.mutants.mutant import Mutant
