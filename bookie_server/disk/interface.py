@@ -19,6 +19,7 @@ Always true of the deadline after which a call has failed (`IoDeadline`):
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -106,6 +107,29 @@ class Disk(Protocol):
     async def total_bytes(self) -> int:
         """What is used of the file system, by anybody, and what is free to us; not what it keeps
         for others. Raises DiskFailed."""
+
+
+async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
+    """All that the file holds, or its beginning. Raises NoSuchFile, DiskFailed."""
+    file = await disk.open(path)
+    try:
+        return await file.read(0, min(file.end, bytes_max))
+    finally:
+        await file.close()
+
+
+async def replace_file(disk: Disk, path: str, data: bytes, temporary: str) -> None:
+    """Make or replace the file, by way of `temporary` in the same folder: a crash leaves the old
+    one or the new. Durable when it returns. Raises DiskFailed."""
+    with contextlib.suppress(NoSuchFile):
+        await disk.remove(temporary)
+    file = await disk.create(temporary)
+    try:
+        await file.append([data], sync=True)
+    finally:
+        await file.close()
+    await disk.rename(temporary, path)
+    await disk.sync_dir(path.rpartition("/")[0])
 
 
 class IoDeadline:
