@@ -154,7 +154,7 @@ class Bookie:
     def _limbo_reason(self) -> str:
         if self.ledgers.every().limbo == LimboReason.LOST:
             return "acknowledged data may have been lost here; every ledger is in limbo"
-        return self.storage.damage
+        return self.storage.directories.damage
 
     @property
     def retry_after_ms(self) -> int:

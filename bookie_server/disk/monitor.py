@@ -20,7 +20,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bookie_server.api.entry import Buffer
 from bookie_server.config import MIB, StorageConfig
@@ -203,7 +203,8 @@ class DiskMonitor:
     def disk(self, directory_id: str) -> Disk:
         """The directory's disk, of whose new files this hears."""
         disk = self._watches[directory_id].directory.disk
-        return _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
+        watched = _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
+        return cast(Disk, watched)
 
     def _made(self, path: str) -> None:
         if not path.startswith(self._small):
@@ -446,11 +447,9 @@ class _WatchedDisk:
         self._disk = disk
         self._made = made
         self._refused = refused
-        self.open, self.list, self.rename, self.remove = (
-            disk.open, disk.list, disk.rename, disk.remove,
-        )  # fmt: skip
-        self.make_folder, self.sync_dir = disk.make_folder, disk.sync_dir
-        self.free_bytes, self.total_bytes = disk.free_bytes, disk.total_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
         try:
@@ -459,7 +458,7 @@ class _WatchedDisk:
             await self._refused(reserve_bytes)
             file = await self._disk.create(path, reserve_bytes, direct=direct)
         self._made(path)
-        return file if reserve_bytes else _GrowingFile(file, self._make_room)
+        return file if reserve_bytes else cast(File, _GrowingFile(file, self._make_room))
 
     async def _make_room(self, needed_bytes: int) -> int:
         free_bytes = await self._disk.free_bytes()
@@ -478,12 +477,9 @@ class _GrowingFile:
         self._file = file
         self._make_room = make_room
         self._unasked_bytes = 0
-        self.path = file.path
-        self.sync, self.read, self.close = file.sync, file.read, file.close
 
-    @property
-    def end(self) -> int:
-        return self._file.end
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
         size = sum(map(len, buffers))

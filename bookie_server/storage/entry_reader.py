@@ -108,7 +108,8 @@ class EntryReader:
         self._read_cache.drop(ledger_id, entry_id)
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger's entries are not in the index any more."""
+        """The ledger's entries are not in the index any more, or are to be compared as they lie on
+        disk."""
         self._read_cache.drop_ledger(ledger_id)
 
     def lost_directory(self) -> None:
