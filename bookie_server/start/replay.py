@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed
+from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, RecordKind
 from bookie_server.journal.scan import Ending, Replay
@@ -33,7 +34,7 @@ from bookie_server.start.replayed import (
     replay_direct_logs,
 )
 from bookie_server.storage.appends import Journals
-from bookie_server.storage.directories import Directories, Space
+from bookie_server.storage.directories import Directories
 from bookie_server.storage.storage import LedgerStorage
 
 _FIRST = Position(1, 0)
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 async def open_storage(
-    directories: Directories, config: StorageConfig, space: Space | None = None
+    directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
 ) -> LedgerStorage:
     """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.
 

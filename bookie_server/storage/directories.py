@@ -18,15 +18,17 @@ Always true:
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed
+from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal import checkpoint
 from bookie_server.journal.checkpoint import BadCheckpoint, Marks
 from bookie_server.logs.direct_log import DirectLog
@@ -180,15 +182,6 @@ class DirectoryStore:
             await self.index.close()
 
 
-class Space(Protocol):
-    """Watches the directories (disk/monitor.DiskMonitor)."""
-
-    def has_space(self, directory_id: str) -> bool: ...
-    def free_bytes(self, directory_id: str) -> int: ...
-    def poke(self) -> None: ...
-    async def make_room(self, directory_id: str, needed_bytes: int) -> bool: ...
-
-
 class Stores:
     """Made by `open`."""
 
@@ -196,7 +189,7 @@ class Stores:
         self._live = {store.id: store for store in stores}
         self.failures = dict(failures)
         """Directories that are not there, by id: why."""
-        self.space: Space | None = None
+        self.space: DiskMonitor | None = None
         self.on_drop: Callable[[], None] = lambda: None
         """Called in the step in which a directory is dropped."""
         self.damage = ""
@@ -276,12 +269,7 @@ class Stores:
 
     def _counts_of_missing(self, states: Iterable[LedgerState]) -> dict[str, int]:
         """By directory that does not live: how many ledgers may have entries there."""
-        counts: dict[str, int] = {}
-        for state in states:
-            for each in state.directories:
-                if each not in self._live:
-                    counts[each] = counts.get(each, 0) + 1
-        return counts
+        return Counter(i for state in states for i in state.directories if i not in self._live)
 
     def without_missing(self, state: LedgerState) -> LedgerState:
         """The state, as its next revision will say it, without directories that do not live: they
@@ -416,19 +404,17 @@ class Stores:
             await self._has_room(each, half, ())  # it gives its reserve back for what comes here
         full = [home for home, ids in parts.items() if not await self._has_room(home, half, ids)]
         fitting = {home: ids for home, ids in parts.items() if home not in full}
-        stores = self.live
         direct = _direct_locations(half, fitting)
         passed = _NONE if full else puts  # what lies here of the others is not told yet
-        writes = [
-            store.write(
+        await self._on(
+            self.live,
+            lambda store: store.write(
                 half.to_write(fitting.get(store.id, ())),
                 changes,
                 direct.get(store.id, ()),
                 passed.get(store.id, 0),
-            )
-            for store in stores
-        ]
-        self._judge(stores, await _outcomes(writes))
+            ),
+        )
         return [
             i
             for home, ids in parts.items()
@@ -473,29 +459,28 @@ class Stores:
                     replaced.setdefault(each, {})[state.ledger_id] = written
         if replaced:
             stores = [self._live[each] for each in replaced]
-            deletions = [store.delete_entries(replaced[store.id]) for store in stores]
-            self._judge(stores, await _outcomes(deletions))
+            await self._on(stores, lambda store: store.delete_entries(replaced[store.id]))
 
     async def forget_replayed_logs(self) -> None:
         """See DirectoryStore. Raises DiskFailed when none is left."""
-        stores = self.live
-        forgetting = [store.forget_replayed_logs() for store in stores]
-        self._judge(stores, await _outcomes(forgetting))
+        await self._on(self.live, DirectoryStore.forget_replayed_logs)
 
     async def write_checkpoint(self, marks: Marks) -> None:
         """Durable in every living directory. Raises DiskFailed when none is left."""
-        stores = self.live
-        writes = [checkpoint.write(store.disk, marks) for store in stores]
-        self._judge(stores, await _outcomes(writes))
+        await self._on(self.live, lambda store: checkpoint.write(store.disk, marks))
 
     async def close(self) -> None:
         """Raises DiskFailed."""
         for store in self.live:
             await store.close()
 
-    def _judge(
-        self, stores: Sequence[DirectoryStore], outcomes: Iterable[BaseException | None]
+    async def _on(
+        self,
+        stores: Sequence[DirectoryStore],
+        work: Callable[[DirectoryStore], Coroutine[Any, Any, None]],
     ) -> None:
+        """A store on which the work fails is dropped. Raises DiskFailed when none is left."""
+        outcomes = await _outcomes([work(store) for store in stores])
         for store, outcome in zip(stores, outcomes, strict=True):
             if isinstance(outcome, DiskFailed):
                 self.drop(store.id, outcome)

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from bookie_server.api.entry import Buffer, unpack_header
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, DiskFull
+from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.writer import SPACE_PAUSE_S
@@ -46,7 +47,7 @@ from bookie_server.logs.index import (
     worse,
 )
 from bookie_server.storage.appends import DirectWrites, Journals
-from bookie_server.storage.directories import Directories, DirectoryStore, Space, Stores
+from bookie_server.storage.directories import Directories, DirectoryStore, Stores
 from bookie_server.storage.entry_reader import EntryReader
 from bookie_server.storage.write_cache import (
     ENTRY_OVERHEAD_BYTES,
@@ -103,7 +104,7 @@ class LedgerStorage:
 
     @classmethod
     async def open(
-        cls, directories: Directories, config: StorageConfig, space: Space | None = None
+        cls, directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
     ) -> tuple["LedgerStorage", Marks | None]:
         """The stores as they are on disk, and the checkpoint (None: there never was one). What the
         journals hold beyond it is still to be replayed. Raises DiskFailed."""
