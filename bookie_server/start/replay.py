@@ -33,7 +33,6 @@ from bookie_server.start.replayed import (
     doubt_all,
     replay_direct_logs,
 )
-from bookie_server.storage.appends import Journals
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.storage import LedgerStorage
 
@@ -72,8 +71,7 @@ async def open_storage(
     while storage.is_flushing or storage.has_unflushed:  # the loss of a directory leaves more
         await storage.flush()
     await storage.forget_replayed_logs()
-    journals = await _begin(directories, endings, config, storage)
-    await storage.attach(journals, {i: end.damaged for i, end in endings.items()})
+    await _begin(directories, endings, config, storage)
     return storage
 
 
@@ -133,7 +131,7 @@ async def _begin(
     endings: Mapping[str, "_End"],
     config: StorageConfig,
     storage: LedgerStorage,
-) -> Journals:
+) -> None:
     """New segments in all directories that can be written. What the others had is flushed by now.
 
     Raises DiskFailed when none can.
@@ -152,9 +150,7 @@ async def _begin(
             _log.error("journal directory %s is left out: %s", directory.name, error)
     if not journals:
         raise DiskFailed(f"no journal directory can be written: {failures}")
-    found = Journals(journals, storage.record)
-    found.failures.update(failures)
-    return found
+    await storage.attach(journals, failures, {i: end.damaged for i, end in endings.items()})
 
 
 class _End(NamedTuple):

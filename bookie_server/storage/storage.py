@@ -35,7 +35,7 @@ from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
-from bookie_server.journal.writer import SPACE_PAUSE_S
+from bookie_server.journal.writer import SPACE_PAUSE_S, Journal
 from bookie_server.lanes import Lane, Work
 from bookie_server.logs.index import (
     EVERY_LEDGER,
@@ -87,9 +87,9 @@ class LedgerStorage:
         """Called when a ledger was quarantined that was not "lost", or `damage` found."""
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
-        self._journals = Journals({}, self.record)
+        self._journals = Journals(self.record)
         self._direct_writes = DirectWrites(
-            self._states, stores, self._cache, config.large_entry_bytes
+            self._journals, self._states, stores, self._cache, config.large_entry_bytes
         )
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
@@ -121,19 +121,27 @@ class LedgerStorage:
         DiskFailed when no directory is left."""
         await self.directories.forget_replayed_logs()
 
-    async def attach(self, journals: Journals, replayed: Mapping[str, Sequence[int]]) -> None:
+    async def attach(
+        self,
+        opened: Mapping[str, Journal],
+        failures: Mapping[str, str],
+        replayed: Mapping[str, Sequence[int]],
+    ) -> None:
         """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
+        `failures`: directories whose journal could not be opened, and why.
 
         It is durable when this returns, and the old segments are gone; those that `replayed` names
         as damaged, by each directory that was replayed, are kept under another name. From here on
         every flush moves the checkpoint.
         """
         assert not self.has_unflushed, "the checkpoint would pass what no store has"
+        journals = self._journals
+        journals.begin(opened, failures)
         await self.directories.purge(self._states.all())
         there = (*journals.live, *journals.failures)
         needed = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
         self._absent_journals = [each for each in needed if each not in there]
-        self._journals, self._attached = journals, True
+        self._attached = True
         journals.on_failure = self._on_journal_failure
         for i, mark in self._marks.items():
             missed = i not in replayed and (mark.missed or not mark.retired)
@@ -278,7 +286,7 @@ class LedgerStorage:
         With neither it is a barrier: done when all that was appended before is. Fails with
         JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
         """
-        return self._direct_writes.append(self._journals, records, lane, after)
+        return self._direct_writes.append(records, lane, after)
 
     @property
     def journals_ended(self) -> asyncio.Future[None]:
