@@ -34,6 +34,7 @@ from benchmarks.processes import most_memory_mib
 from bookie_server.__main__ import GARBAGE_OBJECTS
 from bookie_server.__main__ import _keep_the_heap_small as keep_the_heap_small
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
+from bookie_server.config import StorageConfig
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.writer import FOLDER, Journal
@@ -43,7 +44,6 @@ from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_st
 from bookie_server.logs.rocks_index import RocksIndex
 from bookie_server.start.replay import open_storage
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.storage_config import StorageConfig
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -26,13 +26,13 @@ from bookie_server.api.entry import (
     unpack_header,
 )
 from bookie_server.api.status import Status
+from bookie_server.config import StorageConfig
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Lane, retry_after_ms
 from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 
 _OK = m.AddResult(Status.OK)
 _ENTRY = RecordKind.ENTRY

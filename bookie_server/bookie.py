@@ -22,6 +22,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
+from bookie_server.config import StorageConfig
 from bookie_server.disk import monitor as disk_monitor
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import DiskMonitor, Role, Watched
@@ -38,7 +39,6 @@ from bookie_server.start.replay import open_storage
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.entry_reader import Range, Undeliverable
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 
 STORED_AT_ONCE = 65536  # entries that one Stored looks up
@@ -154,7 +154,7 @@ class Bookie:
     def _limbo_reason(self) -> str:
         if self.ledgers.every().limbo == LimboReason.LOST:
             return "acknowledged data may have been lost here; every ledger is in limbo"
-        return self.storage.damage
+        return self.storage.directories.damage
 
     @property
     def retry_after_ms(self) -> int:

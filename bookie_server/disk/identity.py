@@ -19,7 +19,7 @@ from uuid import UUID, uuid5
 from crc32c import crc32c
 
 from bookie_server.api.messages import IDENTITY_FILE
-from bookie_server.disk.interface import Disk, NoSuchFile
+from bookie_server.disk.interface import Disk, NoSuchFile, read_file, replace_file
 
 FILE = IDENTITY_FILE
 LOCK_FILE = "bookie.lock"
@@ -128,7 +128,7 @@ def _lacking(strange: Sequence[str], used: Sequence[str]) -> str:
 async def write(disk: Disk, identity: Identity, directory_id: str) -> None:
     """Durable when it returns; a directory that has an identity is left alone."""
     if FILE not in await disk.list():
-        await _write_one(disk, Stamp(identity, directory_id))
+        await replace_file(disk, FILE, encode(Stamp(identity, directory_id)), _NEW_FILE)
 
 
 async def directory_id(disk: Disk, kind: str) -> str:
@@ -145,24 +145,8 @@ async def _is_used(disk: Disk) -> bool:
 
 async def _read_one(directory: Directory) -> Stamp | None:
     try:
-        file = await directory.disk.open(FILE)
+        return decode(await read_file(directory.disk, FILE, _FILE_BYTES_MAX))
     except NoSuchFile:
         return None
-    try:
-        return decode(await file.read(0, _FILE_BYTES_MAX))
     except (BadIdentity, ValueError) as error:
         raise BadIdentity(f"{directory.name}: {error}") from error
-    finally:
-        await file.close()
-
-
-async def _write_one(disk: Disk, stamp: Stamp) -> None:
-    if _NEW_FILE in await disk.list():
-        await disk.remove(_NEW_FILE)
-    file = await disk.create(_NEW_FILE)
-    try:
-        await file.append([encode(stamp)], sync=True)
-    finally:
-        await file.close()
-    await disk.rename(_NEW_FILE, FILE)
-    await disk.sync_dir()

@@ -6,12 +6,27 @@ Always true:
 - a failed append or sync is final for that file (DiskFailed): it is never retried, nothing that
   waited for it is acknowledged;
 - positions and lengths are bytes; a read past the end is short, not an error.
+
+Always true of the deadline after which a call has failed (`IoDeadline`):
+- a call that was asked for longer ago than `limit_s` raises DiskHung; the thread that hangs in it
+  is left behind, and what it still returns is dropped;
+- once a call that alters something has hung, all that follows on that disk or index fails at once:
+  no call waits behind the thread that hangs, and nothing overtakes what it may still do;
+- a read that hangs fails alone: it says nothing of what is written;
+- the time goes by in parts, as the loop sees them: a process that was stopped for a while, or a
+  loop that was busy, makes no disk hang; a call has up to a part more than the limit;
+- what takes the longer, the more there is (all states, all ledger ids) has no limit.
 """
 
+import asyncio
+import contextlib
+import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from bookie_server.api.entry import Buffer
+
+PARTS = 5  # of the time limit
 
 
 class DiskFailed(Exception):
@@ -92,3 +107,78 @@ class Disk(Protocol):
     async def total_bytes(self) -> int:
         """What is used of the file system, by anybody, and what is free to us; not what it keeps
         for others. Raises DiskFailed."""
+
+
+async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
+    """All that the file holds, or its beginning. Raises NoSuchFile, DiskFailed."""
+    file = await disk.open(path)
+    try:
+        return await file.read(0, min(file.end, bytes_max))
+    finally:
+        await file.close()
+
+
+async def replace_file(disk: Disk, path: str, data: bytes, temporary: str) -> None:
+    """Make or replace the file, by way of `temporary` in the same folder: a crash leaves the old
+    one or the new. Durable when it returns. Raises DiskFailed."""
+    with contextlib.suppress(NoSuchFile):
+        await disk.remove(temporary)
+    file = await disk.create(temporary)
+    try:
+        await file.append([data], sync=True)
+    finally:
+        await file.close()
+    await disk.rename(temporary, path)
+    await disk.sync_dir(path.rpartition("/")[0])
+
+
+class IoDeadline:
+    """Of one disk or index, on one event loop; `limit_s` is the longest time a call may take."""
+
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self._limit_s = limit_s
+        self._hung: DiskHung | None = None
+        self._ticks = 0
+        self._ticking = False  # it ticks for all calls together, and not while there are none
+        self._under_way: dict[asyncio.Future[Any], tuple[int, bool]] = {}
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether a call that alters something has hung."""
+        return self._hung is not None
+
+    def check(self) -> None:
+        """Called before each call is begun. Raises DiskHung."""
+        if self._hung is not None:
+            raise DiskHung(f"not used any more: {self._hung}")
+
+    def watch(self, done: asyncio.Future[Any], *, alters: bool) -> None:
+        """A call was begun: `done` fails with DiskHung after PARTS parts and what is left of the
+        part under way, unless it is done before."""
+        if self._limit_s == math.inf:
+            return
+        self._under_way[done] = (self._ticks + PARTS + self._ticking, alters)
+        if not self._ticking:
+            self._tick_later()
+
+    def ended(self, done: asyncio.Future[Any]) -> None:
+        """The call that was watched returned, or no caller waits for it."""
+        self._under_way.pop(done, None)
+
+    def _tick_later(self) -> None:
+        self._ticking = True
+        asyncio.get_running_loop().call_later(self._limit_s / PARTS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        for done, (last_tick, alters) in list(self._under_way.items()):
+            if self._ticks >= last_tick:
+                del self._under_way[done]
+                if not done.done():
+                    hung = DiskHung(f"a call did not return for {self._limit_s:g} s")
+                    done.set_exception(hung)
+                    if alters:
+                        self._hung = hung
+        self._ticking = False
+        if self._under_way:
+            self._tick_later()

@@ -20,12 +20,12 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bookie_server.api.entry import Buffer
+from bookie_server.config import MIB, StorageConfig
 from bookie_server.disk import identity
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
-from bookie_server.storage_config import MIB, StorageConfig
 
 RESERVE = "reserve"  # the file's name
 FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: back soon, stop in time
@@ -203,7 +203,8 @@ class DiskMonitor:
     def disk(self, directory_id: str) -> Disk:
         """The directory's disk, of whose new files this hears."""
         disk = self._watches[directory_id].directory.disk
-        return _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
+        watched = _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
+        return cast(Disk, watched)
 
     def _made(self, path: str) -> None:
         if not path.startswith(self._small):
@@ -231,15 +232,14 @@ class DiskMonitor:
     @property
     def states(self) -> list[DirectoryState]:
         """All directories, in the order they were given; those that are not there last."""
-        given = [self.state(directory_id) for directory_id in self._watches]
+        given = [
+            DirectoryState(
+                each.name, each.role, watch.space, watch.full, self._why_failed(i), each.file_system
+            )
+            for i, watch in self._watches.items()
+            for each in [watch.directory]
+        ]
         return given + self._lost + self._absent
-
-    def state(self, directory_id: str) -> DirectoryState:
-        watch = self._watches[directory_id]
-        each, failure = watch.directory, self._why_failed(directory_id)
-        return DirectoryState(
-            *(each.name, each.role, watch.space, watch.full, failure, each.file_system)
-        )
 
     def _why_failed(self, directory_id: str) -> str:
         """Empty while it lives."""
@@ -295,7 +295,7 @@ class DiskMonitor:
     def _missing_bytes(self) -> int:
         """Reserves to be made again, of all directories: they may share one file system."""
         live = [watch for name, watch in self._watches.items() if not self._why_failed(name)]
-        return sum(watch.missing_bytes for watch in live)
+        return sum(watch.reserve.missing_bytes for watch in live)
 
     def _tell(self) -> None:
         """Call the listeners when something but the free bytes changed."""
@@ -317,26 +317,21 @@ class _Watch:
         self.full = False
         self.failed: DiskFailed | None = None
         self._config = config
-        self._reserve = Reserve(directory.disk, config.disk_reserve_bytes)
+        self.reserve = Reserve(directory.disk, config.disk_reserve_bytes)
         self._needed_bytes = 0  # what the directory refused to reserve
         self._looked = False
         self._has_identity = False
         self._one_at_a_time = asyncio.Lock()
-
-    @property
-    def missing_bytes(self) -> int:
-        """Of its reserve, which is made again when the directory is not full any more."""
-        return self._reserve.missing_bytes
 
     async def look(self, missing_bytes: Callable[[], int]) -> None:
         """`missing_bytes`: reserves of all directories. Raises DiskFailed."""
         async with self._one_at_a_time:
             await self._check_identity()
             if not self._looked:
-                await self._reserve.find()
+                await self.reserve.find()
                 self._looked = True
             self.space = await self._measure()
-            missing = missing_bytes() if self.full else self._reserve.missing_bytes
+            missing = missing_bytes() if self.full else self.reserve.missing_bytes
             await self._become(is_full(self.space, self.full, missing, self._limits))
 
     async def refused(self, needed_bytes: int) -> None:
@@ -346,12 +341,12 @@ class _Watch:
             await self._become(True)
 
     async def _become(self, full: bool) -> None:
-        was_held = self._reserve.held
+        was_held = self.reserve.held
         if not full:
-            full = not await self._reserve.make()
+            full = not await self.reserve.make()
         if full:
-            await self._reserve.release()
-        if was_held != self._reserve.held:
+            await self.reserve.release()
+        if was_held != self.reserve.held:
             self.space = await self._measure()
         if full != self.full:
             self.full = full
@@ -396,16 +391,12 @@ class Reserve:
     def __init__(self, disk: Disk, size_bytes: int) -> None:
         self._disk = disk
         self._size_bytes = size_bytes
-        self._held = not size_bytes
-
-    @property
-    def held(self) -> bool:
-        return self._held
+        self.held = not size_bytes
 
     @property
     def missing_bytes(self) -> int:
         """What making it again would take from the free bytes."""
-        return 0 if self._held else self._size_bytes
+        return 0 if self.held else self._size_bytes
 
     async def find(self) -> None:
         """Take up what an earlier run left; another size is given back. Raises DiskFailed."""
@@ -415,14 +406,13 @@ class Reserve:
             return
         found_bytes = file.end
         await file.close()
-        if found_bytes == self._size_bytes:
-            self._held = True
-        else:
+        self.held = found_bytes == self._size_bytes
+        if not self.held:
             await self._remove()
 
     async def make(self) -> bool:
         """Whether it is held afterwards; False: there is no space. Raises DiskFailed."""
-        if self._held:
+        if self.held:
             return True
         try:
             file = await self._disk.create(RESERVE, self._size_bytes)
@@ -433,21 +423,21 @@ class Reserve:
         finally:
             await file.close()
         await self._disk.sync_dir()
-        self._held = True
+        self.held = True
         return True
 
     async def release(self) -> None:
         """Its bytes are free when this returns. Raises DiskFailed."""
-        if self._held and self._size_bytes:
+        if self.held and self._size_bytes:
             await self._remove()
-            self._held = False
+            self.held = False
 
     async def _remove(self) -> None:
         await self._disk.remove(RESERVE)
         await self._disk.sync_dir()
 
 
-class _WatchedDisk(Disk):
+class _WatchedDisk:
     """`disk`, with `made` called after each new file, with its path, and `refused` awaited before
     the second try, with the bytes that were to be reserved."""
 
@@ -458,6 +448,9 @@ class _WatchedDisk(Disk):
         self._made = made
         self._refused = refused
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
         try:
             file = await self._disk.create(path, reserve_bytes, direct=direct)
@@ -465,7 +458,7 @@ class _WatchedDisk(Disk):
             await self._refused(reserve_bytes)
             file = await self._disk.create(path, reserve_bytes, direct=direct)
         self._made(path)
-        return file if reserve_bytes else _GrowingFile(file, self._make_room)
+        return file if reserve_bytes else cast(File, _GrowingFile(file, self._make_room))
 
     async def _make_room(self, needed_bytes: int) -> int:
         free_bytes = await self._disk.free_bytes()
@@ -475,32 +468,8 @@ class _WatchedDisk(Disk):
                 raise DiskFull(f"there is no space for {needed_bytes} bytes")
         return unasked_bytes(free_bytes, needed_bytes)
 
-    async def open(self, path: str) -> File:
-        return await self._disk.open(path)
 
-    async def list(self, folder: str = "") -> list[str]:
-        return await self._disk.list(folder)
-
-    async def rename(self, old: str, new: str) -> None:
-        await self._disk.rename(old, new)
-
-    async def remove(self, path: str, *, unread: bool = False) -> None:
-        await self._disk.remove(path, unread=unread)
-
-    async def make_folder(self, path: str) -> None:
-        await self._disk.make_folder(path)
-
-    async def sync_dir(self, folder: str = "") -> None:
-        await self._disk.sync_dir(folder)
-
-    async def free_bytes(self) -> int:
-        return await self._disk.free_bytes()
-
-    async def total_bytes(self) -> int:
-        return await self._disk.total_bytes()
-
-
-class _GrowingFile(File):
+class _GrowingFile:
     """`file`, with `make_room` awaited before appends with the bytes that they take; it returns how
     many may be appended before it is awaited again."""
 
@@ -509,13 +478,8 @@ class _GrowingFile(File):
         self._make_room = make_room
         self._unasked_bytes = 0
 
-    @property
-    def path(self) -> str:
-        return self._file.path
-
-    @property
-    def end(self) -> int:
-        return self._file.end
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
         size = sum(map(len, buffers))
@@ -523,12 +487,3 @@ class _GrowingFile(File):
             self._unasked_bytes = await self._make_room(size)
         self._unasked_bytes -= size
         return await self._file.append(buffers, sync=sync)
-
-    async def sync(self) -> None:
-        await self._file.sync()
-
-    async def read(self, position: int, length: int) -> bytes:
-        return await self._file.read(position, length)
-
-    async def close(self) -> None:
-        await self._file.close()

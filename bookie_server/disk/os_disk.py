@@ -7,8 +7,14 @@ really written. A direct file is written with O_DIRECT out of an aligned buffer 
 there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
 ordinary file. Who writes (a flush, a direct log, a compaction) or looks at the space waits for
 nobody else's sync, and for no read. Threads carry the disk's name and their work
-("journal-write_0"); a call that does not return in time fails (threads.IoDeadline), and a
-write or sync that did so has failed for its file too.
+("journal-write_0"); a call that does not return in time fails (IoDeadline), and a write or sync
+that did so has failed for its file too.
+
+Always true of the threads (`DiskThreads`, at a third less than run_in_executor costs): at most
+`count` are made, when they are needed; calls are begun in the order they came; one whose caller has
+given up before it was begun is not made; the outcome is told on the loop of the caller, and dropped
+if that is gone. The threads stay until `shut_down`, which waits for them; without it they hold up
+no exit of the process.
 """
 
 import asyncio
@@ -18,14 +24,22 @@ import math
 import mmap
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
-from bookie_server.disk.threads import DiskThreads, IoDeadline
+from bookie_server.disk.interface import (
+    Disk,
+    DiskFailed,
+    DiskFull,
+    File,
+    IoDeadline,
+    NoSuchFile,
+)
 from bookie_server.lanes import in_recovery
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
@@ -39,6 +53,102 @@ _READERS = 8  # what a disk serves best is asked of it at once: docs/performance
 _RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
 T = TypeVar("T")
 _Appender = Callable[[int, Sequence[Buffer], int, bool], None]
+
+
+class _Call(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    unwanted: Callable[[Any], None] | None
+
+
+class DiskThreads:
+    """`name` begins the threads' names; `deadline` may be shared with others of the same disk."""
+
+    def __init__(self, count: int, name: str, deadline: IoDeadline | None = None) -> None:
+        self._count = count
+        self._name = name
+        self._deadline = deadline or IoDeadline()
+        self._threads: list[threading.Thread] = []
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._free = threading.Semaphore(0)  # threads that wait for a call, and none was given yet
+        self._ended = False
+
+    def run(
+        self,
+        call: Callable[..., T],
+        *arguments: Any,
+        alters: bool = False,
+        limited: bool = True,
+        unwanted: Callable[[T], None] | None = None,
+    ) -> asyncio.Future[T]:
+        """The call's result, or what it raised, or DiskHung. A result for which nobody waits any
+        more is `unwanted`. Without `limited` the deadline does not count.
+
+        Raises DiskHung after a call that `alters` something has hung; RuntimeError after
+        `shut_down`, and when there is no thread and none can be made. Then the call is not made.
+        """
+        if self._ended:
+            raise RuntimeError(f"the threads {self._name} have ended")
+        if limited:
+            self._deadline.check()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        if not self._free.acquire(blocking=False) and len(self._threads) < self._count:
+            self._add_thread()
+        self._calls.put(_Call(loop, done, call, arguments, unwanted))
+        if limited:
+            self._deadline.watch(done, alters=alters)
+        return done
+
+    def _add_thread(self) -> None:
+        """Where the system allows no more of them the calls wait for those there are."""
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
+
+    def shut_down(self) -> None:
+        """End the threads; calls under way, and those that wait, end first."""
+        self._ended = True
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (wanted := self._calls.get()) is not None:
+            loop, done, call, arguments, unwanted = wanted
+            if not done.done():
+                try:
+                    tell: tuple[Any, ...] = (self._tell, done, call(*arguments), unwanted)
+                except BaseException as error:
+                    tell = (self._tell_error, done, error)
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(*tell)
+                del tell
+            del wanted, loop, done, call, arguments, unwanted  # nothing is kept while this waits
+            self._free.release()
+
+    def _tell(
+        self, done: asyncio.Future[T], result: T, unwanted: Callable[[T], None] | None
+    ) -> None:
+        self._deadline.ended(done)
+        if not done.done():
+            done.set_result(result)
+        elif unwanted is not None:
+            unwanted(result)
+
+    def _tell_error(self, done: asyncio.Future[Any], error: BaseException) -> None:
+        self._deadline.ended(done)
+        if not done.done():
+            done.set_exception(error)
 
 
 class OsDisk(Disk):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from bookie_server.disk.interface import Disk, NoSuchFile
+from bookie_server.disk.interface import Disk, NoSuchFile, read_file, replace_file
 from bookie_server.journal.format import Position
 
 MAGIC, VERSION = b"SLCP", 2
@@ -93,24 +93,12 @@ def furthest(one: Marks, other: Marks) -> Marks:
 async def write(disk: Disk, marks: Marks) -> None:
     """Durable when it returns. Raises DiskFailed."""
     await disk.make_folder(FOLDER)
-    if TEMPORARY.split("/")[1] in await disk.list(FOLDER):
-        await disk.remove(TEMPORARY)
-    file = await disk.create(TEMPORARY)
-    try:
-        await file.append([encode(marks)], sync=True)
-    finally:
-        await file.close()
-    await disk.rename(TEMPORARY, PATH)
-    await disk.sync_dir(FOLDER)
+    await replace_file(disk, PATH, encode(marks), TEMPORARY)
 
 
 async def read(disk: Disk, first_journal: str) -> Marks | None:
     """The marks, None when none were ever written. Raises BadCheckpoint, DiskFailed."""
     try:
-        file = await disk.open(PATH)
+        return decode(await read_file(disk, PATH), first_journal)
     except NoSuchFile:
         return None
-    try:
-        return decode(await file.read(0, file.end), first_journal)
-    finally:
-        await file.close()

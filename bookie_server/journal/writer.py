@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File
 from bookie_server.journal.format import (
     BATCH_HEADER_BYTES,
@@ -48,7 +49,6 @@ from bookie_server.journal.format import (
     records_bytes,
 )
 from bookie_server.lanes import Lane, Work
-from bookie_server.storage_config import StorageConfig
 
 FOLDER = "journal"
 SUFFIX, DAMAGED_SUFFIX, MAKING_SUFFIX = ".journal", ".damaged", ".making"

@@ -193,7 +193,7 @@ class Limbo:
         except DiskFailed as error:
             _log.error("ledger %d: whether it is whole cannot be said: %s", record.ledger_id, error)
         state = self._storage.state(record.ledger_id)
-        whole = state is None or self._storage.is_whole(state)
+        whole = state is None or self._storage.directories.is_whole(state)
         return LimboReason.LOST if whole else LimboReason.TORN
 
     async def _lacks(self, record: LedgerRecord) -> bool:
@@ -262,7 +262,7 @@ class Limbo:
         ledger_id = request.ledger_id
         if ledger_id < 0:
             return ClearLimboResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
-        self._storage.dropped(ledger_id)  # what only the read cache has is as good as lost
+        self._storage.reader.deleted(ledger_id)  # what only the read cache has is as good as lost
         every = self._ledgers.every()
         if every.limbo:
             reason = "the node still looks for the ledgers that are in limbo here"

@@ -304,7 +304,7 @@ class LedgerHandles:
         state = self._storage.state(ledger_id)
         if state is None:
             return LimboReason.NONE, 0
-        missing = self._storage.missing(state) << _MISSING_SHIFT
+        missing = self._storage.directories.missing(state) << _MISSING_SHIFT
         return self._reason(state), state.revision | missing & _INT64_MAX
 
     def in_limbo(self) -> dict[int, LimboReason]:
@@ -317,7 +317,8 @@ class LedgerHandles:
 
     def _reason(self, state: LedgerState) -> LimboReason:
         """A directory that is not there took along what it had."""
-        return state.limbo if self._storage.is_whole(state) else LimboReason.LOST
+        whole = self._storage.directories.is_whole(state)
+        return state.limbo if whole else LimboReason.LOST
 
     async def renew(self, ledger_id: int) -> None:
         """How the ledger stands is a new revision, durably: what was told before, in an earlier
@@ -348,7 +349,8 @@ class LedgerHandles:
         that are not there is not missed any more."""
         known = self._storage.state(ledger_id)
         if known is not None:
-            state = self._storage.without_missing(replace(known, limbo=LimboReason.NONE))
+            directories = self._storage.directories
+            state = directories.without_missing(replace(known, limbo=LimboReason.NONE))
             rescued = self._storage.rescue(ledger_id)  # the comparison may have found it in memory
             changed = [*rescued, *self._changed(state, known)]
             if ledger_id == EVERY_LEDGER:

@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
 from bookie_server.disk.monitor import unasked_bytes
 from bookie_server.lanes import Work
 from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
 from bookie_server.logs.index import EntryIndex, Location
-from bookie_server.storage_config import StorageConfig
 
 Told = asyncio.Future[list[Location]]
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import Any, NamedTuple
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from bookie_server.api.entry import BadEntry, Buffer, check_entry
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, File, NoSuchFile
 from bookie_server.logs.index import Location
-from bookie_server.storage_config import StorageConfig
 
 FOLDER, SUFFIX = "entrylog", ".log"
 MAP, MAP_TEMPORARY = ".map", ".map.tmp"
@@ -134,16 +134,12 @@ def decode_footer(log_id: int, tail: Buffer, log_bytes: int) -> dict[int, Ledger
     before the footer is read, so a reader takes a generous tail first, the whole log at worst.
     """
     view = memoryview(tail)
-    magic, version, _, found, position, count, crc = _unpack(
-        _FOOTER, view[max(0, len(view) - FOOTER_BYTES) :], "footer"
-    )
-    if (magic, version, found) != (FOOTER_MAGIC, VERSION, log_id):
-        raise BadEntryLog(f"the footer of log {log_id} says {magic!r} {version} log {found}")
-    items_bytes = count * MAP_ITEM_BYTES
-    if position + items_bytes + FOOTER_BYTES != log_bytes or items_bytes + FOOTER_BYTES > len(view):
-        raise BadEntryLog(f"the ledger map of log {log_id} is not where the footer says")
-    items = view[len(view) - FOOTER_BYTES - items_bytes : len(view) - FOOTER_BYTES]
-    if crc32c(items) != crc:
+    footer = view[max(0, len(view) - FOOTER_BYTES) :]
+    tail_bytes = log_bytes - map_start(log_id, footer, log_bytes)
+    if tail_bytes > len(view):
+        raise BadEntryLog(f"the ledger map of log {log_id} begins before what was read")
+    items = view[len(view) - tail_bytes : len(view) - FOOTER_BYTES]
+    if crc32c(items) != _FOOTER.unpack_from(footer)[-1]:
         raise BadEntryLog(f"the ledger map's CRC of log {log_id} does not match")
     return {ledger: LedgerShare(size, n) for ledger, size, n in _MAP_ITEM.iter_unpack(items)}
 
@@ -214,7 +210,9 @@ class EntryLogs:
         self._sealed.update(dict.fromkeys(self._filled))
         self._filled = []
         locations: list[Location] = []
-        async for log in self._write_chunks(entries, locations):
+        for chunk in self._chunks(entries):
+            log = self._current = self._current or await self.begin()
+            locations += await log.append(chunk)
             if log.file.end >= self._config.entry_log_bytes_max:
                 await self._finish(log)
         if self._current is not None:
@@ -254,28 +252,20 @@ class EntryLogs:
             await self._finish(self._current)
         await self._files.close()
 
-    async def _write_chunks(
-        self, entries: Iterator[tuple[int, int, Buffer]], locations: list[Location]
-    ) -> AsyncIterator["GrowingLog"]:
-        """Hand about flush_chunk_bytes at a time to the disk, so that no chunk holds up others."""
+    def _chunks(
+        self, entries: Iterator[tuple[int, int, Buffer]]
+    ) -> Iterator[list[tuple[int, int, Buffer]]]:
+        """About flush_chunk_bytes at a time for the disk, so that no chunk holds up others."""
         chunk: list[tuple[int, int, Buffer]] = []
         chunk_bytes = 0
         for item in entries:
             chunk.append(item)
             chunk_bytes += len(item[2]) + RECORD_HEADER_BYTES
             if chunk_bytes >= self._config.flush_chunk_bytes or len(chunk) >= _FLUSH_ENTRIES:
-                yield await self._append(chunk, locations)
+                yield chunk
                 chunk, chunk_bytes = [], 0
         if chunk:
-            yield await self._append(chunk, locations)
-
-    async def _append(
-        self, chunk: Sequence[tuple[int, int, Buffer]], locations: list[Location]
-    ) -> "GrowingLog":
-        if self._current is None:
-            self._current = await self.begin()
-        locations += await self._current.append(chunk)
-        return self._current
+            yield chunk
 
     async def _finish(self, log: "GrowingLog") -> None:
         self._current = None
@@ -286,16 +276,16 @@ class EntryLogs:
 
     async def begin(self) -> "GrowingLog":
         """A new log; whoever writes it says when it is sealed."""
-        log_id = self._take_id()
-        return await GrowingLog.make(self._disk, log_id, log_path(log_id))
+        return await self._make(SUFFIX)
 
     def seal(self, log_id: int) -> None:
         """See `sealed`: of a log from `begin`."""
         self._sealed[log_id] = None
 
-    def _take_id(self) -> int:
+    async def _make(self, suffix: str) -> "GrowingLog":
+        log_id = self._next_log_id
         self._next_log_id += 1
-        return self._next_log_id - 1
+        return await GrowingLog.make(self._disk, log_id, _path(log_id, suffix))
 
     # -- reclaim: what compaction, collection and scrub do with whole logs --
 
@@ -320,8 +310,7 @@ class EntryLogs:
 
     async def begin_copy(self) -> "GrowingLog":
         """A log for a compaction's records; gone at the next start if it is not published."""
-        log_id = self._take_id()
-        return await GrowingLog.make(self._disk, log_id, _path(log_id, COMPACTING))
+        return await self._make(COMPACTING)
 
     async def discard_copy(self, copy: "GrowingLog") -> None:
         """Away with a copy that was not published; nothing of it is needed."""

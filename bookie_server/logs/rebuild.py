@@ -18,12 +18,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, NoSuchFile
 from bookie_server.logs.entry_log import FOLDER, MAP, EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
 from bookie_server.logs.index import merged as merge
 from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
-from bookie_server.storage_config import StorageConfig
 
 MARKER = "index-rebuild"
 INDEX, NEW, OLD = "index", "index.new", "index.damaged"

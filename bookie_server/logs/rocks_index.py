@@ -15,14 +15,15 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
-from bookie_server.disk.interface import DiskFailed, DiskFull, DiskHung
-from bookie_server.disk.threads import DiskThreads, IoDeadline
+from bookie_server.disk.interface import DiskFailed, DiskFull, DiskHung, IoDeadline
+from bookie_server.disk.os_disk import DiskThreads
 from bookie_server.lanes import in_recovery
 from bookie_server.logs.index import (
     ENTRY_PREFIX,
@@ -99,7 +100,9 @@ class RocksIndex(EntryIndex):
             ) from error
 
     async def put(self, locations: Sequence[Location]) -> None:
-        await self._run(self._writer, self._put, locations)
+        starts = range(0, len(locations), _PUTS_PER_WRITE)
+        some = (encode_locations(locations[at : at + _PUTS_PER_WRITE]) for at in starts)
+        await self._run(self._writer, self._write, chain.from_iterable(some))
 
     async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
         await self._run(self._writer, self._move, moves)
@@ -124,7 +127,7 @@ class RocksIndex(EntryIndex):
         return await self._run(self._readers, self._ledger_ids, limited=False)
 
     async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
-        await self._run(self._writer, self._delete, [entry_key(ledger_id, e) for e in entry_ids])
+        await self._delete(entry_key(ledger_id, entry_id) for entry_id in entry_ids)
 
     async def delete_ledger(self, ledger_id: int) -> None:
         span = entry_key(ledger_id, 0), entry_key(ledger_id, _ID_MAX)
@@ -135,13 +138,17 @@ class RocksIndex(EntryIndex):
         await self._run(self._writer, self._write, pairs)
 
     async def delete_states(self, ledger_ids: Sequence[int]) -> None:
-        await self._run(self._writer, self._delete, [ledger_key(each) for each in ledger_ids])
+        await self._delete(map(ledger_key, ledger_ids))
+
+    async def _delete(self, keys: Iterable[bytes]) -> None:
+        await self._run(self._writer, self._write, ((key, None) for key in keys))
 
     async def ledgers(self) -> list[LedgerState]:
         return await self._run(self._readers, self._ledgers, limited=False)
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
-        await self._run(self._writer, self._mark_logs, marks)
+        pairs = [(i, None if mark is None else encode_log_mark(mark)) for i, mark in marks.items()]
+        await self._run(self._writer, self._write, ((log_key(i), mark) for i, mark in pairs))
 
     async def marked_logs(self) -> dict[int, int]:
         return await self._run(self._readers, self._marked_logs)
@@ -179,20 +186,18 @@ class RocksIndex(EntryIndex):
 
     # -- what runs in the threads --
 
-    def _write(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        batch = WriteBatch(raw_mode=True)
-        for key, value in pairs:
-            if batch.len() >= _PUTS_PER_WRITE:
-                self._db.write(batch, _unlogged())
-                batch = WriteBatch(raw_mode=True)
-            batch.put(key, value)
-        self._db.write(batch, _unlogged())
-
-    def _put(self, locations: Sequence[Location]) -> None:
-        for start in range(0, len(locations), _PUTS_PER_WRITE):
+    def _write(self, pairs: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """By key its value; None: it goes."""
+        pairs = iter(pairs)
+        while True:
             batch = WriteBatch(raw_mode=True)
-            for key, value in encode_locations(locations[start : start + _PUTS_PER_WRITE]):
-                batch.put(key, value)
+            for key, value in islice(pairs, _PUTS_PER_WRITE):
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            if batch.is_empty():
+                return
             self._db.write(batch, _unlogged())
 
     def _move(self, moves: Sequence[tuple[Location, Location]]) -> None:
@@ -200,25 +205,10 @@ class RocksIndex(EntryIndex):
         keys = [(entry_key(old.ledger_id, old.entry_id), old, new) for old, new in moves]
         self._write((key, encode_location(new)) for key, old, new in keys if self._get(key) == old)
 
-    def _delete(self, keys: Sequence[bytes]) -> None:
-        batch = WriteBatch(raw_mode=True)
-        for key in keys:
-            batch.delete(key)
-        self._db.write(batch, _unlogged())
-
     def _delete_range(self, first: bytes, last: bytes) -> None:
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(first, last)
         batch.delete(last)
-        self._db.write(batch, _unlogged())
-
-    def _mark_logs(self, marks: Mapping[int, int | None]) -> None:
-        batch = WriteBatch(raw_mode=True)
-        for log_id, mark in marks.items():
-            if mark is None:
-                batch.delete(log_key(log_id))
-            else:
-                batch.put(log_key(log_id), encode_log_mark(mark))
         self._db.write(batch, _unlogged())
 
     def _sync(self) -> None:

@@ -19,13 +19,13 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
-from bookie_server.disk.interface import Disk, File, NoSuchFile
+from bookie_server.disk.interface import Disk, File, NoSuchFile, read_file, replace_file
 from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import (
     BLOCK_BYTES,
-    FOLDER,
     FOOTER_BYTES,
     LOG_HEADER_BYTES,
+    MAP,
     MAP_TEMPORARY,
     RECORD_HEADER_BYTES,
     RECORD_MAGIC,
@@ -269,7 +269,8 @@ async def read_map(logs: EntryLogs, disk: Disk, log_id: int) -> LogMap | None:
     finally:
         await file.close()
     with contextlib.suppress(BadEntryLog, NoSuchFile):
-        shares = await _read_map_file(disk, log_id)
+        data = await read_file(disk, map_path(log_id))
+        shares = decode_footer(log_id, data, len(data))
         return LogMap(log_id, file_bytes, file_bytes, shares, has_footer=False)
     return None
 
@@ -312,17 +313,8 @@ def _synced_before(location: Location, write_start: int) -> int:
 
 async def write_map_file(disk: Disk, found: LogMap) -> None:
     """So that the next run need not scan this log. Raises DiskFailed; then there is no map."""
-    path = map_path(found.log_id)
-    temporary = path.removesuffix(".map") + MAP_TEMPORARY
-    with contextlib.suppress(NoSuchFile):
-        await disk.remove(temporary)
-    file = await disk.create(temporary)
-    try:
-        await file.append([encode_footer(found.log_id, 0, found.shares())], sync=True)
-    finally:
-        await file.close()
-    await disk.rename(temporary, path)
-    await disk.sync_dir(FOLDER)
+    path, data = map_path(found.log_id), encode_footer(found.log_id, 0, found.shares())
+    await replace_file(disk, path, data, path.removesuffix(MAP) + MAP_TEMPORARY)
 
 
 async def pointed_to(index: EntryIndex, records: Sequence[Record]) -> list[Record]:
@@ -376,12 +368,3 @@ async def _from_footer(file: File, log_id: int) -> LogMap:
     start = map_start(log_id, footer, file.end)
     tail = await file.read(start, file.end - start)
     return LogMap(log_id, file.end, start, decode_footer(log_id, tail, file.end))
-
-
-async def _read_map_file(disk: Disk, log_id: int) -> dict[int, LedgerShare]:
-    """Raises BadEntryLog, NoSuchFile."""
-    file = await disk.open(map_path(log_id))
-    try:
-        return decode_footer(log_id, await file.read(0, file.end), file.end)
-    finally:
-        await file.close()

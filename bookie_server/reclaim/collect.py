@@ -341,7 +341,7 @@ class GarbageCollector:
                 logs.index_failed = True
                 _log.error("ledgers could not be removed from an index: %s", error)
         for ledger_id in ledger_ids:
-            self._storage.dropped(ledger_id)
+            self._storage.reader.deleted(ledger_id)
         return list(touched)
 
     async def _forget(self, gone: Sequence[int], directories: Sequence[StoreLogs]) -> None:
@@ -350,7 +350,7 @@ class GarbageCollector:
         complete = self._storage.is_complete
         for ledger_id in gone:
             state, flushes = self._storage.state(ledger_id), self._storage.flushes
-            if state is None or not self._storage.is_whole(state):
+            if state is None or not self._storage.directories.is_whole(state):
                 continue
             if ledger_id in self._dropped and not self._is_untouched(ledger_id):
                 del self._dropped[ledger_id]  # it was compared, so the record may name us by now

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Pace
@@ -26,7 +27,6 @@ from bookie_server.reclaim.collect import GarbageCollector, StoreLogs, Tombstone
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import BadEntryLog, runs
@@ -21,7 +22,6 @@ from bookie_server.logs.index import IndexDamaged, Location
 from bookie_server.logs.scan import CHUNK_BYTES, locations_in, read_map, scan
 from bookie_server.reclaim.compact import Quarantine
 from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage_config import StorageConfig
 
 LOCATIONS_PER_S = 200_000  # of the index, when logs that are not there are looked for
 _IDLE_S = 3600.0

@@ -18,7 +18,9 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed
+from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, RecordKind
 from bookie_server.journal.scan import Ending, Replay
@@ -31,18 +33,15 @@ from bookie_server.start.replayed import (
     doubt_all,
     replay_direct_logs,
 )
-from bookie_server.storage.appends import Journals
 from bookie_server.storage.directories import Directories
-from bookie_server.storage.flush import Space
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 
 _FIRST = Position(1, 0)
 _log = logging.getLogger(__name__)
 
 
 async def open_storage(
-    directories: Directories, config: StorageConfig, space: Space | None = None
+    directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
 ) -> LedgerStorage:
     """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.
 
@@ -72,8 +71,7 @@ async def open_storage(
     while storage.is_flushing or storage.has_unflushed:  # the loss of a directory leaves more
         await storage.flush()
     await storage.forget_replayed_logs()
-    journals = await _begin(directories, endings, config, storage)
-    await storage.attach(journals, {i: end.damaged for i, end in endings.items()})
+    await _begin(directories, endings, config, storage)
     return storage
 
 
@@ -133,7 +131,7 @@ async def _begin(
     endings: Mapping[str, "_End"],
     config: StorageConfig,
     storage: LedgerStorage,
-) -> Journals:
+) -> None:
     """New segments in all directories that can be written. What the others had is flushed by now.
 
     Raises DiskFailed when none can.
@@ -152,9 +150,7 @@ async def _begin(
             _log.error("journal directory %s is left out: %s", directory.name, error)
     if not journals:
         raise DiskFailed(f"no journal directory can be written: {failures}")
-    found = Journals(journals, storage.record)
-    found.failures.update(failures)
-    return found
+    await storage.attach(journals, failures, {i: end.damaged for i, end in endings.items()})
 
 
 class _End(NamedTuple):

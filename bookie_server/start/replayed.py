@@ -276,7 +276,7 @@ async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None
     while there are others: what it holds is taken when it is back. Raises DiskFailed."""
     for store in storage.stores:
         reading = _read_logs(store, storage)
-        while storage.lives(store):  # a flush may drop it
+        while storage.directories.lives(store.id):  # a flush may drop it
             try:
                 locations = await anext(reading, None)
             except DiskFailed as error:

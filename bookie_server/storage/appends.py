@@ -24,7 +24,7 @@ ledgers gain nothing by it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,8 +33,7 @@ from bookie_server.journal.format import Position, Record, RecordKind
 from bookie_server.journal.writer import Journal, JournalFailed, retrieve
 from bookie_server.lanes import Lane
 from bookie_server.logs.index import LedgerStates, Location
-from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.flush import Stores
+from bookie_server.storage.directories import DirectoryStore, Stores
 from bookie_server.storage.write_cache import CacheHalf, DirectLocation, WriteCache
 
 _log = logging.getLogger(__name__)
@@ -45,14 +44,12 @@ Appended = asyncio.Future[None]
 class Journals:
     """`present` gives the ledger record of a ledger's present state; None: the node knows none."""
 
-    def __init__(
-        self, journals: Mapping[str, Journal], present: Callable[[int], Record | None]
-    ) -> None:
-        self._live = dict(journals)
+    def __init__(self, present: Callable[[int], Record | None]) -> None:
+        self._live: dict[str, Journal] = {}
         self._present = present
         self.home: dict[int, str] = {}
         """By ledger: the journal that its records go to."""
-        self._ledgers = dict.fromkeys(journals, 0)  # how many of them are at home in each
+        self._ledgers: dict[str, int] = {}  # how many of them are at home in each
         self._unrelieved: dict[int, Appended] = {}  # by ledger of a failed journal
         self._reliefs: list[Appended] = []
         self.failures: dict[str, str] = {}
@@ -61,6 +58,12 @@ class Journals:
         """Called after a failure that left others."""
         self.ended: Appended = asyncio.get_running_loop().create_future()
         """Done when the journals were closed, or with the exception that ended the last one."""
+
+    def begin(self, journals: Mapping[str, Journal], failures: Mapping[str, str]) -> None:
+        """These are the journals from now on; `failures` could not be opened."""
+        self._live.update(journals)
+        self._ledgers.update(dict.fromkeys(journals, 0))
+        self.failures.update(failures)
         for journal_id, journal in self._live.items():
             journal.task.add_done_callback(partial(self._on_end, journal_id))
 
@@ -162,11 +165,7 @@ class Journals:
     async def forget_before(self, marks: Mapping[str, Position]) -> None:
         """Remove the segments that the durable marks no longer need."""
         for journal_id, mark in marks.items():
-            if (journal := self._live.get(journal_id)) is not None:
-                try:
-                    await journal.forget_before(mark)
-                except DiskFailed as error:  # this directory's failure, not the stores'
-                    journal.fail(error)
+            await self._on(journal_id, partial(Journal.forget_before, mark=mark))
 
     def forget(self, ledger_id: int) -> None:
         """Nothing of the ledger waits or is needed; what comes of it later may go elsewhere."""
@@ -175,9 +174,12 @@ class Journals:
 
     async def set_aside(self, journal_id: str, file_id: int) -> None:
         """See Journal.set_aside. One that failed keeps it as it is."""
+        await self._on(journal_id, partial(Journal.set_aside, file_id=file_id))
+
+    async def _on(self, journal_id: str, work: Callable[[Journal], Awaitable[None]]) -> None:
         if (journal := self._live.get(journal_id)) is not None:
             try:
-                await journal.set_aside(file_id)
+                await work(journal)
             except DiskFailed as error:  # this directory's failure, not the stores'
                 journal.fail(error)
 
@@ -228,7 +230,6 @@ class _Large(NamedTuple):
     bytes: int
     store: DirectoryStore
     half: CacheHalf
-    journals: Journals
     told: Appended | None
     done: Appended
 
@@ -237,33 +238,36 @@ class DirectWrites:
     """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
 
     def __init__(
-        self, states: LedgerStates, directories: Stores, cache: WriteCache, bytes_min: int
+        self,
+        journals: Journals,
+        states: LedgerStates,
+        directories: Stores,
+        cache: WriteCache,
+        bytes_min: int,
     ) -> None:
+        self._journals = journals
         self._states = states
         self._directories = directories
         self._cache = cache
         self._bytes_min = bytes_min
         self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
         self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: it is nowhere yet
-        self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
         self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
         self._telling: dict[int, Appended] = {}  # by ledger: that record is not durable yet
         self.pending_bytes = 0
         """Of entries that are neither acknowledged nor counted by a journal."""
 
-    def append(
-        self, journals: Journals, records: Sequence[Record], lane: Lane, after: Sequence[int]
-    ) -> Appended:
+    def append(self, records: Sequence[Record], lane: Lane, after: Sequence[int]) -> Appended:
         """See LedgerStorage.append. The entries are in the write cache since this step."""
         large = self._large(records) if lane is Lane.BULK else {}
         if not large and not self._under_way:
-            return journals.append(records, lane, after)
+            return self._journals.append(records, lane, after)
         waiting = self._before(records, lane, after)
-        begun = [self._begin(journals, *each) for each in large.items()]
+        begun = [self._begin(*each) for each in large.items()]
         direct = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
         rest = [r for r in records if not (r.ledger_id in direct and self._is_large(r))]
         if rest or after or not records:
-            waiting.append(journals.append(rest, lane, after))
+            waiting.append(self._journals.append(rest, lane, after))
         for ledger_id, done in direct.items():
             self._follow(ledger_id, done)
         return gathered([*waiting, *direct.values()])
@@ -271,7 +275,7 @@ class DirectWrites:
     @property
     def wait_s(self) -> float:
         """Seconds until there should be room again in what is under way here."""
-        return max([store.direct_log.wait_s for store in self._stores], default=0.0)
+        return max([each.direct_log.wait_s for each in self._directories.live], default=0.0)
 
     def forget(self, ledger_id: int) -> None:
         """Nothing is known of the ledger any more."""
@@ -304,9 +308,7 @@ class DirectWrites:
                 self._take_over(ledger_id)
         return [self._under_way[i] for i in before]
 
-    def _begin(
-        self, journals: Journals, ledger_id: int, records: Sequence[Record]
-    ) -> Appended | None:
+    def _begin(self, ledger_id: int, records: Sequence[Record]) -> Appended | None:
         """None: they have to go the other way."""
         state = self._states.get(ledger_id)
         store = None if state is None else self._directories.home_with_space(state)
@@ -316,25 +318,16 @@ class DirectWrites:
         for record in records:
             half = self._cache.half_with(ledger_id, record.entry_id)
             halves.setdefault(half, []).append(record)
-        return gathered(
-            [self._put(journals, store, *each) for each in halves.items()], at_once=False
-        )
+        return gathered([self._put(store, *each) for each in halves.items()], at_once=False)
 
-    def _put(
-        self,
-        journals: Journals,
-        store: DirectoryStore,
-        half: CacheHalf,
-        records: Sequence[Record],
-    ) -> Appended:
+    def _put(self, store: DirectoryStore, half: CacheHalf, records: Sequence[Record]) -> Appended:
         loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
         done: Appended = loop.create_future()
         done.add_done_callback(retrieve)
         size = sum([len(record.body) for record in records])
-        told = self._tell(journals, ledger_id, store)
-        large = _Large(ledger_id, records, size, store, half, journals, told, done)
+        told = self._tell(ledger_id, store)
+        large = _Large(ledger_id, records, size, store, half, told, done)
         self.pending_bytes += size
-        self._stores[store] = self._stores.get(store, 0) + 1
         entries = [(ledger_id, record.entry_id, record.body) for record in records]
         written = store.direct_log.put(ledger_id, entries)
         under_way: Appended = loop.create_future()
@@ -343,12 +336,12 @@ class DirectWrites:
         written.add_done_callback(partial(self._written, large, under_way))
         return done
 
-    def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> Appended | None:
+    def _tell(self, ledger_id: int, store: DirectoryStore) -> Appended | None:
         """A journal is to know that the directory has entries of the ledger; None: one does."""
         if self._told.get(ledger_id) == store.id:
             return self._telling.get(ledger_id)
         self._told[ledger_id] = store.id
-        telling = self._telling[ledger_id] = journals.tell(ledger_id)
+        telling = self._telling[ledger_id] = self._journals.tell(ledger_id)
         telling.add_done_callback(partial(self._heard, ledger_id))
         return telling
 
@@ -379,9 +372,6 @@ class DirectWrites:
     ) -> None:
         """They are in the directory; if it could not take them, the journal is to have them."""
         store, ledger_id = large.store, large.ledger_id
-        left = self._stores.pop(store) - 1
-        if left:
-            self._stores[store] = left
         del large.half.direct_writes[under_way]
         locations: list[Location] = []
         if not written.cancelled() and written.exception() is None and self._is_kept(large):
@@ -406,7 +396,7 @@ class DirectWrites:
 
     def _journal(self, large: _Large, lane: Lane) -> None:
         self.pending_bytes -= large.bytes  # the journals count them now
-        journaled = large.journals.append(large.records, lane)
+        journaled = self._journals.append(large.records, lane)
         journaled.add_done_callback(partial(_pass_on, large.done))
 
     def _is_kept(self, large: _Large) -> bool:

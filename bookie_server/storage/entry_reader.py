@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.messages import EntryIds, EntryLocation, neat
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.lanes import in_recovery
 from bookie_server.logs.entry_log import (
@@ -40,7 +41,6 @@ from bookie_server.logs.index import EntryIndex, Location
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.read_cache import Ahead, ReadAhead, ReadCache
 from bookie_server.storage.write_cache import WriteCache
-from bookie_server.storage_config import StorageConfig
 
 RUN_BYTES_MAX = 1 << 20  # one read of the disk: several are under way for one request
 AHEAD_RUNS = 2  # at a time for a ledger
@@ -108,7 +108,8 @@ class EntryReader:
         self._read_cache.drop(ledger_id, entry_id)
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger's entries are not in the index any more."""
+        """The ledger's entries are not in the index any more, or are to be compared as they lie on
+        disk."""
         self._read_cache.drop_ledger(ledger_id)
 
     def lost_directory(self) -> None:

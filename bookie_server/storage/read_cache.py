@@ -20,7 +20,7 @@ ledgers at a time, and for one reader of a ledger at a time. It decides only; en
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import Buffer
@@ -85,7 +85,9 @@ class ReadCache:
             used[block] = None
             entry = found[entry_id] = block.entries[entry_id]
             max_bytes -= len(entry)
-        return self._found(found, used)
+        for block in used:
+            self._use(block)
+        return found
 
     def among(self, ledger_id: int, entry_ids: Iterable[int]) -> dict[int, Buffer]:
         """Those of the entries that are here. A block is used once, as by `leading`."""
@@ -96,9 +98,6 @@ class ReadCache:
             if (block := blocks.get(entry_id)) is not None:
                 used[block] = None
                 found[entry_id] = block.entries[entry_id]
-        return self._found(found, used)
-
-    def _found(self, found: dict[int, Buffer], used: dict[_Block, None]) -> dict[int, Buffer]:
         for block in used:
             self._use(block)
         return found
@@ -160,7 +159,7 @@ class ReadCache:
         """The ledger's entries are gone."""
         for ticket in self._tickets.get(ledger_id, ()):
             ticket.all_dropped = True
-        for block in _once(self._ledgers.pop(ledger_id, _NONE)):
+        for block in dict.fromkeys(self._ledgers.pop(ledger_id, _NONE).values()):
             self._remove(block)
 
     def clear(self) -> None:
@@ -219,11 +218,6 @@ class ReadCache:
 
 def _size(buffer_bytes: int, entries: int) -> int:
     return buffer_bytes + BLOCK_OVERHEAD_BYTES + entries * ENTRY_OVERHEAD_BYTES
-
-
-def _once(blocks: Mapping[int, _Block]) -> Iterator[_Block]:
-    """Each block once, however many of its entries name it."""
-    return iter(dict.fromkeys(blocks.values()))
 
 
 _NONE: dict[int, _Block] = {}

@@ -30,10 +30,12 @@ from functools import reduce
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer, unpack_header
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, DiskFull
+from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal.checkpoint import Mark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
-from bookie_server.journal.writer import SPACE_PAUSE_S
+from bookie_server.journal.writer import SPACE_PAUSE_S, Journal
 from bookie_server.lanes import Lane, Work
 from bookie_server.logs.index import (
     EVERY_LEDGER,
@@ -45,16 +47,14 @@ from bookie_server.logs.index import (
     worse,
 )
 from bookie_server.storage.appends import DirectWrites, Journals
-from bookie_server.storage.directories import Directories, DirectoryStore
+from bookie_server.storage.directories import Directories, DirectoryStore, Stores
 from bookie_server.storage.entry_reader import EntryReader
-from bookie_server.storage.flush import Space, Stores
 from bookie_server.storage.write_cache import (
     ENTRY_OVERHEAD_BYTES,
     CacheHalf,
     DirectLocation,
     WriteCache,
 )
-from bookie_server.storage_config import StorageConfig
 
 
 class _Flush(NamedTuple):
@@ -74,7 +74,8 @@ class LedgerStorage:
     `async` happens in one step of it."""
 
     def __init__(self, stores: Stores, config: StorageConfig) -> None:
-        self._stores = stores
+        self.directories = stores
+        """The ledger directories: which live, and which may hold a ledger's entries."""
         self._config = config
         self._cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
         self._states = LedgerStates()
@@ -86,9 +87,9 @@ class LedgerStorage:
         """Called when a ledger was quarantined that was not "lost", or `damage` found."""
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
-        self._journals = Journals({}, self.record)
+        self._journals = Journals(self.record)
         self._direct_writes = DirectWrites(
-            self._states, stores, self._cache, config.large_entry_bytes
+            self._journals, self._states, stores, self._cache, config.large_entry_bytes
         )
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
@@ -103,103 +104,101 @@ class LedgerStorage:
 
     @classmethod
     async def open(
-        cls, directories: Directories, config: StorageConfig, space: Space | None = None
+        cls, directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
     ) -> tuple["LedgerStorage", Marks | None]:
         """The stores as they are on disk, and the checkpoint (None: there never was one). What the
         journals hold beyond it is still to be replayed. Raises DiskFailed."""
         storage = cls(await Stores.open(directories, config), config)
-        storage._stores.space = space
-        copies, away, marks = await storage._stores.read(directories.journals[0].id)
+        storage.directories.space = space
+        copies, away, marks = await storage.directories.read(directories.journals[0].id)
         storage._states.load(copies, away)
-        await storage._stores.purge(storage._states.all())
+        await storage.directories.purge(storage._states.all())
         storage._marks = dict(marks or {})
         return storage, marks
 
     async def forget_replayed_logs(self) -> None:
         """All that direct logs of earlier runs hold is flushed: they need no marks any more. Raises
         DiskFailed when no directory is left."""
-        await self._stores.forget_replayed_logs()
+        await self.directories.forget_replayed_logs()
 
-    async def attach(self, journals: Journals, replayed: Mapping[str, Sequence[int]]) -> None:
+    async def attach(
+        self,
+        opened: Mapping[str, Journal],
+        failures: Mapping[str, str],
+        replayed: Mapping[str, Sequence[int]],
+    ) -> None:
         """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
+        `failures`: directories whose journal could not be opened, and why.
 
         It is durable when this returns, and the old segments are gone; those that `replayed` names
         as damaged, by each directory that was replayed, are kept under another name. From here on
         every flush moves the checkpoint.
         """
         assert not self.has_unflushed, "the checkpoint would pass what no store has"
-        await self._stores.purge(self._states.all())
+        journals = self._journals
+        journals.begin(opened, failures)
+        await self.directories.purge(self._states.all())
         there = (*journals.live, *journals.failures)
         needed = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
         self._absent_journals = [each for each in needed if each not in there]
-        self._journals, self._attached = journals, True
+        self._attached = True
         journals.on_failure = self._on_journal_failure
         for i, mark in self._marks.items():
             missed = i not in replayed and (mark.missed or not mark.retired)
             self._marks[i] = mark._replace(retired=True, missed=missed)
         self._marks.update({i: Mark(position) for i, position in journals.synced().items()})
-        await self._stores.write_checkpoint(self._marks)
+        await self.directories.write_checkpoint(self._marks)
         for journal_id, file_ids in replayed.items():
             for file_id in file_ids:
                 await journals.set_aside(journal_id, file_id)
         await journals.forget_before(journals.synced())
-        self._stores.tell_missing(self._states.all())
+        self.directories.tell_missing(self._states.all())
 
     # -- directories --
 
     @property
     def stores(self) -> list[DirectoryStore]:
         """The ledger directories that live."""
-        return self._stores.live
+        return self.directories.live
 
     @property
     def failures(self) -> dict[str, str]:
         """Directories of either kind that were lost, by id: why."""
-        return {**self._stores.failures, **self._journals.failures}
+        return {**self.directories.failures, **self._journals.failures}
 
     def failure(self, directory_id: str) -> str:
         """Why the directory was lost; empty while it lives."""
-        stores, journals = self._stores.failures, self._journals.failures
+        stores, journals = self.directories.failures, self._journals.failures
         return journals.get(directory_id) or stores.get(directory_id, "")
 
     def absent(self) -> dict[str, dict[str, str]]:
         """Directories that were known and were not given at the start, by role and id, and what to
         tell of them: a ledger directory until every ledger gave it up, a journal for this run."""
         why = "it was missing at the start; what it held last may be lost"
-        ledgers = self._stores.absent(self._states.all())
+        ledgers = self.directories.absent(self._states.all())
         return {"journal": dict.fromkeys(self._absent_journals, why), "ledger": ledgers}
 
     def drop(self, directory_id: str, error: DiskFailed) -> None:
         """The directory was found to be lost: not used any more."""
-        self._stores.drop(directory_id, error)
+        self.directories.drop(directory_id, error)
         self._journals.fail(directory_id, error)
 
     def _directory_dropped(self) -> None:
         self.reader.lost_directory()
-        may_flush = self._attached and self._flush_begun is None and self._stores.live
+        may_flush = self._attached and self._flush_begun is None and self.directories.live
         if may_flush and self._cache.active.locations:
             self.begin_flush()  # what lay there is in memory alone
         self._wake.set()
 
-    def is_whole(self, state: LedgerState) -> bool:
-        """Whether every directory that may hold entries of the ledger is there."""
-        return self._stores.is_whole(state)
-
-    def missing(self, state: LedgerState) -> int:
-        """Which of the state's directories are not there: bit n for the n-th; 0 if it is whole."""
-        return self._stores.missing(state)
-
-    def without_missing(self, state: LedgerState) -> LedgerState:
-        """The state without directories that are not there: what they had is here again."""
-        return self._stores.without_missing(state)
-
     @property
     def is_complete(self) -> bool:
         """Whether every ledger directory that is known of is there."""
-        return not self._stores.failures and all(map(self.is_whole, self._states.all()))
+        return not self.directories.failures and all(
+            map(self.directories.is_whole, self._states.all())
+        )
 
     def _stores_of(self, ledger_id: int) -> list[DirectoryStore]:
-        return self._stores.of(self._states.get(ledger_id))
+        return self.directories.of(self._states.get(ledger_id))
 
     # -- ledger states --
 
@@ -219,15 +218,15 @@ class LedgerStorage:
 
         Returns it with its revision and directories: that is what a record must say.
         """
-        if state.met and not self._stores.has_home(state) and state.ledger_id != EVERY_LEDGER:
-            state = self._stores.settled(state)
+        if state.met and not self.directories.has_home(state) and state.ledger_id != EVERY_LEDGER:
+            state = self.directories.settled(state)
         return self._states.set(state)
 
     def restore_state(self, state: LedgerState) -> LedgerState:
         """As `set_state`, of something that happened in an earlier run: it is no new revision."""
         known = self._states.get(state.ledger_id)
         if known is not None and known.directories != state.directories:
-            state = self._stores.back_again(state, known)
+            state = self.directories.back_again(state, known)
         return self._states.restore(state)
 
     def limbo(self, ledger_id: int) -> LimboReason:
@@ -237,7 +236,7 @@ class LedgerStorage:
         """
         every, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
         reasons = [each.limbo for each in (every, state) if each is not None]
-        lost = state is not None and not self._stores.is_whole(state)
+        lost = state is not None and not self.directories.is_whole(state)
         return LimboReason.LOST if lost else reduce(worse, reasons, LimboReason.NONE)
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
@@ -249,11 +248,6 @@ class LedgerStorage:
             if self._attached and (record := self.record(ledger_id)) is not None:
                 self.append([record])
             self.on_doubt()
-
-    @property
-    def damage(self) -> str:
-        """Why the index of the only directory is not to be trusted; else empty."""
-        return self._stores.damage
 
     def record(self, ledger_id: int) -> Record | None:
         """The journal's record of what is known of the ledger now."""
@@ -271,17 +265,12 @@ class LedgerStorage:
         self._direct_writes.forget(ledger_id)
         self.reader.deleted(ledger_id)
 
-    def dropped(self, ledger_id: int) -> None:
-        """The ledger's entries were deleted from the indexes, or are to be compared as they lie on
-        disk: the read cache lets go of them."""
-        self.reader.deleted(ledger_id)
-
     # -- journals --
 
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
         """What is in memory alone of the ledger's entries, for the directory where they were
         written is lost, goes to the journal: done when it is durable there."""
-        lost = self._cache.with_lost_locations(ledger_id, self._stores.lives)
+        lost = self._cache.with_lost_locations(ledger_id, self.directories.lives)
         return [
             self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
             for entry_id, entry in lost.items()
@@ -297,11 +286,7 @@ class LedgerStorage:
         With neither it is a barrier: done when all that was appended before is. Fails with
         JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
         """
-        return self._direct_writes.append(self._journals, records, lane, after)
-
-    def lives(self, store: DirectoryStore) -> bool:
-        """Whether the directory was not lost."""
-        return self._stores.lives(store.id)
+        return self._direct_writes.append(records, lane, after)
 
     @property
     def journals_ended(self) -> asyncio.Future[None]:
@@ -321,11 +306,12 @@ class LedgerStorage:
     @property
     def wait_s(self) -> float:
         """Seconds until there should be room again: in journals, write cache and directories."""
-        return max(self._journals.wait_s, self._direct_writes.wait_s, self.flush_left_s)
+        flush_s = self._flushing.left_s(asyncio.get_running_loop().time())
+        return max(self._journals.wait_s, self._direct_writes.wait_s, flush_s)
 
     def _on_journal_failure(self) -> None:
         """What the journal had goes to its final place as soon as can be."""
-        if self._flush_begun is None and self._stores.live:
+        if self._flush_begun is None and self.directories.live:
             self.begin_flush()
 
     # -- entries --
@@ -378,11 +364,6 @@ class LedgerStorage:
     # -- flush --
 
     @property
-    def flush_left_s(self) -> float:
-        """Seconds until the flush under way should end and make room in the write cache."""
-        return self._flushing.left_s(asyncio.get_running_loop().time())
-
-    @property
     def is_flushing(self) -> bool:
         """Whether a flush was begun and has not ended."""
         return self._flush_begun is not None
@@ -390,7 +371,7 @@ class LedgerStorage:
     @property
     def has_unflushed(self) -> bool:
         return self._lacks_final_place or any(
-            [store.direct_log.has_ended for store in self._stores.live]
+            [store.direct_log.has_ended for store in self.directories.live]
         )
 
     @property
@@ -411,7 +392,7 @@ class LedgerStorage:
         half = self._cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
-        puts = {store.id: store.direct_log.puts for store in self._stores.live}
+        puts = {store.id: store.direct_log.puts for store in self.directories.live}
         self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
         self._wake.set()
 
@@ -426,7 +407,7 @@ class LedgerStorage:
         Raises DiskFailed.
         """
         while not self._stopping:
-            self._stores.check()
+            self.directories.check()
             try:
                 async with asyncio.timeout(self._config.flush_interval_s):
                     await self._wake.wait()
@@ -458,9 +439,9 @@ class LedgerStorage:
         await self._journals.close()
         if self._attached and not self._lacks_final_place:
             retired = {i: mark._replace(retired=True) for i, mark in self._marks.items()}
-            await self._stores.write_checkpoint(retired)
+            await self.directories.write_checkpoint(retired)
         await self.reader.close()
-        await self._stores.close()
+        await self.directories.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
         """Carry out what flushes are begun: what is to be `durable` may wait for one, after a
@@ -475,7 +456,7 @@ class LedgerStorage:
 
     def abandon(self) -> None:
         """End at once, as a crash would."""
-        for store in self._stores.live:
+        for store in self.directories.live:
             store.direct_log.abandon()
         self._journals.abandon()
 
@@ -484,9 +465,9 @@ class LedgerStorage:
         parts: dict[str, list[int]] = {}
         for ledger_id in ledger_ids:
             state = self._states.get(ledger_id)
-            if state is not None and (settled := self._stores.settled(state)) != state:
+            if state is not None and (settled := self.directories.settled(state)) != state:
                 state = self._states.set(settled)
-            parts.setdefault(self._stores.home(state), []).append(ledger_id)
+            parts.setdefault(self.directories.home(state), []).append(ledger_id)
         return parts
 
     async def carry_out(self) -> None:
@@ -514,20 +495,20 @@ class LedgerStorage:
         while flush.half.direct_writes:
             await asyncio.shield(next(iter(flush.half.direct_writes)))
         puts: Mapping[str, int] = flush.puts
-        flush.half.drop_locations(self._stores.lives)  # what lay there goes elsewhere, from memory
-        while homeless := await self._stores.write(flush.half, parts, changes, puts):
-            flush.half.drop_locations(self._stores.lives)
+        flush.half.drop_locations(self.directories.lives)  # these go elsewhere, from memory
+        while homeless := await self.directories.write(flush.half, parts, changes, puts):
+            flush.half.drop_locations(self.directories.lives)
             puts = {}
             parts, changes = self._parts(homeless), self._states.take_changes()
             homes.update(_homes(parts))
-            if not all(map(self._stores.has_space, parts)):
+            if not all(map(self.directories.has_space, parts)):
                 if self._hurried or not self._attached:
                     raise DiskFull("no ledger directory has space for what the journals hold")
                 await asyncio.sleep(SPACE_PAUSE_S)
         states = [state for each in homes if (state := self._states.get(each)) is not None]
         if any(len(state.directories) > 1 for state in states):
             self.reader.moving()
-            await self._stores.delete_replaced(flush.half, homes, states)
+            await self.directories.delete_replaced(flush.half, homes, states)
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
         """Each mark to where its journal was synced when the flush began. A journal that had
@@ -540,7 +521,7 @@ class LedgerStorage:
         for journal_id, mark in self._marks.items():
             assert marks[journal_id] >= mark, "a mark never moves back"
         if marks != self._marks:
-            await self._stores.write_checkpoint(marks)
+            await self.directories.write_checkpoint(marks)
             self._marks = marks
             await self._journals.forget_before(flush.marks)
         self._journals.relieve(flush.reliefs)

@@ -127,7 +127,7 @@ class WriteCache:
 
     def __init__(self, bytes_max: int, reserve_bytes: int) -> None:
         self.active = CacheHalf()
-        self.flushing: CacheHalf | None = None
+        self.flushing = CacheHalf()  # empty while no flush is under way
         self._half_bytes_max = bytes_max // 2
         self._reserve_bytes = reserve_bytes
 
@@ -139,14 +139,13 @@ class WriteCache:
     @property
     def bytes(self) -> int:
         """Of both halves."""
-        return self.active.bytes + (self.flushing.bytes if self.flushing is not None else 0)
+        return self.active.bytes + self.flushing.bytes
 
     @property
     def unflushed_bytes(self) -> int:
         """Of both halves, what entry logs and indexes are still to take: entries without a
         location, and the overhead of each, which an index has need of, too."""
-        halves = [half for half in (self.active, self.flushing) if half is not None]
-        return self.bytes - sum([half.direct_bytes for half in halves])
+        return self.bytes - self.active.direct_bytes - self.flushing.direct_bytes
 
     @property
     def half_used(self) -> bool:
@@ -155,7 +154,7 @@ class WriteCache:
 
     def get(self, ledger_id: int, entry_id: int) -> Buffer | None:
         entry = self.active.ledgers.get(ledger_id, _NONE).get(entry_id)
-        if entry is None and self.flushing is not None:
+        if entry is None:
             entry = self.flushing.ledgers.get(ledger_id, _NONE).get(entry_id)
         return entry
 
@@ -170,8 +169,7 @@ class WriteCache:
         """The cached entries between first and last, both included."""
         found: dict[int, Buffer] = {}
         for half in (self.flushing, self.active):
-            entries = half.ledgers.get(ledger_id) if half is not None else None
-            if not entries:
+            if not (entries := half.ledgers.get(ledger_id)):
                 continue
             if last_entry - first_entry < len(entries):
                 wanted = range(first_entry, last_entry + 1)
@@ -184,7 +182,7 @@ class WriteCache:
         """Which of the entries between first and last have a location already."""
         found: list[int] = []
         for half in (self.flushing, self.active):
-            locations = half.locations.get(ledger_id, _NOWHERE) if half is not None else _NOWHERE
+            locations = half.locations.get(ledger_id, _NOWHERE)
             if last_entry - first_entry < len(locations):
                 found += [e for e in range(first_entry, last_entry + 1) if e in locations]
             else:
@@ -195,43 +193,37 @@ class WriteCache:
         self, ledger_id: int, lives: Callable[[str], bool]
     ) -> dict[int, Buffer]:
         """See CacheHalf; none that was put again."""
-        found: dict[int, Buffer] = {}
-        for half in (self.flushing, self.active):
-            if half is not None:
-                found.update(half.with_lost_locations(ledger_id, lives))
+        found = self.flushing.with_lost_locations(ledger_id, lives)
+        found.update(self.active.with_lost_locations(ledger_id, lives))
         return {e: entry for e, entry in found.items() if self.get(ledger_id, e) is entry}
 
     def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
         """The half that an entry was just put into."""
         for half in (self.active, self.flushing):
-            if half is not None and entry_id in half.ledgers.get(ledger_id, _NONE):
+            if entry_id in half.ledgers.get(ledger_id, _NONE):
                 return half
-        raise AssertionError("the entry was put in this step")
+        raise AssertionError("no flush that was begun after the entry was put can have ended")
 
     def last(self, ledger_id: int) -> int | None:
         """The highest cached entry id of the ledger."""
-        halves = [half for half in (self.active, self.flushing) if half is not None]
-        ids = [max(entries) for half in halves if (entries := half.ledgers.get(ledger_id))]
-        return max(ids, default=None)
+        halves = [half.ledgers.get(ledger_id) for half in (self.active, self.flushing)]
+        return max([max(entries) for entries in halves if entries], default=None)
 
     def swap(self) -> CacheHalf:
         """Begin a flush: the active half becomes the flushing one, which must have been empty."""
-        assert self.flushing is None, "one flush at a time"
+        assert not self.flushing.ledgers, "one flush at a time"
         self.flushing, self.active = self.active, CacheHalf()
         return self.flushing
 
     def drop_flushed(self) -> None:
         """The flushing half is in the index."""
-        assert self.flushing is not None
-        self.flushing = None
+        self.flushing = CacheHalf()
 
     def compact(self, ledger_id: int, entry_id: int) -> Buffer:
         """Replace the view of an entry just put by a copy, so that its frame can go."""
-        for half in (self.active, self.flushing):
-            if half is not None and entry_id in half.ledgers.get(ledger_id, _NONE):
-                copy = half.ledgers[ledger_id][entry_id] = bytes(half.ledgers[ledger_id][entry_id])
-                return copy
-        raise AssertionError("compact is called before a flush can end")
+        entries = self.half_with(ledger_id, entry_id).ledgers[ledger_id]
+        entries[entry_id] = bytes(entries[entry_id])
+        return entries[entry_id]
 
 
 _NONE: dict[int, Buffer] = {}

@@ -1,6 +1,6 @@
 """What simulated bookies and clients may take: little, so that each budget is used up at times."""
 
-from bookie_server.storage_config import StorageConfig
+from bookie_server.config import StorageConfig
 from spark_ledger.config import ClientConfig
 from tests.kit.settings import with_settings
 

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk.interface import DiskFailed, DiskFull, NoSuchFile
-from bookie_server.disk.threads import IoDeadline
+from bookie_server.config import StorageConfig
+from bookie_server.disk.interface import DiskFailed, DiskFull, IoDeadline, NoSuchFile
 from bookie_server.lanes import in_recovery
-from bookie_server.storage_config import StorageConfig
 from tests.simulation.loop import current_process
 
 Keep = Literal["random", "none", "all", "torn"]

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bookie_server.bookie import Bookie
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
@@ -326,7 +326,7 @@ class BookieNode:
         self.running = False
         if self.bookie is not None:
             self._lost = self._lost_now()
-            stores = self.bookie.storage._stores
+            stores = self.bookie.storage.directories
             self._up_to_date = [s.id for s in stores.live] or [*stores.failures][-1:]
         self.bookie = None
         self.world.trace.note(self.address, f"killed, keeps {keep}")
@@ -478,7 +478,7 @@ class BookieNode:
         ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie.storage
         if self.bookie.ledgers.every().limbo == "lost":
             return [ledger_id for ledger_id, _ in ghost.stored]
-        return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
+        return [s.ledger_id for s in storage.states() if not storage.directories.is_whole(s)]
 
     def _said_lost(self) -> list[int]:
         """What the bookie that starts says it lost entries of, and did not say when it ran last: a

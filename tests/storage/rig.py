@@ -12,12 +12,12 @@ from typing import Any
 
 from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.logs.index import LedgerState, Location
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 from tests.kit.handling import reclaim_once
 from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk

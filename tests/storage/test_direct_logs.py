@@ -12,8 +12,7 @@ from bookie_server.logs.scan import Scanned
 from bookie_server.start import replay
 from bookie_server.start.replayed import Coverage, Replayed
 from bookie_server.storage.appends import DirectWrites
-from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.flush import Stores
+from bookie_server.storage.directories import DirectoryStore, Stores
 from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import Keep
 from tests.simulation.loop import run

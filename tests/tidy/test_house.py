@@ -24,7 +24,7 @@ FLOORS = {
         journal logs
         disk
         config
-        lanes storage_config
+        lanes
         api
     """,
     "spark_ledger": """

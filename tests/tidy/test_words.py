@@ -17,7 +17,6 @@ EDGES = (
     "bookie_server/serve/registration.py",
     "bookie_server/start/opening.py",
     "bookie_server/disk/os_disk.py",
-    "bookie_server/disk/threads.py",
     "spark_ledger/bookies/local_reads.py",
     "bookie_server/logs/rocks_index.py",
     "spark_ledger/topic/blocking.py",

@@ -104,7 +104,7 @@ def no_sync_of_the_mark(begin: Any) -> Any:
 
 
 def tells_nobody(tell: Any) -> Any:
-    return lambda self, journals, ledger_id, store: None
+    return lambda self, ledger_id, store: None
 
 
 def reads_no_direct_log(replay_direct_logs: Any) -> Any:

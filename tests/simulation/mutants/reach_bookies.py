@@ -17,9 +17,9 @@ from bookie_server.logs.entry_log import COMPACTING, FOLDER, EntryLogs, _copy_pa
 from bookie_server.reclaim import collect as garbage_collector
 from bookie_server.reclaim import compact as compactor
 from bookie_server.start import replay
-from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.flush import Stores
+from bookie_server.storage.directories import DirectoryStore, Stores
 from bookie_server.storage.storage import LedgerStorage
+from bookie_server.storage.write_cache import CacheHalf
 from spark_ledger.repair.copies import Copies
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.storing import RECLAIMED, SEVERAL
@@ -101,7 +101,7 @@ def dropped_before_it_is_written(carry_out: Any) -> Any:
     async def carried_out(self: Any) -> None:
         cache = self._cache
         if self._flush_begun is not None:
-            cache.flushing = None
+            cache.flushing = CacheHalf()
             cache.drop_flushed = lambda: None
         try:
             await carry_out(self)

@@ -53,7 +53,7 @@ def marked_when_one_is_flushed(write: Any) -> Any:
     """The first directory whose part is durable writes the mark, as if it spoke for all."""
 
     async def written(self: Any, flush: Any) -> None:
-        live = self._stores.live
+        live = self.directories.live
         if flush.marks is not None and len(live) > 1:
             first = live[0]
             entries = flush.half.to_write(flush.parts.get(first.id, ()))

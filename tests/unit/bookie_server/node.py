@@ -10,10 +10,10 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
+from bookie_server.config import StorageConfig
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, verifiers
 from tests.kit.handling import handle_bytes

@@ -7,13 +7,13 @@ from typing import Self
 import pytest
 
 from bookie_server.api.status import Status
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import degraded_reason
 from bookie_server.journal import checkpoint
 from bookie_server.journal.checkpoint import Mark
 from bookie_server.journal.format import Position
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run

@@ -536,7 +536,7 @@ def test_a_flush_that_finds_a_directory_full_moves_no_mark_of_any():
         await node.home("d1", 3)
         assert await node.add(large(1, 1), large(3, 1), small(1, 2)) == [OK] * 3
         marked = {store.id: await store.index.marked_logs() for store in node.storage.stores}
-        write, after = node.storage._stores.write, []
+        write, after = node.storage.directories.write, []
 
         async def noted(*arguments):
             homeless = await write(*arguments)
@@ -544,7 +544,7 @@ def test_a_flush_that_finds_a_directory_full_moves_no_mark_of_any():
             after.append((bool(homeless), now))
             return homeless
 
-        node.storage._stores.write = noted
+        node.storage.directories.write = noted
         node.ledgers["d0"].fill_up(6 * KIB)
         await node.flushed()
         assert [homeless for homeless, _ in after] == [True, False]

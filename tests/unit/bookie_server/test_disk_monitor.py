@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bookie_server.config import StorageConfig
 from bookie_server.disk import identity
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
 from bookie_server.disk.monitor import (
@@ -22,7 +23,6 @@ from bookie_server.disk.monitor import (
     total_space,
 )
 from bookie_server.journal import checkpoint
-from bookie_server.storage_config import StorageConfig
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bookie_server.disk.threads import DiskThreads
+from bookie_server.disk.os_disk import DiskThreads
 
 
 def on_threads(count, test):

@@ -26,6 +26,7 @@ class Node:
     """A node's engine and handles, as far as collection sees them."""
 
     def __init__(self, stores):
+        self.directories = self.reader = self
         self.flushes = 0
         self.stores = stores
         self.known = {}
@@ -52,7 +53,7 @@ class Node:
     def alive(self):
         return [i for i in sorted(self.known) if not self.known[i].deleted]
 
-    def dropped(self, ledger_id):
+    def deleted(self, ledger_id):
         assert ledger_id in self.known
 
     def forget(self, ledger_id):

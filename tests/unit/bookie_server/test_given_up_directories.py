@@ -313,7 +313,7 @@ def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
         assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
         await node.store.session("admin").delete(paths.ledger(1))
         await asyncio.sleep(10)
-        assert node.storage.is_whole(node.storage.state(1))
+        assert node.storage.directories.is_whole(node.storage.state(1))
 
     on_a_node(test)
 

@@ -10,9 +10,8 @@ import pytest
 from rocksdict import Rdict
 
 from bookie_server.api.status import Status
-from bookie_server.disk.interface import DiskFailed, DiskHung
-from bookie_server.disk.os_disk import OsDisk
-from bookie_server.disk.threads import PARTS, DiskThreads, IoDeadline
+from bookie_server.disk.interface import PARTS, DiskFailed, DiskHung, IoDeadline
+from bookie_server.disk.os_disk import DiskThreads, OsDisk
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.logs import rocks_index
 from bookie_server.logs.rocks_index import RocksIndex

@@ -2,10 +2,10 @@
 
 import asyncio
 
+from bookie_server.config import StorageConfig
 from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind
 from bookie_server.journal.scan import Replay
 from bookie_server.journal.writer import FOLDER, Journal, segment_path
-from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 

@@ -21,7 +21,9 @@ async def two_journals(disks: dict[str, SimDisk] | None = None) -> Journals:
         disk = disks[name] = SimDisk(random.Random(1))
         await disk.make_folder("journal")
         opened[name] = await Journal.open(disk, CONFIG, 1, Position(0, 0))
-    return Journals(opened, lambda _: None)
+    journals = Journals(lambda _: None)
+    journals.begin(opened, {})
+    return journals
 
 
 @pytest.mark.parametrize("when", ["before it", "in it"])

@@ -9,11 +9,11 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from bookie_server.logs.index import EVERY_LEDGER
-from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.metadata.store import NoNode

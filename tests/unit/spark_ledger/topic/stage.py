@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bookie_server.storage_config import StorageConfig
+from bookie_server.config import StorageConfig
 from spark_ledger.metadata import paths
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import CommitOutcome, TxnKey
