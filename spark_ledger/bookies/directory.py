@@ -23,7 +23,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -155,54 +155,35 @@ class BookieDirectory:
 
     async def refresh(self) -> None:
         """Re-read all registrations. Raises StoreError."""
+        await self._look(lambda known, moved: known)
+
+    async def _look(self, again: Callable[[list[str], bool], list[str]]) -> None:
+        """Learn the registrations of both folders. Read are those that came, and of the others, by
+        path in the order in which they were read, what `again` picks; it is told if any came or
+        went. Raises StoreError."""
         async with self._refreshing:
-            self._learn(await self._look(lambda known, came: known))
-
-    async def _look_again(self, told: bool) -> None:
-        """`told`: a watch fired. Raises StoreError."""
-
-        def again(known: list[str], came: bool) -> list[str]:
-            if told:
-                return [] if came else known
-            return known[:AGAIN_AT_ONCE]
-
-        async with self._refreshing:
-            self._learn(await self._look(again))
-
-    async def _look(
-        self, again: Callable[[list[str], bool], list[str]]
-    ) -> tuple[Registrations, Registrations]:
-        """The registrations of both folders. Read are those that came, and of the others, by path
-        in the order in which they were read, what `again` picks; it is told if any came or went."""
-        names = {folder: await self._names(folder) for folder in _FOLDERS}
-        there = dict.fromkeys(f"{folder}/{name}" for folder in _FOLDERS for name in names[folder])
-        known = [path for path in self._read_at if path in there]
-        moved = len(known) < max(len(there), len(self._read_at))
-        came = [path for path in there if path not in self._read_at]
-        for path in (*came, *again(known, moved)):
-            bookie = await self._read(path, path.rpartition("/")[2])
-            self._read_at.pop(path, None)
-            self._read_at[path] = bookie
-        self._read_at = {path: one for path, one in self._read_at.items() if path in there}
-        writable, readonly = (
-            {
-                name: bookie
-                for name in names[folder]
-                if (bookie := self._read_at[f"{folder}/{name}"]) is not None
+            paths_in = {
+                folder: [f"{folder}/{name}" for name in await self._names(folder)]
+                for folder in _FOLDERS
             }
-            for folder in _FOLDERS
-        )
-        return writable, readonly
-
-    def _learn(self, found: tuple[Registrations, Registrations]) -> None:
-        writable, readonly = found
-        before = self._writable, self._readonly
-        same = (writable, readonly) == before or _places(writable, readonly) == _places(*before)
-        self._writable, self._readonly = writable, readonly
-        for bookie in (*readonly.values(), *writable.values()):
-            self._heard_of(bookie)
-        if not same:
-            self._tell()
+            there = dict.fromkeys(path for folder in _FOLDERS for path in paths_in[folder])
+            known = [path for path in self._read_at if path in there]
+            moved = len(known) < max(len(there), len(self._read_at))
+            came = [path for path in there if path not in self._read_at]
+            for path in (*came, *again(known, moved)):
+                bookie = await self._read(path, path.rpartition("/")[2])
+                self._read_at.pop(path, None)
+                self._read_at[path] = bookie
+            self._read_at = {path: one for path, one in self._read_at.items() if path in there}
+            before = _places(self._writable, self._readonly)
+            self._writable, self._readonly = (
+                {one.id: one for path in paths_in[folder] if (one := self._read_at[path])}
+                for folder in _FOLDERS
+            )
+            for bookie in (*self._readonly.values(), *self._writable.values()):
+                self._heard_of(bookie)
+            if _places(self._writable, self._readonly) != before:
+                self._tell()
 
     def _heard_of(self, bookie: BookieInfo) -> None:
         self._told[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
@@ -230,7 +211,10 @@ class BookieDirectory:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
                 continue
             try:
-                await self._look_again(told)
+                if told:
+                    await self._look(lambda known, moved: [] if moved else known)
+                else:
+                    await self._look(lambda known, moved: known[:AGAIN_AT_ONCE])
                 pause_s, told = self._refresh_s, False
             except StoreError:
                 pause_s = min(RETRY_S, self._refresh_s)
@@ -284,12 +268,9 @@ def reached_at(record: Mapping[str, Any]) -> str:
     return str(record.get("frames") or address)
 
 
-def _places(*groups: Registrations) -> list[list[tuple[str, ...]]]:
+def _places(*groups: Registrations) -> list[Registrations]:
     """The registrations without what changes all the time."""
-    return [
-        [(one.id, one.address, one.rack, one.reason) for _, one in sorted(group.items())]
-        for group in groups
-    ]
+    return [{name: replace(one, free_bytes=0) for name, one in g.items()} for g in groups]
 
 
 DOUBT_S = 10.0

@@ -63,14 +63,12 @@ class FrameNetwork:
     async def call(
         self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
     ) -> Buffer:
-        """See Network.call."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         wire = await self._connected(address, timeout_s)
         return await wire.call(method, request, deadline - loop.time())
 
     def stream(self, address: str, method: str) -> "FrameStream":
-        """See Network.stream."""
         return FrameStream(lambda: self._connected(address, self._connect_s), method)
 
     def is_here(self, address: str) -> bool:
@@ -82,7 +80,6 @@ class FrameNetwork:
         return _is_own(address)
 
     async def close(self) -> None:
-        """See Network.close."""
         self._closed = True
         for peer in list(self._peers.values()):
             await peer.close()
@@ -205,7 +202,6 @@ class Wire:
         return not self._calls and not self._streams
 
     async def call(self, method: str, request: Sequence[Buffer], timeout_s: float) -> Buffer:
-        """See Network.call."""
         if self.lost:
             raise NotConnected("the connection is lost")
         number = next(self._numbers) % _CALLS
@@ -306,7 +302,6 @@ class FrameStream:
         self._news = asyncio.Event()
 
     async def send(self, message: bytes) -> None:
-        """See Stream.send."""
         if self._wire is None:
             self._wire = await self._connected()
             self._number = self._wire.begin(self)
@@ -315,7 +310,6 @@ class FrameStream:
         self._wire.send(FrameKind.STREAM, self._number, (message,), METHOD_NUMBERS[self._method])
 
     async def receive(self, timeout_s: float) -> Buffer | None:
-        """See Stream.receive."""
         assert self._wire is not None, "the first message is sent before anything is received"
         try:
             async with asyncio.timeout(timeout_s):
@@ -336,7 +330,6 @@ class FrameStream:
         raise CallFailed(str(body or b"", "utf-8", "replace"))
 
     def give_up(self) -> None:
-        """See Stream.give_up."""
         self._over = self._over or "the stream was given up"
         if self._wire is not None:
             self._wire.end(self._number)
