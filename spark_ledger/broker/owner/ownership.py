@@ -331,10 +331,11 @@ def _encoded(owners: Owners) -> bytes:
 
 @lru_cache(maxsize=RECORDS_KEPT)
 def _decoded(value: bytes, version: int) -> Owners:
-    """Each lookup reads the record, which changes seldom and may be of thousands of partitions."""
+    """Each lookup reads the record, which changes seldom and may be of thousands of partitions. One
+    without "brokers" is of a time when a broker had all of a topic; no process of then lives."""
     found = {
         int(number): Owner(broker, int(epoch), str(there["url"]))
-        for broker, there in json.loads(value)["brokers"].items()
+        for broker, there in json.loads(value).get("brokers", {}).items()
         for number, epoch in there["partitions"]
     }
     return Owners(found, version)

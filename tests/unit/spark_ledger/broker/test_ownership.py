@@ -1,5 +1,7 @@
 """Which broker has which partition, on the simulated store."""
 
+import json
+
 import pytest
 
 from spark_ledger.broker.owner.ownership import Deposed, Ownership, brokers_alive
@@ -131,6 +133,25 @@ def test_partitions_of_a_dead_broker_are_taken_and_those_of_others_stay_as_they_
         await a.check("t", min(before.epochs_of("a")), 1)
         with pytest.raises(Deposed, match=f"broker c has partition {number}"):
             await b.check("t", number, 1)
+
+    play(act)
+
+
+def test_a_record_of_before_which_gave_all_partitions_to_one_broker_is_taken_over():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        old = json.dumps({"broker": "gone", "epoch": 7, "url": "pulsar://gone:1"}).encode()
+        await a._store.create(paths.brokers_of_topic("t"), old)
+        assert await b.take_over() == {}  # it says of no partition that it is there
+        taken = await b.choose("t", 3, 5, here=True)
+        assert (taken.broker, taken.url) == ("b", b.url)
+        await b.check("t", 3, taken.epoch)
+        for number in range(5):
+            await a.choose("t", number, 5, here=True)
+        owners = await a.owners("t", fresh=True)
+        assert owners.of(3).broker == "b"
+        assert {owners.of(number).broker for number in range(5)} <= {"a", "b"}
 
     play(act)
 
