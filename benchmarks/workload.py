@@ -14,7 +14,7 @@ from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_ledger.spark.worker.worker_python import worker_python
+from spark_ledger.spark.worker import worker_python
 
 ROOT = Path(__file__).resolve().parent.parent
 HASH_CHARACTERS = 64

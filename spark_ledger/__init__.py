@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_ledger.client.admin import Admin
     from spark_ledger.client.ledger_client import LedgerClient
-    from spark_ledger.spark.merge_job import compact
+    from spark_ledger.errors import cause_of
+    from spark_ledger.spark.jobs import compact
     from spark_ledger.spark.read.lag_listener import LagListener
-    from spark_ledger.spark.session import in_session, register
-    from spark_ledger.spark.sql_functions import sql_setup
-    from spark_ledger.spark.worker.causes import cause_of
-    from spark_ledger.spark.worker.worker_python import worker_python
+    from spark_ledger.spark.session import in_session, register, sql_setup
+    from spark_ledger.spark.worker import worker_python
     from spark_ledger.spark.write.foreach import foreach_writer
 
 __version__ = "0.1.0"
@@ -36,13 +35,13 @@ _HOMES = {
     "Admin": "spark_ledger.client.admin",
     "LagListener": "spark_ledger.spark.read.lag_listener",
     "LedgerClient": "spark_ledger.client.ledger_client",
-    "cause_of": "spark_ledger.spark.worker.causes",
-    "compact": "spark_ledger.spark.merge_job",
+    "cause_of": "spark_ledger.errors",
+    "compact": "spark_ledger.spark.jobs",
     "foreach_writer": "spark_ledger.spark.write.foreach",
     "in_session": "spark_ledger.spark.session",
     "register": "spark_ledger.spark.session",
-    "sql_setup": "spark_ledger.spark.sql_functions",
-    "worker_python": "spark_ledger.spark.worker.worker_python",
+    "sql_setup": "spark_ledger.spark.session",
+    "worker_python": "spark_ledger.spark.worker",
 }
 
 

@@ -5,6 +5,8 @@ with the value. Remedy.` Facts are fields. Errors of kazoo, grpc and the operati
 leave the file that owns them.
 """
 
+import re
+
 
 class LedgerError(Exception):
     """Base of all errors of Spark Ledger. `error_class` is stable and listed in docs/errors.md."""
@@ -418,3 +420,39 @@ class SubscriptionBusy(LedgerError):
         " A query that was killed keeps it for some minutes, unless it is taken from it:"
         " spark-ledger subscription seek TOPIC NAME --to here --force."
     )
+
+
+# -- the error of ours behind one of Spark's ---------------------------------------------------
+
+_OURS = re.compile(r"\[LEDGER(?:_[A-Z]+)*(?:\.[A-Z_]+)?\] [^\n]*")
+_STACKS = ("_stackTrace", "_stacktrace")
+"""Where PySpark's exceptions keep the text of the JVM's, with all its causes; so do Connect's."""
+
+
+def cause_of(error: object) -> str | None:
+    """The first `[LEDGER_...] what is wrong. What to do.` in an exception of Spark's, in its causes
+    or in a text; None if there is none. (Delta's sink wraps what a task failed of: ours is in the
+    cause of Spark's error only, which Python's text of it does not show.)
+
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            print(spark_ledger.cause_of(error) or error)
+    """
+    for text in _told(error):
+        found = _OURS.search(text)
+        if found is not None:
+            return found[0].strip()
+    return None
+
+
+def _told(error: object) -> list[str]:
+    """What it says, and what the errors say that caused it."""
+    seen: list[object] = []
+    said: list[str] = []
+    while error is not None and not any(error is one for one in seen):
+        seen.append(error)
+        kept = (getattr(error, name, None) for name in _STACKS)
+        said += [str(error), *(text for text in kept if isinstance(text, str))]
+        error = getattr(error, "_cause", None) or getattr(error, "__cause__", None)
+    return said

@@ -36,6 +36,7 @@ UrlOption = Annotated[
 ]
 T = TypeVar("T")
 FAILED = 1
+MERGE_BYTES = 128 << 20  # as topic/upkeep/upkeep.py, which takes a while to import
 
 
 class App(typer.Typer):
@@ -103,6 +104,11 @@ def in_json(value: object) -> str:
 
 def print_json(value: object) -> None:
     print(in_json(value))
+
+
+def answer(json: bool, plain: object, text: str) -> None:
+    """What a command did: JSON if it is wanted, else the text."""
+    print(in_json(plain) if json else text)
 
 
 def _as_text(value: object) -> str:

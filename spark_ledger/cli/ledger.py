@@ -245,7 +245,7 @@ def audit(
 def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
     """Raises BadConfig where Spark is not there, or cannot be started."""
     try:
-        from spark_ledger.spark import audit_job
+        from spark_ledger.spark import jobs
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "pyspark":
             raise
@@ -253,7 +253,7 @@ def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
             "--spark needs PySpark, which is not installed",
             "Install it (`pip install pyspark`), or audit without --spark.",
         ) from None
-    return audit_job.audit(audit_job.session(), resolve_service_url(service_url), deep=deep)
+    return jobs.audit(jobs.session(), resolve_service_url(service_url), deep=deep)
 
 
 def _lacking(one: "Checked") -> str:

@@ -1,36 +1,37 @@
-"""The `spark-ledger` command: nouns and the bare verbs, put together."""
+"""The `spark-ledger` command: its nouns, and the bare verbs up, down, status, demo."""
 
+import asyncio
+import os
+from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from spark_ledger import __version__
-from spark_ledger.cli import (
-    autorecovery,
-    bookie,
-    broker,
-    cluster,
-    ledger,
-    namespace,
-    subscription,
-    topic,
-)
-from spark_ledger.cli.common import App
+from spark_ledger.cli import ledger, nodes, subscription, topic
+from spark_ledger.cli.common import MERGE_BYTES, App, JsonOption, print_json, print_table
+from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, in_units, registered
+from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
+from spark_ledger.errors import Unavailable
 
+FolderOption = Annotated[
+    Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
+]
+FOLDER = Path(".spark-ledger")
 app = App(
     help="Spark Ledger: a storage engine for streams.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-cluster.add_to(app)
 app.add_typer(topic.app, name="topic")
-app.add_typer(namespace.app, name="namespace")
+app.add_typer(topic.namespaces, name="namespace")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(bookie.app, name="bookie")
-app.add_typer(broker.app, name="broker")
-app.add_typer(autorecovery.app, name="autorecovery")
+app.add_typer(nodes.bookies, name="bookie")
+app.add_typer(nodes.brokers, name="broker")
+app.add_typer(nodes.autorecovery, name="autorecovery")
 
 
 def _tell(version: bool) -> None:
@@ -47,6 +48,134 @@ def options(
     ] = False,
 ) -> None:
     """What comes before the noun."""
+
+
+@app.command()
+def up(
+    bookies: Annotated[int, typer.Option(help="How many bookies at least.", min=1)] = 3,
+    port: Annotated[int, typer.Option(help="ZooKeeper's port.", min=1, max=65535)] = 2281,
+    data_dir: FolderOption = FOLDER,
+    merge_bytes: Annotated[
+        int,
+        typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
+    ] = MERGE_BYTES,
+    broker_port: Annotated[
+        int, typer.Option(help="Where Pulsar's clients connect.", min=1, max=65535)
+    ] = BROKER_PORT,
+    admin_port: Annotated[
+        int, typer.Option(help="Where they look topics up by HTTP.", min=1, max=65535)
+    ] = ADMIN_PORT,
+    broker: Annotated[
+        bool, typer.Option(help="With a broker for Pulsar's clients, or without.")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Start a cluster on this machine in the background; it takes ledgers when this returns."""
+    from spark_ledger.local import background
+
+    wanted_port = broker_port if broker else None
+    here = background.up(
+        data_dir,
+        bookies,
+        port,
+        merge_bytes=merge_bytes,
+        broker_port=wanted_port,
+        admin_port=admin_port if broker else None,
+    )
+    if json:
+        print_json(
+            {
+                "service_url": here.service_url,
+                "broker_url": here.broker_url or None,
+                "admin_url": here.admin_url or None,
+                "pid": here.pid,
+                "data_dir": here.data_dir,
+            }
+        )
+    else:
+        _say_up(here.service_url, here.data_dir, data_dir, bookies)
+        if here.broker_url:
+            print(f"Pulsar's clients connect to {here.broker_url} or {here.admin_url}")
+
+
+@app.command()
+def down(data_dir: FolderOption = FOLDER) -> None:
+    """End the cluster that `up` started; its data stay."""
+    from spark_ledger.local import background
+
+    background.down(data_dir)
+    print(f"down; the data stay in {data_dir.absolute()}")
+
+
+@app.command()
+def status(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of the cluster that `up` started there.", file_okay=False)
+    ] = None,
+    json: JsonOption = False,
+    service_url: Annotated[
+        str | None,
+        typer.Option(
+            help="zk://host:port/root; else --data-dir, LEDGER_SERVICE_URL, ./.spark-ledger."
+        ),
+    ] = None,
+) -> None:
+    """The bookies and brokers of the cluster: of the one that `up` started, or at the service
+    URL."""
+    from spark_ledger.local import background
+
+    if not service_url and data_dir is None:
+        service_url = os.environ.get(SERVICE_URL_VARIABLE)
+    url = service_url or background.find(data_dir or FOLDER).service_url
+    try:
+        found, brokers = asyncio.run(registered(url)), asyncio.run(alive(url))
+    except Unavailable as error:
+        if service_url:
+            raise
+        remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
+        raise Unavailable(error.what, remedy) from None
+    if json:
+        print_json({"service_url": url, "bookies": found, "brokers": brokers})
+        return
+    print(f"cluster at {url}")
+    columns = ("BOOKIE", "STATE", "FRAMES", "FREE", "REASON")
+    rows = [
+        (
+            b["id"],
+            b["state"],
+            b.get("frames", ""),
+            in_units(b.get("free_bytes")),
+            b.get("reason", ""),
+        )
+        for b in found
+    ]
+    print_table(columns, rows, "no bookies")
+    print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in brokers], "no brokers")
+
+
+@app.command()
+def demo(
+    rows: Annotated[int | None, typer.Option(help="Only so many flights.", min=2000)] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up.")] = False,
+    output: Annotated[
+        Path, typer.Option(help="Where the picture, the table and the logs go.", file_okay=False)
+    ] = Path("demo-output"),
+) -> None:
+    """A year of real flights through a replicated ledger, by Spark, exactly once."""
+    from spark_ledger.demo.main import run
+
+    raise typer.Exit(run(rows=rows, keep=keep, output=output))
+
+
+def _say_up(service_url: str, folder: str, data_dir: Path, bookies: int) -> None:
+    """What a user needs to use and end it; the defaults go without saying."""
+    where = f" --data-dir {quote(str(data_dir))}" if data_dir != FOLDER else ""
+    end = f"spark-ledger down{where}"
+    print(f"up at {service_url}, data in {folder}; end it with: {end}")
+    if service_url != DEFAULT_SERVICE_URL:
+        print(f"tell clients and other verbs where: export LEDGER_SERVICE_URL={service_url}")
+    if bookies < client_config().ensemble_size:
+        print(f"with {bookies} bookie(s) only ledgers of so small an ensemble can be made")
 
 
 if __name__ == "__main__":

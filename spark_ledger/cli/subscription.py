@@ -9,6 +9,7 @@ from spark_ledger.cli.common import (
     App,
     JsonOption,
     UrlOption,
+    answer,
     print_json,
     print_table,
     target_of,
@@ -97,10 +98,11 @@ def delete(
     if not yes:
         typer.confirm(f"Delete subscription {name} of topic {topic}?", abort=True)
     _done(service_url, topic, lambda all_, id_: all_.delete(id_, name, force=force))
-    if json:
-        print_json({"topic": topic, "subscription": name})
-    else:
-        print(f"subscription {name} of topic {topic} deleted")
+    answer(
+        json,
+        {"topic": topic, "subscription": name},
+        f"subscription {name} of topic {topic} deleted",
+    )
 
 
 @app.command()

@@ -1,5 +1,6 @@
-"""`spark-ledger topic create|list|describe|tail`, and what steers topics: `grow|set|trim|truncate|
-terminate|delete|compact|clean`."""
+"""`spark-ledger topic create|list|describe|tail`, what steers topics: `grow|set|trim|truncate|
+terminate|delete|compact|clean`, and `spark-ledger namespace set|show|list`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from spark_ledger.cli.common import (
     App,
     JsonOption,
     UrlOption,
+    answer,
     in_json,
     offsets_of,
     print_facts,
@@ -27,16 +29,20 @@ from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
+    from spark_ledger.topic.log.policies import NamespacePolicies
     from spark_ledger.topic.log.topics import TopicInfo
     from spark_ledger.topic.read.row_blocks import Rows
     from spark_ledger.topic.subscription.seek_target import SeekTarget
     from spark_ledger.topic.upkeep.admin import TopicAdmin, Trimmed
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
+
 LIVE_LOOK_S = 0.5  # how often a tail asks where live segments end
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
+namespaces = App(help="Namespaces: what their topics have.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="name, or persistent://tenant/namespace/name")]
+Namespace = Annotated[str, typer.Argument(help="tenant/name")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="as NAME of other commands")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Force = Annotated[bool, typer.Option("--force", help="Also what a subscription still needs.")]
@@ -55,10 +61,11 @@ def create(
     """Make a topic."""
     policies = changes_of(policy or [])
     info = with_topics(service_url, lambda t: _admin(t).create(name, partitions, policies))
-    if json:
-        print_json(_plain(info))
-    else:
-        print(f"topic {info.name.short} made, {info.partitions} partition(s), id {info.id}")
+    answer(
+        json,
+        _plain(info),
+        f"topic {info.name.short} made, {info.partitions} partition(s), id {info.id}",
+    )
 
 
 @app.command("list")
@@ -111,10 +118,11 @@ def grow(
 ) -> None:
     """Give a topic more partitions. Rows stay; keys may go to other partitions from now on."""
     info = with_topics(service_url, lambda client: _admin(client).grow(name, partitions))
-    if json:
-        print_json({**_plain(info), "partitions": partitions})
-    else:
-        print(f"topic {info.name.short} has {partitions} partitions now")
+    answer(
+        json,
+        {**_plain(info), "partitions": partitions},
+        f"topic {info.name.short} has {partitions} partitions now",
+    )
 
 
 @app.command("set")
@@ -177,10 +185,9 @@ def terminate(
     if not yes:
         typer.confirm(f"End topic {name} for ever?", abort=True)
     info = with_topics(service_url, lambda client: _admin(client).terminate(name))
-    if json:
-        print_json({**_plain(info), "terminated": True})
-    else:
-        print(f"topic {info.name.short} takes no more rows")
+    answer(
+        json, {**_plain(info), "terminated": True}, f"topic {info.name.short} takes no more rows"
+    )
 
 
 @app.command()
@@ -201,10 +208,11 @@ def compact(
     rate = None if max_mib_per_s is None else max_mib_per_s * (1 << 20)
     merging = partial(compact, name=name, limits=limits, bytes_per_s=rate)
     done = with_topics(service_url, merging)
-    if json:
-        print_json({"topic": name, **asdict(done)})
-    else:
-        print(f"{done.segments} segment(s) became {done.merged}, {done.bytes} byte(s) were copied")
+    answer(
+        json,
+        {"topic": name, **asdict(done)},
+        f"{done.segments} segment(s) became {done.merged}, {done.bytes} byte(s) were copied",
+    )
 
 
 @app.command()
@@ -222,10 +230,7 @@ def delete(
     async def work(client: "TopicClient") -> None:
         for name in names:
             info = await _admin(client).delete(name)
-            if json:
-                print_json(_plain(info))
-            else:
-                print(f"topic {info.name.short} deleted, id {info.id}")
+            answer(json, _plain(info), f"topic {info.name.short} deleted, id {info.id}")
 
     with_topics(service_url, work)
 
@@ -342,10 +347,11 @@ def _trim(
     if not yes:
         typer.confirm(f"Let {rows} go?", abort=True)
     trimmed = with_topics(service_url, lambda t: _admin(t).trim(name, target, force=force))
-    if json:
-        print_json({"topic": name, "starts": _starts(trimmed), "rows": trimmed.rows})
-    else:
-        print(f"{trimmed.rows} row(s) of topic {name} were let go")
+    answer(
+        json,
+        {"topic": name, "starts": _starts(trimmed), "rows": trimmed.rows},
+        f"{trimmed.rows} row(s) of topic {name} were let go",
+    )
 
 
 def _starts(trimmed: "Trimmed") -> dict[str, int]:
@@ -428,3 +434,56 @@ def _keys_and_values(
 
 def _plain(info: "TopicInfo") -> dict[str, object]:
     return {"topic": info.name.full, "id": info.id, "partitions": info.partitions}
+
+
+# -- namespaces --------------------------------------------------------------------
+
+
+@namespaces.command("set")
+def change(
+    name: Namespace,
+    policy: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="As `topic set` takes it; and auto_create, auto_create_partitions.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Change what its topics have where it was not set on them; it is made if it is not there.
+    NAME=inherit: it says nothing of that any more."""
+    changes = changes_of(policy or [])
+    _print_namespace(
+        with_topics(service_url, lambda t: t.topics.set_namespace(name, changes)), json
+    )
+
+
+@namespaces.command()
+def show(name: Namespace, json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """What it says of its topics; policies left out are the defaults."""
+    from spark_ledger.topic.log.policies import NamespacePolicies
+
+    found = with_topics(service_url, lambda client: client.topics.namespace(name))
+    _print_namespace(found or NamespacePolicies(), json)
+
+
+@namespaces.command("list")
+def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """Every namespace."""
+    found = with_topics(service_url, lambda client: client.topics.namespaces())
+    if json:
+        print_json(found)
+    else:
+        print_table(("NAMESPACE",), [(name,) for name in found], "no namespaces")
+
+
+def _print_namespace(found: "NamespacePolicies", json: bool) -> None:
+    own = {name: getattr(found, name) for name in ("auto_create", "auto_create_partitions")}
+    facts = {**own, **found.topics}
+    if json:
+        print_json(facts)
+    else:
+        shown = {name: "as the broker says" if facts[name] is None else facts[name] for name in own}
+        print_facts({**facts, **shown})

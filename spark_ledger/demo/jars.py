@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.local.java import find_java
+from spark_ledger.local.embedded_zookeeper import find_java
 
 MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"  # Spark's own variable
 FETCH_TIMEOUT_S = 300

@@ -1,25 +1,192 @@
 """The main job: replay, two readers, faults in between, checks at the end.
 
-One loop takes the events of the Spark processes in turn; everything else follows from them.
+One loop takes the events of the Spark processes in turn; everything else follows from them. Always
+true: every fault happens once, in the order of PLAN, and none before its share of the rows has been
+replayed; the replay is killed only while a batch is under way in its checkpoint. Commit records are
+read from the log, which keeps the last 128 or so: who wants all looks more often than that
+(LOOK_EVERY), for what was seen once is kept.
 """
 
 import queue
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from spark_ledger.demo import compare, flights
-from spark_ledger.demo.audit import LOOK_EVERY, Audit
-from spark_ledger.demo.compare import Check
-from spark_ledger.demo.display import Display
-from spark_ledger.demo.faults import Fault, Faults, batch_under_way
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from spark_ledger.demo import flights
+from spark_ledger.demo.flights import Check
 from spark_ledger.demo.worker import Worker, WorkerFailed
 from spark_ledger.local import LocalBookie, LocalCluster
+from spark_ledger.topic.blocking import BlockingTopics, topics
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segments import INLINE
+
+
+class Fault(Enum):
+    KILL_BOOKIE = "kill a bookie"
+    KILL_REPLAY = "kill the replay in mid-batch"
+    START_BOOKIE = "start the bookie again"
+
+
+PLAN = ((0.25, Fault.KILL_BOOKIE), (0.5, Fault.KILL_REPLAY), (0.7, Fault.START_BOOKIE))
+
+
+class Faults:
+    def __init__(self) -> None:
+        self._left = list(PLAN)
+
+    @property
+    def left(self) -> list[Fault]:
+        return [fault for _share, fault in self._left]
+
+    def due(self, share_replayed: float) -> Fault | None:
+        """The fault whose turn it is, if its share is reached; `done` takes it off."""
+        if self._left and share_replayed >= self._left[0][0]:
+            return self._left[0][1]
+        return None
+
+    def done(self, fault: Fault) -> None:
+        assert self._left and self._left[0][1] is fault, f"{fault} is not the next fault"
+        self._left.pop(0)
+
+
+def batch_under_way(checkpoint: Path) -> int | None:
+    """The batch whose offsets Spark has written and whose end it has not, None when there is none.
+
+    Spark writes offsets/N before it runs batch N, and commits/N after.
+    """
+    planned = _numbers(checkpoint / "offsets")
+    ended = _numbers(checkpoint / "commits")
+    last = max(planned, default=-1)
+    return last if last > max(ended, default=-1) else None
+
+
+def _numbers(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
+LOOK_EVERY = 32
+"""So many commits may come between two looks, safely."""
+
+
+@dataclass(frozen=True)
+class LedgerFact:
+    ledger_id: int
+    ensemble: tuple[str, ...]
+    """The bookies of its last fragment."""
+    fragments: int
+
+
+class Audit:
+    def __init__(self, service_url: str) -> None:
+        self._topics: BlockingTopics = topics(service_url)
+        self._seen: dict[str, dict[int, Commit]] = {}
+
+    def commits(self, topic: str) -> list[Commit]:
+        """The commit records of a topic, in log order: those in the log and those seen before."""
+        seen = self._seen.setdefault(topic, {})
+        seen.update(self._topics.run(self._commits(topic)))
+        return [seen[number] for number in sorted(seen)]
+
+    def versions(self, topic: str, app_id: str) -> list[int]:
+        """The batch ids that a query committed, in log order: no number may come twice."""
+        return [commit.version for commit in self.commits(topic) if commit.app_id == app_id]
+
+    def ledgers(self, topic: str) -> list[LedgerFact]:
+        """The ledgers that hold a topic's committed segments, oldest first; rows that are in the
+        commits themselves are in none."""
+        ids = self._topics.run(self._ledger_ids(topic))
+        return [self._topics.run(self._ledger(ledger_id)) for ledger_id in ids]
+
+    async def _commits(self, topic: str) -> dict[int, Commit]:
+        client = self._topics.client
+        log = client.log((await client.topics.open(topic)).id)
+        await log.fold(fresh=True)
+        return {number: commit async for number, _, commit in log.commits()}
+
+    async def _ledger_ids(self, topic: str) -> list[int]:
+        """In the order of the newest commit that brought rows of each."""
+        client = self._topics.client
+        state = await client.log((await client.topics.open(topic)).id).fold(fresh=True)
+        ranges = {held.number: (held.start_offset, held.end_offset) for held in state.partitions}
+        state, read = await client.readable(state, ranges)
+        newest: dict[int, int] = {}
+        for held in state.partitions:
+            for one in held.stretches(held.start_offset, held.end_offset, read):
+                for placed in one.table:
+                    ledger_id = placed.segment.ledger_id
+                    newest[ledger_id] = max(placed.commit, newest.get(ledger_id, placed.commit))
+        newest.pop(INLINE, None)
+        return sorted(newest, key=lambda ledger_id: (newest[ledger_id], ledger_id))
+
+    async def _ledger(self, ledger_id: int) -> LedgerFact:
+        record = (await self._topics.client.ledgers.record(ledger_id, fresh=True)).record
+        return LedgerFact(ledger_id, record.fragments[-1].ensemble, len(record.fragments))
+
 
 PARTITIONS = 4
 SILENCE_S_MAX = 120  # no event for so long means that a Spark process hangs
 REPLAY, BY_HOUR, LATE = "replay", "delays by hour", "late flights"  # names of the queries
 Event = dict[str, Any]
+
+
+class Display:
+    """Moving bars, lines with the second they were said at, a table of checks."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._started = time.monotonic()
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description:>28}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def say(self, text: str) -> None:
+        self.console.print(
+            f"[dim]{self.elapsed_s:6.1f} s[/]  {text}", highlight=False, soft_wrap=True
+        )
+
+    @contextmanager
+    def bars(self, *names: str, total: int) -> Iterator[None]:
+        self._bars = {name: self._progress.add_task(name, total=total) for name in names}
+        with self._progress:
+            yield
+
+    def move(self, name: str, rows: int) -> None:
+        self._progress.update(self._bars[name], completed=rows)
+
+    def checks(self, checks: list[Check]) -> None:
+        table = Table("check, against the csv itself", "found", "", box=None, pad_edge=False)
+        for check in checks:
+            verdict = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
+            table.add_row(check.what, check.detail, verdict)
+        self.console.print(table, highlight=False)
 
 
 class MainJob:
@@ -46,13 +213,13 @@ class MainJob:
 
     def run(self) -> bool:
         """True if every check passed."""
-        self._start("readers", "spark_ledger.demo.readers", self._reader_settings())
+        self._start("readers")
         self._prepare()
-        self._start_replay()
+        self._start("replay")
         with self._display.bars(REPLAY, BY_HOUR, LATE, total=self._total):
             self._until_done("replay")
             self._display.say("the replay is complete")
-            self._start("check", "spark_ledger.demo.check", self._check_settings())
+            self._start("check")
             self._workers["readers"].tell("finish")
             self._until_done("readers")
         self._display.say("both readers have read to the end; checking against the csv")
@@ -75,39 +242,23 @@ class MainJob:
         self._schema = flights.spark_schema(csv)
         self._display.say(f"{self._total:,} flights of 2013 in {len(files)} files, in time order")
 
-    def _start(self, name: str, module: str, settings: Event) -> None:
+    def _start(self, name: str) -> None:
         scratch = self._scratch / name
         scratch.mkdir(parents=True, exist_ok=True)
-        told = {"service_url": self._cluster.service_url, "scratch": str(scratch), **settings}
-        log = self._output / "logs" / f"{name}.log"
-        self._workers[name] = Worker(name, module, told, log, self._events)
-
-    def _start_replay(self) -> None:
-        self._start(
-            "replay",
-            "spark_ledger.demo.replay",
-            {
-                "files": str(self._scratch / "files"),
-                "schema": self._schema,
-                "partitions": PARTITIONS,
-                "checkpoint": str(self._checkpoint),
-            },
-        )
-
-    def _reader_settings(self) -> Event:
-        return {
-            "checkpoints": str(self._scratch / "checkpoints"),
-            "table": str(self._output / "flights_by_hour"),
+        told = {
+            "name": name,
+            "service_url": self._cluster.service_url,
+            "rows": self._rows,
+            "schema": self._schema,
             "partitions": PARTITIONS,
+            "scratch": str(scratch),
+            "files": str(self._scratch / "files"),
+            "checkpoints": str(self._scratch / "checkpoints"),
+            "output": str(self._output),
+            "table": str(self._output / "flights_by_hour"),
         }
-
-    def _check_settings(self) -> Event:
-        table = self._output / "flights_by_hour"
-        return {"rows": self._rows, "table": str(table), "output": str(self._output)}
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self._scratch / "checkpoints" / "replay"
+        log = self._output / "logs" / f"{name}.log"
+        self._workers[name] = Worker(name, "spark_ledger.demo.session", told, log, self._events)
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -195,7 +346,7 @@ class MainJob:
         """Only if the batch of the tasks is still under way: the replay is held while we look."""
         replay = self._workers["replay"]
         replay.hold()
-        batch = batch_under_way(self._checkpoint)
+        batch = batch_under_way(self._scratch / "checkpoints" / "replay")
         if batch is None:
             return replay.go_on()
         replay.kill()
@@ -207,7 +358,7 @@ class MainJob:
         )
         self._killed_batch = batch
         self._faults.done(Fault.KILL_REPLAY)
-        return self._start_replay()
+        return self._start("replay")
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -224,7 +375,7 @@ class MainJob:
         left = ", ".join(fault.value for fault in self._faults.left)
         return [
             Check("every fault happened", not left, f"not: {left}" if left else "all three"),
-            compare.committed_once(self._killed_batch, versions),
+            flights.committed_once(self._killed_batch, versions),
             Check("replay: commits in sequence", in_sequence, f"{len(versions)} commits"),
             Check("watermark dropped no row", not dropped, f"{dropped} dropped"),
         ]

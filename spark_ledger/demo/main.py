@@ -13,10 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spark_ledger.demo.display import Display
 from spark_ledger.demo.flights import FlightsMissing
 from spark_ledger.demo.jars import JarsMissing, delta_jars
-from spark_ledger.demo.job import MainJob
+from spark_ledger.demo.job import Display, MainJob
 from spark_ledger.demo.worker import WorkerFailed
 from spark_ledger.errors import BadConfig, LedgerError
 from spark_ledger.local import LocalCluster, background

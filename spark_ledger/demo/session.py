@@ -1,10 +1,26 @@
-"""Spark as the demo runs it: small, on loopback only, its workers on this interpreter; and every
-finished micro-batch, reported to the parent process as it ends."""
+"""Spark as the demo runs it: small, on loopback only, its workers on this interpreter; and what its
+three Spark processes do. Every finished micro-batch is reported to the parent process as it ends.
+
+    replay    files of flights, one a trigger, into the topic `flights`. Once told to `watch` it
+              says `tasks` again and again while tasks run, so that it can be killed in mid-batch
+    readers   two queries over that topic. One keeps count and mean arrival delay per hour, origin
+              and carrier in a Delta table; its micro-batches are merged, so a window shows before
+              the watermark closes it and the last ones are there at the end. The other writes the
+              late flights to the topic `late-flights`
+    check     reads both topics and the Delta table and compares them with the csv
+"""
 
 import os
+import queue
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark import StatusTracker
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -14,10 +30,24 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from spark_ledger.demo import jars, worker
-from spark_ledger.spark.worker.worker_python import worker_python
+from spark_ledger.demo import flights, jars, worker
+from spark_ledger.demo.flights import GROUP, LATE_MINUTES, Check
+from spark_ledger.demo.worker import Told
+from spark_ledger.spark.worker import worker_python
 
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+
+Heard = queue.Queue[str]
+Reader = TypeVar("Reader", DataFrameReader, DataStreamReader)
+REPLAY_POLL_S, POLL_S = 0.005, 0.2
+VALUE = "time timestamp, origin string, carrier string, arr_delay bigint"
+TABLE = (
+    "hour_utc string, origin string, carrier string, "
+    "flights bigint, arrived bigint, mean_delay double"
+)
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -80,14 +110,218 @@ def report_all(query: StreamingQuery) -> None:
 class BatchListener(StreamingQueryListener):
     """Spark calls it after each micro-batch; asking a query instead costs more with every batch."""
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
+    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         report(event.progress)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        pass
+    def onQueryIdle(self, event: QueryIdleEvent) -> None: ...
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        pass
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...
+
+
+# -- replay ----------------------------------------------------------------------------------------
+
+
+def replay(spark: SparkSession, told: Told, heard: Heard) -> None:
+    """Until the query has ended; raises what it failed with."""
+    query = (
+        spark.readStream.schema(told["schema"])
+        .option("maxFilesPerTrigger", 1)
+        .csv(told["files"])
+        .select(F.col("carrier").alias("key"), F.to_json(F.struct("*")).alias("value"))
+        .writeStream.queryName("replay")
+        .format("ledger")
+        .option("serviceUrl", told["service_url"])
+        .option("topic", "flights")
+        .option("partitions", told["partitions"])
+        .option("checkpointLocation", f"{told['checkpoints']}/replay")
+        .trigger(availableNow=True)
+        .start()
+    )
+    worker.report("started", query_id=query.id, run_id=query.runId)
+    tracker = spark.sparkContext.statusTracker()
+    while query.isActive:
+        if not heard.empty() and _tasks_run(tracker):
+            worker.report("tasks")
+        time.sleep(REPLAY_POLL_S)
+    query.awaitTermination()
+    report_all(query)
+
+
+def _tasks_run(tracker: StatusTracker) -> bool:
+    stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+    return any(stage.numActiveTasks for stage in stages if stage)
+
+
+# -- readers ---------------------------------------------------------------------------------------
+
+
+def readers(spark: SparkSession, told: Told, heard: Heard) -> None:
+    """Read until told to finish; then read to the end of the topic and stop."""
+    assert heard.get() == "read"
+    queries = [_delays_by_hour(spark, told), _late_flights(spark, told)]
+    while True:
+        for query in queries:
+            failure = query.exception()
+            if failure is not None:
+                raise failure
+        try:
+            assert heard.get(timeout=POLL_S) == "finish"
+            break
+        except queue.Empty:
+            continue
+    for query in queries:
+        query.processAllAvailable()
+    for query in queries:
+        query.stop()
+        report_all(query)
+
+
+def _ledger(reader: Reader, told: Told, topic: str) -> Reader:
+    return (
+        reader.format("ledger").option("serviceUrl", told["service_url"]).option("subscribe", topic)
+    )
+
+
+def _flights(spark: SparkSession, told: Told) -> DataFrame:
+    topic = _ledger(spark.readStream, told, "flights").option("startingOffsets", "earliest").load()
+    value = F.col("value").cast("string")
+    return topic.select("key", value.alias("value"), F.from_json(value, VALUE).alias("flight"))
+
+
+def _delays_by_hour(spark: SparkSession, told: Told) -> StreamingQuery:
+    """Update mode: each micro-batch brings the new totals of the windows it changed."""
+    from delta.tables import DeltaTable
+
+    windows = (
+        _flights(spark, told)
+        .select("flight.*")
+        .withWatermark("time", "1 hour")
+        .groupBy(F.window("time", "1 hour"), "origin", "carrier")
+        .agg(
+            F.count("*").alias("flights"),
+            F.count("arr_delay").alias("arrived"),
+            F.avg("arr_delay").alias("mean_delay"),
+        )
+        .withColumn("hour_utc", F.date_format("window.start", "yyyy-MM-dd'T'HH"))
+        .select(*GROUP, "flights", "arrived", "mean_delay")
+    )
+    table = DeltaTable.createIfNotExists(spark).location(told["table"])
+    for column in TABLE.split(", "):
+        name, kind = column.split()
+        table = table.addColumn(name, kind)
+    merged = table.execute()
+    return (
+        windows.writeStream.queryName("delays by hour")
+        .outputMode("update")
+        .option("checkpointLocation", f"{told['checkpoints']}/by-hour")
+        .trigger(processingTime="2 seconds")
+        .foreachBatch(lambda batch, _number: _merge(merged, batch))
+        .start()
+    )
+
+
+def _merge(table: "DeltaTable", batch: DataFrame) -> None:
+    """Totals replace totals, so a batch that is merged again changes nothing."""
+    batch = batch.persist()
+    first = batch.agg(F.min("hour_utc")).first()
+    if first is not None and first[0] is not None:
+        same = " and ".join(f"t.{column} = b.{column}" for column in GROUP)
+        only_new_files = f"t.hour_utc >= '{first[0]}'"  # lets Delta leave out older files
+        (
+            table.alias("t")
+            .merge(batch.alias("b"), f"{only_new_files} and {same}")
+            .whenMatchedUpdateAll()
+            .whenNotMatchedInsertAll()
+            .execute()
+        )
+    batch.unpersist()
+
+
+def _late_flights(spark: SparkSession, told: Told) -> StreamingQuery:
+    return (
+        _flights(spark, told)
+        .where(F.col("flight.arr_delay") >= LATE_MINUTES)
+        .select("key", "value")
+        .writeStream.queryName("late flights")
+        .format("ledger")
+        .option("serviceUrl", told["service_url"])
+        .option("topic", "late-flights")
+        .option("partitions", told["partitions"])
+        .option("checkpointLocation", f"{told['checkpoints']}/late")
+        .trigger(processingTime="1 second")
+        .start()
+    )
+
+
+# -- check -----------------------------------------------------------------------------------------
+
+
+def check(spark: SparkSession, told: Told, heard: Heard) -> None:
+    assert heard.get() == "check"
+    table = spark.read.format("delta").load(told["table"]).toArrow()
+    for one in _checks(spark, told, table):
+        worker.report("check", **asdict(one))
+    rows, size, seconds = _read_rate(spark, told)
+    worker.report("read", rows=rows, bytes=size, seconds=seconds)
+    for what, path in flights.save(table, Path(told["output"])).items():
+        worker.report("saved", what=what, path=str(path))
+
+
+def _read_topic(spark: SparkSession, told: Told, topic: str, schema: str) -> pa.Table:
+    value = F.from_json(F.col("value").cast("string"), schema)
+    return (
+        _ledger(spark.read, told, topic)
+        .load()
+        .select(F.col("key").cast("string"), "partition", "offset", value.alias("flight"))
+        .select("key", "partition", "offset", "flight.*")
+        .toArrow()
+    )
+
+
+def _read_rate(spark: SparkSession, told: Told) -> tuple[int, int, float]:
+    """(rows, bytes of keys and values, seconds) of one batch read of the topic `flights`."""
+    started = time.monotonic()
+    found = (
+        _ledger(spark.read, told, "flights")
+        .load()
+        .agg(F.count("*"), F.sum(F.length("key") + F.length("value")))
+        .first()
+    )
+    assert found
+    rows, size = found
+    return rows, size, time.monotonic() - started
+
+
+def _checks(spark: SparkSession, told: Told, table: pa.Table) -> list[Check]:
+    csv = flights.read_flights(told["rows"])
+    schema = flights.spark_schema(csv)
+    every = _read_topic(spark, told, "flights", schema)
+    late = _read_topic(spark, told, "late-flights", schema)
+    expected_late = flights.late(csv)
+    return [
+        flights.rows_once("flights", csv, every),
+        flights.same_values("flights", csv, every),
+        flights.in_order_of_carrier(csv, every),
+        flights.same_hours(flights.by_hour(csv), table),
+        flights.rows_once("late-flights", expected_late, late),
+        flights.same_values("late-flights", expected_late, late),
+    ]
+
+
+def main() -> None:
+    """The process that its settings name."""
+    told, heard = worker.settings(), worker.listen()
+    name = told["name"]
+    first = name == "replay"
+    spark = start(name, Path(told["scratch"]), cores=1 if first else 2, delta=not first)
+    worker.report("ready")
+    spark.streams.addListener(BatchListener())
+    {"replay": replay, "readers": readers, "check": check}[name](spark, told, heard)
+    worker.report("done")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -21,10 +21,9 @@ from pathlib import Path
 from shlex import quote
 
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
-from spark_ledger.local.child import Child
 from spark_ledger.local.cluster import LocalCluster
-from spark_ledger.local.embedded_zookeeper import port_is_free
 from spark_ledger.local.maintenance import maintain_on
+from spark_ledger.local.processes import Child, port_is_free
 from spark_ledger.process import background_loop
 from spark_ledger.topic.upkeep.upkeep import PASS_BYTES
 

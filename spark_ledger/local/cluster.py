@@ -16,9 +16,7 @@ from pathlib import Path
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
-from spark_ledger.local.local_autorecovery import LocalAutorecovery
-from spark_ledger.local.local_bookie import LocalBookie
-from spark_ledger.local.local_broker import LocalBroker
+from spark_ledger.local.processes import LocalAutorecovery, LocalBookie, LocalBroker
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.process import background_loop
 from spark_ledger.repair import status

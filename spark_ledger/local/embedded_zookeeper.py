@@ -1,21 +1,23 @@
-"""The ZooKeeper server that is inside pyspark's own jars, as a child process.
+"""The ZooKeeper server that is inside pyspark's own jars, as a child process, and the Java that
+runs it: the one that Spark would take (JAVA_HOME, then PATH), 17 or later.
 
 Always true: it listens on the loopback interface only and fsyncs every change; it is this main
 class, not ZooKeeperServerMain, because this one purges old snapshots.
 """
 
-import random
+import os
+import re
+import shutil
 import socket
+import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.local.child import Child, LocalProcess
-from spark_ledger.local.java import find_java
+from spark_ledger.local.processes import HOST, Child, LocalProcess, free_port, port_is_free
 
-HOST = "127.0.0.1"
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 HEAP = "-Xmx256m"
 JVM_OPTIONS = (  # one small server that should start fast
@@ -26,7 +28,6 @@ JVM_OPTIONS = (  # one small server that should start fast
 )
 JARS = ("zookeeper", "slf4j-api", "log4j-", "netty-", "metrics-core", "snappy-java")
 START_TIMEOUT_S, PORT_TRIES, POLL_S = 30.0, 3, 0.02
-PORTS = range(20000, 32000)
 CONFIG = """\
 dataDir={folder}
 clientPort={port}
@@ -114,26 +115,6 @@ class EmbeddedZooKeeper(LocalProcess):
             time.sleep(POLL_S)
 
 
-def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def free_port() -> int:
-    """A free port below those that the kernel gives to outgoing connections: while the server is
-    down, a client that tries again and again could otherwise be given the very port it calls, and
-    be connected to itself."""
-    for port in random.sample(PORTS, len(PORTS)):
-        if port_is_free(port):
-            return port
-    raise Unavailable(f"no port between {PORTS.start} and {PORTS.stop} is free")
-
-
 def _answers(port: int) -> bool:
     """Whether a ZooKeeper there says that it serves."""
     try:
@@ -154,3 +135,50 @@ def _class_path() -> str:
     if not any(jar.name.startswith("zookeeper") for jar in jars):
         raise BadConfig(f"there is no ZooKeeper in {folder}", "Install pyspark anew, by pip.")
     return ":".join(map(str, jars))
+
+
+MAJOR_MIN = 17
+_REMEDY = f"Install Java {MAJOR_MIN} or later and put it on PATH, or set JAVA_HOME to it."
+_VERSION = re.compile(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?')
+
+
+def find_java() -> str:
+    """The path of `java`. Raises errors.BadConfig saying what was found instead."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+    if java is None:
+        where = f"JAVA_HOME={home} holds no bin/java" if home else "there is no java on PATH"
+        raise BadConfig(f"Java {MAJOR_MIN} or later is needed, and {where}", _REMEDY)
+    text = _release_file(java) or _ask(java)
+    major = major_version(text)
+    if major is None or major < MAJOR_MIN:
+        found = f"is Java {major}" if major else f"does not tell its version ({text.strip()!r})"
+        raise BadConfig(f"Java {MAJOR_MIN} or later is needed, and {java} {found}", _REMEDY)
+    return java
+
+
+def major_version(text: str) -> int | None:
+    """17 from what `java -version` or a JDK's `release` file says; 8 from "1.8.0"; None else."""
+    match = _VERSION.search(text)
+    if match is None:
+        return None
+    first, second = int(match.group(1)), match.group(2)
+    return int(second) if first == 1 and second else first
+
+
+def _release_file(java: str) -> str:
+    """What the JDK says of itself beside its bin folder: quicker than starting it."""
+    try:
+        return (Path(java).resolve().parent.parent / "release").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _ask(java: str) -> str:
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return answer.stderr + answer.stdout

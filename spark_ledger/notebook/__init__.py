@@ -13,12 +13,12 @@ Always true: importing this loads neither pyspark nor matplotlib nor IPython.
 import sys
 from typing import Any
 
-from spark_ledger.notebook import outputs, widgets
+from spark_ledger.notebook import outputs
 
 __all__ = ["dbutils", "display", "displayHTML"]
 
 _OURS = {
-    "dbutils": widgets.DBUtils(),
+    "dbutils": outputs.DBUtils(),
     "display": outputs.display,
     "displayHTML": outputs.display_html,
 }

@@ -1,20 +1,69 @@
-"""`display` and `displayHTML` outside of Databricks.
+"""`dbutils.widgets`, `display` and `displayHTML` outside of Databricks.
 
-Always true: a figure that a cell displays again is redrawn in its place. In Jupyter that place is
-in the cell's output; elsewhere a picture is a PNG file in the folder that widget `folder` names,
-and its path is printed.
+Always true: a parameter's value is the one given by `--param name=value`, else that of the
+environment variable of the name in capitals, else the default. A figure that a cell displays again
+is redrawn in its place. In Jupyter that place is in the cell's output; elsewhere a picture is a PNG
+file in the folder that widget `folder` names, and its path is printed.
 """
 
 import html
 import io
+import os
 import re
 import sys
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_ledger.notebook.widgets import WIDGETS
+from spark_ledger.errors import BadConfig
+
+
+class Widgets:
+    def __init__(self) -> None:
+        self._given: dict[str, str] = {}
+        self._values: dict[str, str] = {}
+
+    def text(self, name: str, defaultValue: str, label: str = "") -> None:
+        """A parameter of any text. The label is shown by Databricks only."""
+        default = os.environ.get(name.upper(), str(defaultValue))
+        self._values[name] = self._given.get(name, default)
+
+    def dropdown(
+        self, name: str, defaultValue: str, choices: Sequence[str], label: str = ""
+    ) -> None:
+        """A parameter that is one of `choices`. Raises errors.BadConfig if it is none of them."""
+        self.text(name, defaultValue, label)
+        if self._values[name] not in choices:
+            raise BadConfig(
+                f"parameter {name} is {self._values[name]!r}", f"Give one of {', '.join(choices)}."
+            )
+
+    def get(self, name: str) -> str:
+        """The parameter's value. Raises errors.BadConfig if no cell made it."""
+        if name not in self._values:
+            there = ", ".join(sorted(self._values)) or "none"
+            raise BadConfig(
+                f"the notebook has no widget {name!r}",
+                f"Make it with dbutils.widgets.text; there are: {there}.",
+            )
+        return self._values[name]
+
+    def begin(self, given: Mapping[str, str]) -> None:
+        """A notebook starts, with these parameters."""
+        self._given, self._values = dict(given), {}
+
+    def value(self, name: str, default: str) -> str:
+        return self._values.get(name, default)
+
+
+WIDGETS = Widgets()
+
+
+class DBUtils:
+    widgets = WIDGETS
+
 
 ROWS_MAX = 20
 TEXT_WIDTH_MAX = 40

@@ -6,7 +6,7 @@ where those lie, and what no topic refers to.
 
 Always true: nothing is changed; an open ledger is checked as far as it is confirmed by its record:
 the last fragment of an open one is its writer's. What a bookie does not tell counts as missing.
-The command and the tasks of a Spark job (spark/audit_job.py) run `audit_some`.
+The command and the tasks of a Spark job (spark/jobs.py) run `audit_some`.
 """
 
 import asyncio

@@ -23,12 +23,9 @@ MODULES = (
     "spark_ledger.bookies.frame_network",
     "spark_ledger.process",
     "spark_ledger.metadata.zookeeper",
-    "spark_ledger.spark.read.batch_reader",
-    "spark_ledger.spark.write.batch_writer",
-    "spark_ledger.spark.rows.columns",
     "spark_ledger.spark.data_source",
-    "spark_ledger.spark.write.sink",
     "spark_ledger.spark.read.source",
+    "spark_ledger.spark.write.sink",
 )
 """They import all the rest that tasks, planning and commits have in common."""
 TASKS, OF_TASKS = "pyspark.worker", ("pandas",)

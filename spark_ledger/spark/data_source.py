@@ -10,8 +10,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark.worker import python_gc
-from spark_ledger.spark.worker.python_gc import Moment
+from spark_ledger.spark.worker import Moment, set_aside
 
 
 class LedgerDataSource(DataSource):
@@ -28,9 +27,9 @@ class LedgerDataSource(DataSource):
         """For a reader that declares no columns: by the options alone (those of a listing too) or,
         where a payload is columns of its own, by the schemas registered on the topics. Raises
         LEDGER_OPTION.*; SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
-        python_gc.set_aside(Moment.LOADING)
+        set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
-        from spark_ledger.spark.rows.schema import has_payload, read_schema
+        from spark_ledger.spark.rows.columns import has_payload, read_schema
 
         shape = options.shape_options(self.options)
         if shape.metadata is not None:
@@ -54,7 +53,7 @@ class LedgerDataSource(DataSource):
         return read_schema(shape, spark_payload(registered))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        python_gc.set_aside(Moment.LOADING)
+        set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
 
         given = options.batch_read_options(self.options)
@@ -62,12 +61,12 @@ class LedgerDataSource(DataSource):
             from spark_ledger.spark.read import listings
 
             return listings.ListingReader(given, schema)
-        from spark_ledger.spark.read import batch_reader
+        from spark_ledger.spark.read import source
 
-        return batch_reader.LedgerBatchReader(given, schema)
+        return source.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        python_gc.set_aside(Moment.LOADING)
+        set_aside(Moment.LOADING)
         from spark_ledger.spark import spark_version
         from spark_ledger.spark.options import options
         from spark_ledger.spark.read import source
@@ -76,15 +75,15 @@ class LedgerDataSource(DataSource):
         return spark_version.stream_reader(source.LedgerStreamReader(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        python_gc.set_aside(Moment.LOADING)
+        set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
-        from spark_ledger.spark.write import batch_writer
+        from spark_ledger.spark.write import sink
 
         written = options.batch_write_options(self.options)
-        return batch_writer.planned_writer(written, schema, overwrite)
+        return sink.planned_writer(written, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        python_gc.set_aside(Moment.LOADING)
+        set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.write import sink
 

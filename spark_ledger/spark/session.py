@@ -1,13 +1,33 @@
-"""A session of Spark that a caller hands over: checked, told of this format, taken to threads."""
+"""A session of Spark that a caller hands over: checked, told of this format and of its SQL table
+functions, taken to threads.
 
-from collections.abc import Callable
+    spark_ledger.sql_setup(spark)
+    spark.sql("SELECT * FROM ledger_lag('flights') WHERE rowsBehind > 0")
+    spark.sql("SELECT * FROM read_ledger(topic => 'flights', endingOffsets => 'latest')")
+
+Always true: the functions know the cluster that `sql_setup` was given; each runs as one task of
+Spark, for so Spark runs a table function. `read_ledger` hands rows over one by one: it is for a
+look at a topic; a table WITH options (docs/spark.md) is read by many tasks, column by column.
+"""
+
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
+import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import arrow_udtf, udtf
+from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFunction
 
-from spark_ledger.errors import OptionInvalid
+from spark_ledger.config import resolve_service_url
+from spark_ledger.errors import OptionConflict, OptionInvalid
+from spark_ledger.spark.options.values import as_given
+from spark_ledger.spark.read import listings
+from spark_ledger.spark.read.tasks import session_zone
+
+PREFIX = "ledger_"
+READ = "read_ledger"
 
 
 def check_session(spark: object) -> None:
@@ -49,3 +69,93 @@ def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., A
 
     found: Callable[..., Any] = inheritable_thread_target(spark)(active)
     return found
+
+
+def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
+    """Register the functions in the session, for the cluster at `service_url` (None:
+    LEDGER_SERVICE_URL, else the default); returns their names. A second call replaces the
+    functions, so that they use its URL. Changes no topic. Raises errors.BadConfig,
+    errors.OptionInvalid."""
+    check_session(spark)
+    url = resolve_service_url(service_url)
+    names = []
+    for view in listings.VIEWS:
+        columns = listings.schema_of(view).fields
+        schema = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in columns)
+        function = cast(
+            UserDefinedTableFunction, arrow_udtf(_listing(url, view), returnType=schema)
+        )
+        spark.udtf.register(PREFIX + view, function)
+        names.append(PREFIX + view)
+    spark.udtf.register(READ, cast(UserDefinedTableFunction, udtf(_reading(url))))
+    return [*names, READ]
+
+
+def _listing(url: str, view: str) -> type:
+    topics_max = 0 if view == "bookies" else 1
+
+    class Listing:
+        """The view of a topic, of all of them (or of the cluster) where none is named."""
+
+        def eval(self, topic: pa.Array | None = None, *more: pa.Array) -> Iterator[pa.Table]:
+            count = (topic is not None) + len(more)
+            if count > topics_max:
+                raise OptionInvalid(
+                    f"{PREFIX}{view} has {count} arguments",
+                    "Name one topic, or none for all of them." if topics_max else "It takes none.",
+                )
+            named = None if topic is None else topic[0].as_py()
+            if not isinstance(named, str | None):
+                raise OptionInvalid(f"topic is {named}, no text", "Give its name as 'flights'.")
+            yield listings.table(url, view, named)
+
+    return Listing
+
+
+def _reading(url: str) -> type:
+    class ReadLedger:
+        """A batch read; the arguments are its options, the first may be the topic by its place."""
+
+        @staticmethod
+        def analyze(
+            placed: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
+        ) -> AnalyzeResult:
+            arguments = _with_topic(placed, arguments)
+            given = {name: _constant(name, one) for name, one in arguments.items()}
+            return AnalyzeResult(_source(url, given).schema())
+
+        def eval(self, placed: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+            arguments = _with_topic(placed, arguments)
+            options = {name: as_given(one) for name, one in arguments.items()}
+            zone, given = session_zone(), " ".join(options).lower()
+            if zone is not None and "timestamp" in given and "timezone" not in given:
+                options["timeZone"] = zone
+            source = _source(url, options)
+            reader = source.reader(source.schema())
+            for partition in reader.partitions():
+                for batch in reader.read(partition):
+                    columns = (column.to_pylist() for column in batch.columns)
+                    yield from zip(*columns, strict=True)
+
+    return ReadLedger
+
+
+def _with_topic(placed: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with the one that was given by its place. Raises OptionConflict."""
+    if placed is None:
+        return arguments
+    if "topic" in arguments:
+        raise OptionConflict("read_ledger has a topic by its place and another by name")
+    return {**arguments, "topic": placed}
+
+
+def _source(url: str, options: dict[str, str]) -> Any:
+    from spark_ledger.spark.data_source import LedgerDataSource
+
+    return LedgerDataSource({"serviceUrl": url, **options})
+
+
+def _constant(name: str, argument: AnalyzeArgument) -> str:
+    if not argument.isConstantExpression or argument.value is None:
+        raise OptionInvalid(f"{name} is no constant", "Give read_ledger its options as literals.")
+    return as_given(argument.value)

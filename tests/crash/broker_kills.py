@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_broker import LocalBroker
+from spark_ledger.local.processes import LocalBroker
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.entry.message_batch import column_of

@@ -9,7 +9,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 
 _MOUNTS = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 _NAMESPACE = ["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNTS, "sh"]

@@ -16,7 +16,7 @@ from spark_ledger import Admin, LedgerClient
 from spark_ledger.errors import BadConfig
 from spark_ledger.ledger.cluster import judge
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_of, keeps
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.topic import blocking

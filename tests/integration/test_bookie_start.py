@@ -11,7 +11,7 @@ import pytest
 from bookie_server.__main__ import BAD_CONFIG, BAD_DISKS, CANNOT_LISTEN, STOPPED, WRONG_DISKS
 from bookie_server.disk.identity import FILE
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 from tests.kit import commands
 
 TIMEOUT_S = 20

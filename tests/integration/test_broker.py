@@ -17,7 +17,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.local.local_broker import LocalBroker
+from spark_ledger.local.processes import LocalBroker
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.entry.message_batch import TYPES, column_of

@@ -13,7 +13,7 @@ import pytest
 
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_broker import LocalBroker
+from spark_ledger.local.processes import LocalBroker
 from spark_ledger.topic import blocking
 from tests.integration.test_broker import TIMEOUT_MS, connected
 from tests.kit.processes import eventually

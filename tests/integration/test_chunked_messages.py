@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.cli.broker import alive
+from spark_ledger.cli.nodes import alive
 from tests.integration.test_broker import (
     TIMEOUT_MS,
     client,

@@ -16,7 +16,7 @@ import pytest
 from spark_ledger import LedgerClient
 from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.embedded_zookeeper import free_port
+from spark_ledger.local.processes import free_port
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
 from tests.kit import commands

@@ -4,7 +4,7 @@ import uuid
 
 import pyarrow as pa
 
-from spark_ledger.demo.audit import Audit
+from spark_ledger.demo.job import Audit
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.write import TaskSettings

@@ -17,7 +17,7 @@ from spark_ledger import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import LedgerError
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.embedded_zookeeper import free_port
+from spark_ledger.local.processes import free_port
 from tests.integration.proxy import Proxy
 
 BOOKIES = 4  # one more than the ensemble, so that a failed one can be replaced

@@ -8,7 +8,7 @@ import pulsar
 import pyarrow as pa
 import pytest
 
-from spark_ledger.local.local_broker import LocalBroker
+from spark_ledger.local.processes import LocalBroker
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from tests.integration.test_broker import connected, rows_of

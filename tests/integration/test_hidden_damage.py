@@ -10,7 +10,7 @@ from bookie_server.api.status import Status
 from bookie_server.logs.rocks_index import REBUILD
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.repair.limbo import listed
 from tests.integration.test_cli import spark_ledger, succeeds

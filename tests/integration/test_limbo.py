@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 from tests.integration.test_cli import spark_ledger, succeeds
 from tests.kit.processes import eventually
 

@@ -11,8 +11,8 @@ from bookie_server.__main__ import DISK_FAILED
 from bookie_server.api.status import Status
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_bookie import LocalBookie
 from spark_ledger.local.maintenance import maintain
+from spark_ledger.local.processes import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.repair.limbo import listed
 from tests.integration.test_cli import succeeds

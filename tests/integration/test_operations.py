@@ -10,7 +10,7 @@ import pytest
 
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 from tests.integration.test_autorecovery import heals, is_whole, ledger_of, record_of
 from tests.integration.test_cli import fails, spark_ledger, succeeds
 

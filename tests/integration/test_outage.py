@@ -16,9 +16,8 @@ from spark_ledger.spark.options.options import (
     stream_read_options,
     stream_write_options,
 )
-from spark_ledger.spark.read.batch_reader import LedgerBatchReader
-from spark_ledger.spark.read.source import LedgerStreamReader
-from spark_ledger.spark.rows.schema import DEFAULT_SCHEMA
+from spark_ledger.spark.read.source import LedgerBatchReader, LedgerStreamReader
+from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
 from spark_ledger.spark.write.topic_writers import Task

@@ -11,7 +11,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from spark_ledger.errors import Unavailable
-from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper, free_port
+from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
+from spark_ledger.local.processes import free_port
 from spark_ledger.metadata.store import (
     NoNode,
     OutcomeUnknown,

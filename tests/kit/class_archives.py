@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_ledger.demo import jars, session
 from spark_ledger.local import embedded_zookeeper
-from spark_ledger.local.java import find_java
+from spark_ledger.local.embedded_zookeeper import find_java
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.process import background_loop
 from tests.kit.jvm import FOLDER, KINDS, OPTIONS, QUIET, ZOOKEEPER, archive

@@ -2,9 +2,9 @@
 imported everything (commands.py): most of what a small cluster costs is starting Python for each.
 Its ZooKeeper finds its classes ready (jvm.py).
 
-It stands in for the `subprocess` of spark_ledger/local/child.py. A command that is no module which
-can be forked is started as ever, and so are all servers of a cluster that another process makes, as
-`spark-ledger up` does.
+It stands in for the `subprocess` of spark_ledger/local/processes.py. A command that is no module
+which can be forked is started as ever, and so are all servers of a cluster that another process
+makes, as `spark-ledger up` does.
 """
 
 import os
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from subprocess import PIPE, TimeoutExpired
 from typing import IO, Any
 
-from spark_ledger.local import child, embedded_zookeeper
+from spark_ledger.local import embedded_zookeeper, processes
 from tests.kit import commands, jvm
 
 __all__ = ["PIPE", "Popen", "TimeoutExpired", "used"]
@@ -39,6 +39,6 @@ def Popen(command: Sequence[str], *, stdin: int, stdout: int, stderr: IO[bytes],
 
 def used() -> None:
     """By all clusters that this process makes from now on."""
-    child.subprocess = sys.modules[__name__]  # type: ignore[assignment]
+    processes.subprocess = sys.modules[__name__]  # type: ignore[assignment]
     options = jvm.options(jvm.ZOOKEEPER).split()
     embedded_zookeeper.JVM_OPTIONS = (*embedded_zookeeper.JVM_OPTIONS, *options)

@@ -10,11 +10,11 @@ from spark_ledger.cli import ledger as cli
 from spark_ledger.metadata import paths
 from spark_ledger.repair.audit import audit, referred_by
 from spark_ledger.repair.service import tokens_of
-from spark_ledger.spark import audit_job
+from spark_ledger.spark import jobs
 from spark_ledger.topic import blocking
 
 
-def without_spark(service_url: str) -> "audit_job.Audit":
+def without_spark(service_url: str) -> "jobs.Audit":
     cluster = blocking.topics(service_url)
 
     async def work():
@@ -28,7 +28,7 @@ def without_spark(service_url: str) -> "audit_job.Audit":
 @pytest.fixture
 def some(monkeypatch, topics):
     """Ledgers enough for several tasks: the service URL."""
-    monkeypatch.setattr(audit_job, "TASK_LEDGERS_MIN", 2)
+    monkeypatch.setattr(jobs, "TASK_LEDGERS_MIN", 2)
     with LedgerClient(topics.service_url) as client:
         for number in range(5):
             with client.create_ledger(3, 3, 2) as writer:
@@ -38,10 +38,10 @@ def some(monkeypatch, topics):
 
 
 def test_counts_of_all_tasks_add_up_to_those_of_the_audit_without_spark(spark, some):
-    found = audit_job.audit(spark, some)
+    found = jobs.audit(spark, some)
     assert found.whole and found.ledgers >= 5 and found.entries >= 10
     assert found.counts() == without_spark(some).counts()
-    assert audit_job.audit(spark, some, deep=True).counts() == found.counts()
+    assert jobs.audit(spark, some, deep=True).counts() == found.counts()
 
 
 def test_what_is_wrong_is_told_with_its_ledger_and_the_command_ends_with_1(spark, some, capsys):
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_told_with_its_ledger_and_the_command_ends_with_1(spark
     store = cluster.client.store
     with LedgerClient(some) as client, client.create_ledger(3, 3, 2) as writer:
         writer.append(b"entry")
-    before = audit_job.audit(spark, some)
+    before = jobs.audit(spark, some)
     path = paths.ledger(writer.ledger_id)
     node = cluster.run(store.get(path))
     record = json.loads(node.value)
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_told_with_its_ledger_and_the_command_ends_with_1(spark
         "under_replicated": before.under_replicated + 1,
         "damaged": before.damaged + 1,
     }
-    (wrong,) = audit_job.audit(spark, some).wrong
+    (wrong,) = jobs.audit(spark, some).wrong
     assert (wrong.ledger_id, wrong.first_nowhere) == (writer.ledger_id, 1)
     now = cluster.run(store.get(path))
     cluster.run(store.set(path, node.value, now.version))
@@ -74,9 +74,9 @@ def test_an_error_of_ours_in_a_task_is_told_as_one_line(spark, monkeypatch, some
     def away(*_):
         raise errors.Unavailable("the metadata store is away")
 
-    monkeypatch.setattr(audit_job, "audit_group", away)
+    monkeypatch.setattr(jobs, "audit_group", away)
     with pytest.raises(errors.Unavailable) as told:
-        audit_job.audit(spark, some)
+        jobs.audit(spark, some)
     assert "the Spark job of the audit failed: [LEDGER_" in str(told.value)
     assert "the metadata store is away" in str(told.value)
     assert "\n" not in str(told.value)

@@ -3,7 +3,7 @@
 from pyspark import TaskContext
 
 import spark_ledger
-from spark_ledger.spark import merge_job
+from spark_ledger.spark import jobs
 from spark_ledger.topic import blocking
 
 EVERYTHING = "key STRING, value STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
@@ -55,15 +55,15 @@ def test_a_merge_that_is_tried_again_changes_nothing_twice(spark, topics, topic,
     def twice(group):
         """As if an attempt had died after its last write."""
         assert TaskContext.get() is not None
-        merge_job.merge_group(topics_url, info, intent, group)
-        return merge_job.merge_group(topics_url, info, intent, group)
+        jobs.merge_group(topics_url, info, intent, group)
+        return jobs.merge_group(topics_url, info, intent, group)
 
     topics_url = topics.service_url
     info = client.run(client.client.topics.open(topic))
-    compaction = merge_job.Compaction(client.client, info)
+    compaction = jobs.Compaction(client.client, info)
     tasks = client.run(compaction.plan())
     intent = compaction.intent
-    client.run(compaction.commit(merge_job.run_tasks(spark, twice, tasks)))
+    client.run(compaction.commit(jobs.run_tasks(spark, twice, tasks)))
     client.run(compaction.aclose())
 
     assert everything(topics, topic) == before

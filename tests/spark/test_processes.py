@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_ledger.local import background, child
-from spark_ledger.local.embedded_zookeeper import free_port
-from spark_ledger.local.local_autorecovery import LocalAutorecovery
+from spark_ledger.local import background, processes
+from spark_ledger.local.processes import LocalAutorecovery, free_port
 from tests.crash.procfs import command_line, descendants
 from tests.spark.topics import wait_until
 
@@ -34,7 +33,7 @@ def shown(pid: int) -> str:
 
 @pytest.fixture
 def up(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "subprocess", subprocess)  # a fork has the tests' command line
+    monkeypatch.setattr(processes, "subprocess", subprocess)  # a fork has the tests' command line
     here = background.up(tmp_path / "cluster", bookies=2, broker_port=free_port())
     beside = LocalAutorecovery(tmp_path / "autorecovery.log", here.service_url)  # as bookies do
     beside.start()

@@ -136,7 +136,7 @@ def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topi
 
     def writes_too(batches):
         from spark_ledger.spark.options import options
-        from spark_ledger.spark.write import batch_writer
+        from spark_ledger.spark.write import sink
         from spark_ledger.spark.write.tasks import commit_rows, write_rows
         from spark_ledger.spark.write.topic_writers import Task
 
@@ -147,7 +147,7 @@ def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topi
                 [StructField("key", StringType()), StructField("value", StringType())]
             )
             wanted = options.batch_write_options({"topic": topic, "serviceUrl": url})
-            other = batch_writer.planned_writer(wanted, shape, False)
+            other = sink.planned_writer(wanted, shape, False)
             task = Task(other.intent, 0, 0, {})
             written = write_rows(other.job, task, [batch], version=0)
             commit_rows(other.job, other.intent, 0, [written], last=True)

@@ -19,7 +19,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.spark.options.options import stream_read_options
 from spark_ledger.spark.read.source import LedgerStreamReader
-from spark_ledger.spark.rows.schema import DEFAULT_SCHEMA
+from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.upkeep.janitor import remove_tree
 from tests.spark.by_hand import Cluster, Owner

@@ -68,13 +68,13 @@ FLOORS = {
         wire
     """,
     "spark_ledger.spark": """
-        daemon audit_job merge_job sql_functions
+        daemon jobs
         session
         data_source
         read write
         rows
         options
-        spread worker spark_version
+        worker spark_version
     """,
 }
 """By package its rooms (folders and single files), the highest floor first."""

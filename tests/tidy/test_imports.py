@@ -18,8 +18,8 @@ ONE_PLACE = {
     "matplotlib": ("spark_ledger/demo/",),
     "typer": ("spark_ledger/cli/", "spark_ledger/notebook/__main__.py"),
     "IPython": ("spark_ledger/notebook/outputs.py",),
-    "markdown_it": ("spark_ledger/notebook/page.py",),
-    "pygments": ("spark_ledger/notebook/page.py",),
+    "markdown_it": ("spark_ledger/notebook/run.py",),
+    "pygments": ("spark_ledger/notebook/run.py",),
 }
 MEASURES_THE_ENGINE = "benchmarks/replay.py"  # alone, without a bookie around it
 

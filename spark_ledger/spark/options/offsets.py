@@ -25,7 +25,6 @@ from spark_ledger.errors import (
     TopicDeleted,
     TopicRecreated,
 )
-from spark_ledger.spark.options import timestamps
 from spark_ledger.spark.options.start_positions import (
     EARLIEST,
     IDS,
@@ -36,6 +35,7 @@ from spark_ledger.spark.options.start_positions import (
     Explicit,
     Named,
     ReadPosition,
+    as_text,
     key_of,
     split,
 )
@@ -261,7 +261,7 @@ def _at_time(place: AtTime, known: Ends, found: ByPartition) -> Positions:
 
 def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis: int) -> int:
     if place.missing == "error":
-        where = f"{place.option} is {timestamps.as_text(millis)} ({millis}) for partition"
+        where = f"{place.option} is {as_text(millis)} ({millis}) for partition"
         if ends.starts[partition] == ends.ends[partition]:
             raise TimestampNotFound(
                 f"{where} {partition} of topic {topic!r}, which has no row at all",

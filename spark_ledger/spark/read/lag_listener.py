@@ -26,9 +26,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_ledger.errors import cause_of
 from spark_ledger.spark.options.start_positions import IDS, split
 from spark_ledger.spark.spark_version import check_lag
-from spark_ledger.spark.worker.causes import cause_of
 
 LAGS_KEPT = 1000
 QUERIES_KEPT = 100

@@ -20,7 +20,7 @@ from spark_ledger.errors import (
     SubscriptionNotFound,
 )
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.spark.options import limits, offsets, timestamps
+from spark_ledger.spark.options import limits, offsets, start_positions
 from spark_ledger.spark.options.limits import Curve, CurveOf
 from spark_ledger.spark.options.offsets import Ends, Positions, Trimmed
 from spark_ledger.spark.options.options import ReadOptions
@@ -230,8 +230,8 @@ class Planner:
             return await self._looked_up(state, wanted)
 
     async def _looked_up(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
-        read = await self._client.chunks.load(timestamps.chunks_to_look_up(state, wanted))
-        found = timestamps.look_up(state, wanted, read)
+        read = await self._client.chunks.load(start_positions.chunks_to_look_up(state, wanted))
+        found = start_positions.look_up(state, wanted, read)
         for p in found:
             held, millis = state.partitions[p], wanted[p]
             rows = rows_around(held, millis, read)

@@ -1,34 +1,38 @@
-"""The streaming source: what Spark asks the driver (offsets, tasks) and the tasks (rows).
+"""The sources: what Spark asks the driver (offsets, tasks) and the tasks (rows), of a stream and
+of a batch; and the subscription that follows a streaming query.
 
 Always true: an offset never falls below the one Spark passed as start, and is that very one when
 there is nothing new; an idle poll looks in memory only, and waits for what was heard of to be
 there; the first poll of a run, the first offset and the target of availableNow are read after a
-sync.
+sync. So is a batch, which holds all that was committed before; no filter is taken from Spark
+(options.py says why).
 
 Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
 batch, also after a restart, when "latest" or a subscription is further on. So the end of batch 0
 says where the batch begins (`_first`; without it there is no row in it) and by which times that say
-no zone it was planned (`_zoneless`), and batch 0 reads no
-further than what was there when the first offset was found: a partition that begins at "latest" has
-no row in it.
+no zone it was planned (`_zoneless`), and batch 0 reads no further than what was there when the
+first offset was found: a partition that begins at "latest" has no row in it.
 """
 
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from spark_ledger.errors import RowsTrimmed, TopicDeleted
 from spark_ledger.spark.options import limits, offsets
 from spark_ledger.spark.options.offsets import Ends, Positions
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.read import tasks as read_tasks
-from spark_ledger.spark.read.query_cursor import QUERY, QueryCursor
 from spark_ledger.spark.read.topics_read import TopicsRead
-from spark_ledger.spark.rows.schema import check_projection
+from spark_ledger.spark.rows.columns import check_projection
 from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, planned
+from spark_ledger.spark.worker import before_termination
+from spark_ledger.topic.blocking import BlockingCursor, open_cursor, release_all
 from spark_ledger.topic.subscription.lag import spark_metrics
 
 FIRST = "_first"
@@ -234,3 +238,126 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topics.follow()
             self._topics = topics
         return self._topics
+
+
+QUERY = "_query"
+
+
+class QueryCursor:
+    """The subscription that follows a query: `subscription=`. Of one source; `name` None: there is
+    none, and nothing happens.
+
+    Spark tells a source neither its query's id nor its run's. So the query is a token that its
+    first offset carries (`_query`) and every later one takes over; a run is a process of the
+    source. Always true: a subscription is claimed only by a token that is in Spark's checkpoint, so
+    whoever restarts from there is the same query and has it at once, whenever the run before was
+    killed; until then it is only looked at, whether it is free, and made, used by nobody, so that
+    the rows to be read stay. A cursor is opened once for each topic, advanced only to positions
+    that Spark says are done, and never waited for, but at the end of an availableNow run (Spark may
+    kill the process then), so that rowsBehind is 0 after it. A run that is stopped lets it go:
+    Spark ends the process by SIGTERM, and any other end is as a crash. Two sources have two tokens:
+    the same subscription twice in one query is LEDGER_SUBSCRIPTION.BUSY.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._run_id = secrets.token_hex(16)
+        self._query_id: str | None = None
+        self._kept = False
+        self._reserved: dict[str, None] = {}
+        self._cursors: dict[str, BlockingCursor] = {}
+        self._over = False
+
+    def signed(self, offset: dict[str, Any]) -> dict[str, Any]:
+        """The offset, with the query's token where there is a subscription."""
+        if self._name is None:
+            return offset
+        self._query_id = self._query_id or secrets.token_hex(16)
+        return dict(sorted({**offset, QUERY: self._query_id}.items()))
+
+    def wanted(self, topics: TopicsRead, positions: Positions) -> None:
+        """The query is to read from there on; Spark keeps nothing of it yet. Raises
+        SubscriptionBusy."""
+        if self._name is None:
+            return
+        for topic, parts in positions.items():
+            if topic not in self._reserved:
+                info, assigned = topics.infos[topic], _assigned(topics, topic)
+                reserving = topics.cluster.client.subscriptions.reserve(
+                    info, self._name, start=dict(parts), partitions=assigned
+                )
+                topics.cluster.run(reserving)
+                self._reserved[topic] = None
+
+    def at(self, topics: TopicsRead, kept: Mapping[str, Any], positions: Positions) -> None:
+        """All before `positions` is done; `kept` is an offset in Spark's checkpoint. Raises
+        SubscriptionBusy, LedgerFenced (a newer run has it)."""
+        if self._name is None or self._over:
+            return
+        signed = kept.get(QUERY)
+        if isinstance(signed, str):
+            self._query_id, self._kept = signed, True
+        if not self._kept:
+            self.wanted(topics, positions)
+            return
+        for topic, parts in positions.items():
+            cursor = self._cursors.get(topic) or self._open(topics, topic, parts)
+            cursor.check()
+            cursor.advance(parts)
+
+    def check(self) -> None:
+        """Raises LedgerFenced once another run has the subscription."""
+        for cursor in self._cursors.values():
+            cursor.check()
+
+    def release(self) -> None:
+        """Write where the query is and let the subscription go: this run is over."""
+        self._over = True
+        for cursor in self._cursors.values():
+            cursor.release()
+        self._cursors.clear()
+
+    def _open(self, topics: TopicsRead, topic: str, positions: Mapping[int, int]) -> BlockingCursor:
+        assert self._name is not None
+        assert self._query_id is not None
+        made = open_cursor(
+            topics.cluster,
+            topics.infos[topic],
+            *(self._name, self._query_id, self._run_id),
+            start=dict(positions),
+            partitions=_assigned(topics, topic),
+        )
+        before_termination(release_all)
+        self._cursors[topic] = made
+        return made
+
+
+def _assigned(topics: TopicsRead, topic: str) -> tuple[int, ...] | None:
+    assigned = topics.options.assigned
+    return None if assigned is None else assigned[topic]
+
+
+AGAIN = "Load it again: Spark keeps the plan of a DataFrame's first query for all that follow."
+
+
+class LedgerBatchReader(DataSourceReader):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema, options.value_format)
+        self.options = options
+        self.schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        topics = TopicsRead(self.options)
+        known = topics.fresh_ends()
+        start = topics.positions(self.options.starting, known)
+        end = topics.positions(self.options.ending, known)
+        offsets.check_order(start, end)
+        tasks = topics.plan(start, end)
+        return read_tasks.partitions_of(tasks, topics.values(self.schema))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        read_tasks.check_zone(self.options.zoneless)  # also where nothing is read
+        try:
+            yield from read_tasks.read_rows(self.options, planned(partition), self.schema)
+        except (RowsTrimmed, TopicDeleted) as error:  # it was there when this was planned
+            raise type(error)(error.what, AGAIN, **error.facts) from None

@@ -15,12 +15,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark.options import timestamps
+from spark_ledger.spark.options import start_positions
 from spark_ledger.spark.options.options import ReadOptions
-from spark_ledger.spark.rows import schema
+from spark_ledger.spark.rows import columns
 from spark_ledger.spark.spark_version import arrow_schema
-from spark_ledger.spark.worker import python_gc
-from spark_ledger.spark.worker.python_gc import Moment
+from spark_ledger.spark.worker import Moment, set_aside
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.row_blocks import Block
@@ -35,7 +34,7 @@ SESSION_ZONE = "spark.sql.session.timeZone"
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A task as it goes to its executor. `values` is for rows whose payload is columns, `zoneless`
-    are times that a query begins by and that say no zone (see timestamps.check_zone)."""
+    are times that a query begins by and that say no zone (see start_positions.check_zone)."""
 
     task: ReadTask
     values: "ValueReader | None"
@@ -61,13 +60,11 @@ def read_rows(
         return iter(())
     if planned.zoneless:
         check_zone(planned.zoneless, in_checkpoint=True)
-    from spark_ledger.spark.rows import columns  # not loaded where tasks are only planned
-
     task, values, keys = planned.task, planned.values, options.key_filter
     arrow = arrow_schema(declared)
     wanted = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
-    python_gc.set_aside(Moment.CONNECTED)
+    set_aside(Moment.CONNECTED)
 
     def to_spark(rows: Block) -> pa.RecordBatch:
         payload = None if values is None else values.columns(rows, task.topic)
@@ -79,8 +76,8 @@ def read_rows(
 
 
 def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
-    """As timestamps.check_zone, in a task of the session."""
-    timestamps.check_zone(zoneless, session_zone(), in_checkpoint=in_checkpoint)
+    """As start_positions.check_zone, in a task of the session."""
+    start_positions.check_zone(zoneless, session_zone(), in_checkpoint=in_checkpoint)
 
 
 def session_zone() -> str | None:
@@ -95,5 +92,5 @@ def _entry_columns(
     """What is decoded of an entry; None: everything."""
     with_key = options.key_filter is not None
     if values is None:
-        return schema.entry_columns(declared, options.value_format, with_key=with_key)
+        return columns.entry_columns(declared, options.value_format, with_key=with_key)
     return values.entry_columns(declared, with_key=with_key)

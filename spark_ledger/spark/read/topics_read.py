@@ -28,9 +28,8 @@ from spark_ledger.spark.options.offsets import GO_ON, Ends, Positions, TopicEnds
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.options.start_positions import ReadPosition
 from spark_ledger.spark.read import planning
-from spark_ledger.spark.rows.schema import has_payload, payload_of
-from spark_ledger.spark.worker import python_gc
-from spark_ledger.spark.worker.python_gc import Moment
+from spark_ledger.spark.rows.columns import has_payload, payload_of
+from spark_ledger.spark.worker import Moment, set_aside
 from spark_ledger.topic import blocking
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segments import LiveSegment
@@ -71,7 +70,7 @@ class TopicsRead:
         """Connects and finds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
         self.options = options
         self.cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
-        python_gc.set_aside(Moment.CONNECTED)
+        set_aside(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
         self._left_out: dict[str, TopicInfo] = {}
         self._client = self.cluster.client

@@ -1,18 +1,50 @@
-"""The rows of an entry as Spark's columns.
+"""The columns of a reader: what it offers, what it may be asked for, how they are made of entries.
 
-Always true: only the columns that are asked for are made; key, value, headers and event time are
-the entry's own memory, the others whole columns of numpy or constants that are kept; a column that
-the entry does not have is null in every row. Nothing here loops over rows. pyarrow.compute takes
-35 ms to load and is loaded by the columns and filters that need it.
+    binary, string   Kafka's: key value topic partition offset timestamp timestampType,
+                     with includeHeaders: headers,
+                     with includeMetadata: eventTime ledgerId entryId batchIndex messageId
+                     schemaVersion valueSize, with includeProducer: producerName sequenceId
+    json and typed   the payload's own columns, then __key __topic __partition __offset
+                     __publishTime __eventTime __messageId __messageProperties,
+                     with includeMetadata: __ledgerId __entryId __batchIndex __schemaVersion,
+                     with includeProducer: __producerName __sequenceId
+
+Always true: the default schema is Kafka's, name for name and type for type; a user's .schema() is
+a projection by name, without regard to case, of all columns that the format has, whether an option
+adds them to the default or not; text and bytes of key and value may be either. Only the columns
+that are asked for are made; key, value, headers and event time are the entry's own memory, the
+others whole columns of numpy or constants that are kept; a column that the entry does not have is
+null in every row. Nothing here loops over rows. pyarrow.compute takes 35 ms to load and is loaded
+by the columns and filters that need it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from spark_ledger.errors import SchemaIncompatible
+from spark_ledger.errors import (
+    SchemaIncompatible,
+    SchemaMissingColumn,
+    SchemaReservedColumn,
+    SchemaTypeMismatch,
+    SchemaUnknownColumn,
+)
+from spark_ledger.spark.options.options import ShapeOptions
+from spark_ledger.spark.options.table import PAYLOAD_FORMATS
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
@@ -25,10 +57,151 @@ from spark_ledger.topic.entry.message_batch import (
 )
 from spark_ledger.topic.read.row_blocks import Block
 
+Kinds = tuple[DataType, ...]
+Make = Callable[[Block, str, pa.DataType], pa.Array]
+"""(rows, topic, type): the column of these rows."""
+
+HEADERS_TYPE = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+RESERVED_PREFIX = "__"
 CREATE_TIME = 0
 """The timestampType of Kafka that says: the time the writer made the entry."""
+BYTES: Kinds = (BinaryType(), StringType())
+TEXT: Kinds = (StringType(),)
+INT: Kinds = (IntegerType(),)
+LONG: Kinds = (LongType(),)
+TIME: Kinds = (TimestampType(),)
 
-Column = Callable[[Block, str, pa.DataType], pa.Array]
+
+class Column(NamedTuple):
+    """One that a reader has beside those of the payload. `stored` is what it is made of in an
+    entry; `added` is the field of ShapeOptions that adds it to the default, empty: it is there."""
+
+    name: str
+    kinds: Kinds
+    make: Make
+    stored: str | None = None
+    added: str = ""
+
+
+# -- what a reader offers, what it may be asked for -----------------------------------------------
+
+
+def has_payload(value_format: str) -> bool:
+    """Whether a reader's rows have the payload's own columns in place of `value`."""
+    return value_format in PAYLOAD_FORMATS
+
+
+def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> StructType:
+    """What a reader offers when the user declares nothing; `payload` are the payload's columns
+    where the format has such. Raises SchemaReservedColumn."""
+    own: list[StructField] = []
+    if has_payload(shape.value_format):
+        assert payload is not None, "the payload's columns are looked up first"
+        own = payload.fields
+        for column in own:
+            check_not_reserved(column.name)
+    text = shape.value_format == "string"
+    more = [
+        StructField(one.name, TEXT[0] if text and one.name == "value" else one.kinds[0])
+        for one in _columns(shape.value_format).values()
+        if not one.added or getattr(shape, one.added)
+    ]
+    return StructType([*own, *more])
+
+
+def check_projection(declared: StructType, value_format: str = "binary") -> None:
+    """Raises SchemaUnknownColumn, SchemaReservedColumn or SchemaTypeMismatch for a column that no
+    reader has, SchemaMissingColumn if there is none; of the payload's own columns only the names
+    are looked at."""
+    check_named_once(declared)
+    if not declared.fields:
+        raise SchemaMissingColumn("the declared schema has no column", "Declare at least one.")
+    offered = _columns(value_format)
+    for column in declared.fields:
+        known = offered.get(column.name.lower())
+        if known is not None:
+            check_type(column, known.kinds)
+        elif has_payload(value_format):
+            check_not_reserved(column.name)
+        else:
+            names = ", ".join(one.name for one in offered.values())
+            raise SchemaUnknownColumn(
+                f"a topic has no column {column.name!r}", f"Declare some of: {names}."
+            )
+
+
+def payload_of(declared: StructType) -> StructType:
+    """The payload's own columns among those of a reader with such."""
+    return StructType([one for one in declared.fields if one.name.lower() not in _TYPED])
+
+
+def entry_columns(
+    declared: StructType,
+    value_format: str = "binary",
+    stored: Iterable[str] = (),
+    *,
+    with_key: bool = False,
+) -> frozenset[str]:
+    """What must be decoded of an entry, by the names there; everything else is never built.
+    `stored` are the names that the versions of the topic's schema have; `with_key` for a filter
+    on keys."""
+    known = _columns(value_format)
+    wanted = {name.lower() for name in declared.names}
+    made_of = {known[name].stored for name in wanted if name in known}
+    found = {name for name in (*made_of, KEY if with_key else None) if name is not None}
+    found |= {TYPED_NAMES[name] for name in found if name in TYPED_NAMES}
+    if has_payload(value_format):
+        found |= {name for name in stored if name.lower() in wanted}
+        found |= {VALUE} if value_format == "json" and wanted - _TYPED.keys() else set()
+    return frozenset(found)
+
+
+def is_place(column: StructField, value_format: str) -> bool:
+    """Whether a reader has this column, of this type, and no writer: it says where a row is."""
+    known = _columns(value_format).get(column.name.lower())
+    return (
+        known is not None
+        and known.name == column.name
+        and any(_same(column.dataType, kind) for kind in known.kinds)
+    )
+
+
+def check_type(column: StructField, allowed: Kinds) -> None:
+    """Raises SchemaTypeMismatch."""
+    if not any(_same(column.dataType, kind) for kind in allowed):
+        wanted = " or ".join(kind.simpleString().upper() for kind in allowed)
+        raise SchemaTypeMismatch(
+            f"column {column.name!r} is {column.dataType.simpleString().upper()}, not {wanted}",
+            f"Cast it to {wanted}.",
+        )
+
+
+def check_named_once(declared: StructType) -> None:
+    """Raises SchemaUnknownColumn for a name that is there twice, without regard to case."""
+    names = [name.lower() for name in declared.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaUnknownColumn(f"there are two columns {name!r}", "Select one of them.")
+
+
+def check_not_reserved(name: str) -> None:
+    """Raises SchemaReservedColumn."""
+    if name.startswith(RESERVED_PREFIX):
+        raise SchemaReservedColumn(f"a column of the payload cannot be named {name!r}")
+
+
+def _same(one: DataType, other: DataType) -> bool:
+    """Whether they are one type, whatever may be null."""
+    return one.simpleString() == other.simpleString()
+
+
+def _columns(value_format: str) -> dict[str, Column]:
+    return _TYPED if has_payload(value_format) else _UNTYPED
+
+
+# -- the rows of an entry as columns ---------------------------------------------------------------
 
 
 def to_spark(
@@ -41,12 +214,12 @@ def to_spark(
     """
     if not len(schema):
         return rows.record_batch.select([])
-    known = _COLUMNS if payload is None else _TYPED_COLUMNS
+    known = _UNTYPED if payload is None else _TYPED
     own = iter(payload or ())
     columns = []
     for field in schema:
-        make = known.get(field.name.lower())
-        made = _as(next(own), field.type) if make is None else make(rows, topic, field.type)
+        column = known.get(field.name.lower())
+        made = _as(next(own), field.type) if not column else column.make(rows, topic, field.type)
         columns.append(made)
     assert next(own, None) is None, "every column of the payload has its place"
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -70,19 +243,12 @@ def _stored(rows: Block, name: str) -> pa.Array | None:
     return None if at < 0 else batch.column(at)
 
 
-def _entrys(name: str) -> Column:
-    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
-        stored = _stored(rows, name)
-        return pa.nulls(rows.num_rows, kind) if stored is None else _as(stored, kind)
-
-    return column
-
-
-def _producers(name: str) -> Column:
-    """What only batches of Pulsar's producers have; typed rows may have a column of that name."""
+def _entrys(name: str, *, of_typed: bool = True) -> Make:
+    """Not `of_typed`: what only batches of Pulsar's producers have; typed rows may have a column of
+    that name."""
 
     def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
-        stored = None if rows.typed else _stored(rows, name)
+        stored = _stored(rows, name) if of_typed or not rows.typed else None
         return pa.nulls(rows.num_rows, kind) if stored is None else _as(stored, kind)
 
     return column
@@ -122,22 +288,18 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _counted(name: str) -> Column:
+def _counted(name: str) -> Make:
     """Counted up from row to row."""
-
-    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
-        return of_numpy(rows.each_counted(name).astype(kind.to_pandas_dtype(), copy=False))
-
-    return column
+    return lambda rows, topic, kind: of_numpy(
+        rows.each_counted(name).astype(kind.to_pandas_dtype(), copy=False)
+    )
 
 
-def _runs(name: str) -> Column:
+def _runs(name: str) -> Make:
     """What rows that are together in an entry have in common."""
-
-    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
-        return of_numpy(rows.each(name).astype(kind.to_pandas_dtype(), copy=False))
-
-    return column
+    return lambda rows, topic, kind: of_numpy(
+        rows.each(name).astype(kind.to_pandas_dtype(), copy=False)
+    )
 
 
 def _times(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
@@ -157,8 +319,14 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     return pc.binary_join_element_wise(*(of_numpy(part).cast(pa.string()) for part in parts), ":")
 
 
-def _each(value_of: Callable[[Block, str], str | int]) -> Column:
-    return lambda rows, topic, kind: _repeated(value_of(rows, topic), kind, rows)
+def _repeated(value_of: Callable[[Block, str], str | int]) -> Make:
+    """One value for each row: a slice of a column that is kept, its length rounded up."""
+
+    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+        count = rows.num_rows
+        return _constant(value_of(rows, topic), kind, _rounded(count)).slice(0, count)
+
+    return column
 
 
 @lru_cache(maxsize=2)
@@ -171,53 +339,61 @@ def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
     return pa.repeat(of_list([value], kind)[0], count)  # pa.scalar loads pandas
 
 
-def _repeated(value: str | int, kind: pa.DataType, rows: Block) -> pa.Array:
-    """`value` for each row: a slice of a column that is kept, its length rounded up."""
-    count = rows.num_rows
-    return _constant(value, kind, _rounded(count)).slice(0, count)
-
-
 def _rounded(count: int) -> int:
     """So that what is kept serves batches of many lengths."""
     return max(1024, 1 << (count - 1).bit_length())
 
 
-_TOPIC = _each(lambda rows, topic: topic)
-_SCHEMA_VERSION = _each(lambda rows, topic: rows.schema_version)
+# -- all of them -----------------------------------------------------------------------------------
+
+_TOPIC = _repeated(lambda rows, topic: topic)
+_SCHEMA_VERSION = _repeated(lambda rows, topic: rows.schema_version)
+_HEADERS: Kinds = (HEADERS_TYPE,)
+_META, _PRODUCER = "include_metadata", "include_producer"
 
 
-_COLUMNS: dict[str, Column] = {
-    "key": _entrys(KEY),
-    "value": _value,
-    "topic": _TOPIC,
-    "partition": _runs("partition"),
-    "offset": _counted("offset"),
-    "timestamp": _times,
-    "timestamptype": _each(lambda rows, topic: CREATE_TIME),
-    "headers": _entrys(HEADERS),
-    "eventtime": _entrys(EVENT_TIME),
-    "ledgerid": _runs("ledger"),
-    "entryid": _runs("entry"),
-    "batchindex": _counted("entry_row"),
-    "messageid": _message_ids,
-    "schemaversion": _SCHEMA_VERSION,
-    "valuesize": _value_size,
-    "producername": _producers(PRODUCER_NAME),
-    "sequenceid": _producers(SEQUENCE_ID),
-}
-_TYPED_COLUMNS: dict[str, Column] = {
-    "__key": _entrys(KEY),
-    "__topic": _TOPIC,
-    "__partition": _runs("partition"),
-    "__offset": _counted("offset"),
-    "__publishtime": _times,
-    "__eventtime": _entrys(EVENT_TIME),
-    "__messageid": _message_ids,
-    "__messageproperties": _entrys(HEADERS),
-    "__ledgerid": _runs("ledger"),
-    "__entryid": _runs("entry"),
-    "__batchindex": _counted("entry_row"),
-    "__schemaversion": _SCHEMA_VERSION,
-    "__producername": _producers(PRODUCER_NAME),
-    "__sequenceid": _producers(SEQUENCE_ID),
-}
+def _by_lower(*columns: Column) -> dict[str, Column]:
+    return {one.name.lower(): one for one in columns}
+
+
+_UNTYPED = _by_lower(
+    Column("key", BYTES, _entrys(KEY), KEY),
+    Column("value", BYTES, _value, VALUE),
+    Column("topic", TEXT, _TOPIC),
+    Column("partition", INT, _runs("partition")),
+    Column("offset", LONG, _counted("offset")),
+    Column("timestamp", TIME, _times),
+    Column("timestampType", INT, _repeated(lambda rows, topic: CREATE_TIME)),
+    Column("headers", _HEADERS, _entrys(HEADERS), HEADERS, "include_headers"),
+    Column("eventTime", TIME, _entrys(EVENT_TIME), EVENT_TIME, _META),
+    Column("ledgerId", LONG, _runs("ledger"), None, _META),
+    Column("entryId", LONG, _runs("entry"), None, _META),
+    Column("batchIndex", INT, _counted("entry_row"), None, _META),
+    Column("messageId", TEXT, _message_ids, None, _META),
+    Column("schemaVersion", INT, _SCHEMA_VERSION, None, _META),
+    Column("valueSize", INT, _value_size, VALUE, _META),
+    Column("producerName", TEXT, _entrys(PRODUCER_NAME, of_typed=False), PRODUCER_NAME, _PRODUCER),
+    Column("sequenceId", LONG, _entrys(SEQUENCE_ID, of_typed=False), SEQUENCE_ID, _PRODUCER),
+)
+_TYPED = _by_lower(
+    Column("__key", BYTES, _entrys(KEY), KEY),
+    Column("__topic", TEXT, _TOPIC),
+    Column("__partition", INT, _runs("partition")),
+    Column("__offset", LONG, _counted("offset")),
+    Column("__publishTime", TIME, _times),
+    Column("__eventTime", TIME, _entrys(EVENT_TIME), EVENT_TIME),
+    Column("__messageId", TEXT, _message_ids),
+    Column("__messageProperties", _HEADERS, _entrys(HEADERS), HEADERS),
+    Column("__ledgerId", LONG, _runs("ledger"), None, _META),
+    Column("__entryId", LONG, _runs("entry"), None, _META),
+    Column("__batchIndex", INT, _counted("entry_row"), None, _META),
+    Column("__schemaVersion", INT, _SCHEMA_VERSION, None, _META),
+    *(
+        _UNTYPED[name]._replace(name=f"__{_UNTYPED[name].name}")
+        for name in ("producername", "sequenceid")
+    ),
+)
+DEFAULT_SCHEMA = StructType(
+    [StructField(c.name, c.kinds[0]) for c in _UNTYPED.values() if not c.added]
+)
+"""Kafka's."""

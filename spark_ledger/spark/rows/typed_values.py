@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 
 from spark_ledger.errors import OptionConflict, SchemaIncompatible, SchemaTypeMismatch
 from spark_ledger.spark.options.table import NO_SCHEMA
-from spark_ledger.spark.rows.schema import entry_columns
+from spark_ledger.spark.rows.columns import entry_columns
 from spark_ledger.spark.spark_version import arrow_schema, spark_schema
 from spark_ledger.topic.entry import json_values
 from spark_ledger.topic.entry.message_batch import VALUE, column_of

@@ -1,43 +1,57 @@
-"""The columns that are written: which may be, what each is, and which rows go to which topic.
+"""The columns that are written: which may be, what each is, which rows go to which topic, and which
+rows cannot be written: what badRecordsTopic gets.
 
     binary, string   value, key (text or bytes), topic (STRING), partition (INT), headers (array of
                      structs of key and value, or a map), eventTime or timestamp (TIMESTAMP)
     json and typed   the payload's own columns, and beside them __key __topic __partition
                      __messageProperties __eventTime
+    a bad record     `value` is the row's value, cut to VALUE_BYTES_MAX (null if the payload is
+                     columns), `key` its key, cut likewise; its headers are `reason`, `topic`,
+                     `partition` (as the row had them, null if it had none), then what the caller
+                     says of the write (`queryId`, `batchId`, ...)
 
 Always true: a column that would be ignored is an error that names it. Excepted are what a reader
 says of where a row was (`offset`, `timestampType`, ...: written again, it is elsewhere), and what
 something else goes before: `topic` and `partition` beside the options topic and routing, and
 `timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep
-their order. Nothing here loops over rows.
+their order. A row is good or bad, never both or neither, and no good one is refused later for what
+is judged here (no topic, a topic that cannot be, a partition that is not there, a row larger than
+an entry); a bad one is kept with its reason, which begins with the class of the error that it would
+have been. Nothing here loops over rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    IntegerType,
     MapType,
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from spark_ledger.errors import (
+    MessageTooBig,
     NullTopic,
+    OptionConflict,
     OptionMissing,
+    PartitionInvalid,
     SchemaMissingColumn,
     SchemaUnknownColumn,
+    TopicNameInvalid,
 )
 from spark_ledger.spark.options.options import IN_SQL, WriteOptions
-from spark_ledger.spark.rows.schema import (
+from spark_ledger.spark.rows.columns import (
     HEADERS_TYPE,
+    INT,
+    TEXT,
+    TIME,
     Kinds,
     check_named_once,
     check_not_reserved,
@@ -45,34 +59,39 @@ from spark_ledger.spark.rows.schema import (
     has_payload,
     is_place,
 )
+from spark_ledger.topic.entry import row_columns
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_numpy
+from spark_ledger.topic.entry.message_batch import HEADERS_TYPE as STORED_HEADERS_TYPE
 from spark_ledger.topic.log.names import parse_topic
+
+VALUE_BYTES_MAX = 64 << 10
+
+Mask = npt.NDArray[np.bool_]
 
 _TEXTS = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", StringType())])
 )
-_HEADERS: Kinds = (
-    HEADERS_TYPE,
-    _TEXTS,
-    MapType(StringType(), StringType()),
-    MapType(StringType(), BinaryType()),
-)
 _BYTES: Kinds = (StringType(), BinaryType())
-_UNTYPED: dict[str, tuple[str, Kinds]] = {
-    "value": ("value", _BYTES),
-    "key": ("key", _BYTES),
-    "topic": ("topic", (StringType(),)),
-    "partition": ("partition", (IntegerType(),)),
-    "headers": ("headers", _HEADERS),
-    "eventtime": ("event_time", (TimestampType(),)),
-    "timestamp": ("event_time", (TimestampType(),)),
+_ROLES: dict[str, Kinds] = {
+    "value": _BYTES,
+    "key": _BYTES,
+    "topic": TEXT,
+    "partition": INT,
+    "headers": (
+        *(HEADERS_TYPE, _TEXTS),
+        *(MapType(StringType(), StringType()), MapType(StringType(), BinaryType())),
+    ),
+    "event_time": TIME,
 }
-_BESIDE: dict[str, tuple[str, Kinds]] = {
-    "__key": ("key", _BYTES),
-    "__topic": ("topic", (StringType(),)),
-    "__partition": ("partition", (IntegerType(),)),
-    "__messageproperties": ("headers", _HEADERS),
-    "__eventtime": ("event_time", (TimestampType(),)),
+"""What a column can be, and its types."""
+_UNTYPED = {role: role for role in ("value", "key", "topic", "partition", "headers")}
+_UNTYPED |= {"eventtime": "event_time", "timestamp": "event_time"}
+_BESIDE = {
+    "__key": "key",
+    "__topic": "topic",
+    "__partition": "partition",
+    "__messageproperties": "headers",
+    "__eventtime": "event_time",
 }
 
 
@@ -95,10 +114,6 @@ class WrittenRows:
     def take(self, indexes: pa.Array) -> "WrittenRows":
         return WrittenRows(*(None if one is None else one.take(indexes) for one in self._columns()))
 
-    def slice(self, start: int, count: int) -> "WrittenRows":
-        cut = (None if one is None else one.slice(start, count) for one in self._columns())
-        return WrittenRows(*cut)
-
     def _columns(self) -> list[pa.Array | pa.RecordBatch | None]:
         return [getattr(self, one.name) for one in fields(self)]
 
@@ -118,8 +133,7 @@ class WritePlan:
 
     def as_written(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns that are written, by what they are: under whatever name that came."""
-        roles = ("value", "key", "topic", "partition", "headers", "event_time")
-        found = {role: getattr(self, role) for role in roles}
+        found = {role: getattr(self, role) for role in _ROLES}
         named = {role: name for role, name in found.items() if name is not None}
         columns = [batch.column(name) for name in (*self.payload, *named.values())]
         return pa.RecordBatch.from_arrays(columns, [*self.payload, *named])
@@ -149,7 +163,7 @@ def plan_write(written: StructType, options: WriteOptions) -> WritePlan:
     """
     check_named_once(written)
     typed = has_payload(options.value_format)
-    found, payload = _sorted_out(written, typed)
+    found, payload = _sorted_out(written, options.value_format)
     if typed and not payload:
         raise SchemaMissingColumn("there is no column of a payload to write", "Select one.")
     if not typed and "value" not in found:
@@ -211,19 +225,20 @@ def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
     ]
 
 
-def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+def _sorted_out(written: StructType, value_format: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """By what they are the names of the columns that are known, and the others, without those that
     say where a row was."""
+    typed = has_payload(value_format)
     known = _BESIDE if typed else _UNTYPED
     found: dict[str, str] = {}
     payload = []
     for column in written.fields:
-        what, kinds = known.get(column.name.lower(), (None, ()))
+        what = known.get(column.name.lower())
         if what is not None:
-            check_type(column, kinds)
+            check_type(column, _ROLES[what])
             if what not in found or column.name.lower() == "eventtime":
                 found[what] = column.name
-        elif is_place(column, typed):
+        elif is_place(column, value_format):
             continue
         elif typed:
             check_not_reserved(column.name)
@@ -247,3 +262,124 @@ def _routing(asked: str | None, found: dict[str, str]) -> str:
     if asked != "column":
         found.pop("partition", None)
     return asked
+
+
+def misfits(
+    rows: WrittenRows,
+    *,
+    entry_bytes_max: int | None,
+    partitions: int | None = None,
+    aside: str | None = None,
+) -> pa.Array | None:
+    """For each row why it cannot be written, null for a good one; None if all are good.
+
+    `partitions` is how many the topic has; it is looked at where rows have a partition of their
+    own, and None while the topics of the rows are not told apart yet. With `entry_bytes_max` None
+    the rows' sizes are not looked at. `aside` is the topic for bad records: no row's own.
+    """
+    found: list[tuple[Mask, str]] = []
+    if rows.topics is not None:
+        found += _by_topic(rows.topics, aside)
+    if rows.partitions is not None and partitions is not None:
+        found.append(_by_partition(rows.partitions, partitions))
+    if entry_bytes_max is not None:
+        found.append(_by_size(rows, entry_bytes_max))
+    found = [(mask, reason) for mask, reason in found if mask.any()]
+    if not found:
+        return None
+    reasons = pa.nulls(len(rows), pa.string())
+    for mask, reason in reversed(found):  # of two, the first is told
+        reasons = pc.if_else(of_numpy(mask), pa.scalar(reason), reasons)
+    return reasons
+
+
+def told_apart(
+    rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]
+) -> tuple[WrittenRows, WrittenRows]:
+    """The good rows, and the bad ones as records of the topic for such. `about` are more headers,
+    the same for each."""
+    bad = as_numpy(reasons.is_valid())
+    indexes = of_numpy(np.flatnonzero(bad))
+    lost = rows.take(indexes)
+    values: pa.Array = pa.nulls(len(lost), pa.binary())
+    if not isinstance(lost.values, pa.RecordBatch):
+        values = _cut(lost.values)
+    records = WrittenRows(
+        values=values,
+        keys=None if lost.keys is None else _cut(lost.keys),
+        headers=_headers(lost, reasons.take(indexes), about),
+        event_times=lost.event_times,
+    )
+    return rows.take(of_numpy(np.flatnonzero(~bad))), records
+
+
+def _by_topic(topics: pa.Array, aside: str | None) -> list[tuple[Mask, str]]:
+    encoded = topics.dictionary_encode()
+    names = [_short(name) for name in encoded.dictionary.to_pylist()]
+    missing = as_numpy(topics.is_null())
+
+    def rows_of(name: str | None) -> Mask:
+        mask = np.zeros(len(topics), dtype=bool)
+        wrong = np.array([one == name for one in names], dtype=bool)
+        mask[~missing] = wrong[as_numpy(encoded.indices.drop_null())]
+        return mask
+
+    found = [
+        (missing, f"[{NullTopic.error_class}] the row has no topic"),
+        (rows_of(None), f"[{TopicNameInvalid.error_class}] no topic can have this name"),
+    ]
+    if aside is not None:
+        reason = f"[{OptionConflict.error_class}] the row's topic is that of bad records"
+        found.append((rows_of(aside), reason))
+    return found
+
+
+def _short(name: str) -> str | None:
+    """None: no topic can have this name."""
+    try:
+        return parse_topic(name).short
+    except TopicNameInvalid:
+        return None
+
+
+def _by_partition(column: pa.Array, partitions: int) -> tuple[Mask, str]:
+    there = pc.and_(pc.greater_equal(column, 0), pc.less(column, partitions))
+    mask = ~as_numpy(pc.fill_null(there, False))
+    reason = f"[{PartitionInvalid.error_class}] the topic has {partitions} partitions"
+    return mask, reason
+
+
+def _by_size(rows: WrittenRows, entry_bytes_max: int) -> tuple[Mask, str]:
+    sizes, overhead = [np.zeros(0, dtype=np.int64)], 0
+    for part in row_columns.stored(rows.keys, rows.values, rows.event_times, rows.headers):
+        sizes.append(row_columns.row_bytes(part))
+        overhead = max(overhead, row_columns.overhead_bytes_max(part.schema))
+    room = entry_bytes_max - overhead
+    reason = f"[{MessageTooBig.error_class}] larger than the {room} bytes of an entry"
+    return np.concatenate(sizes) > room, reason
+
+
+def _cut(column: pa.Array) -> pa.Array:
+    """The first bytes of each row; text may end inside of a character."""
+    whole = row_columns.as_binary(column, "value")
+    return pc.binary_slice(whole, 0, VALUE_BYTES_MAX)
+
+
+def _headers(rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]) -> pa.Array:
+    """A list of the same names for each row."""
+    count = len(rows)
+    nothing = pa.nulls(count, pa.binary())
+    partitions = None if rows.partitions is None else rows.partitions.cast(pa.string())
+    columns = {
+        "reason": reasons,
+        "topic": nothing if rows.topics is None else rows.topics,
+        "partition": nothing if partitions is None else partitions,
+        **{name: pa.repeat(pa.scalar(text), count) for name, text in about.items()},
+    }
+    width = len(columns)
+    values = pa.concat_arrays([column.cast(pa.binary()) for column in columns.values()])
+    in_rows = np.arange(width * count).reshape(width, count).T.ravel()
+    names = pa.array(list(columns)).take(pa.array(np.tile(np.arange(width), count)))
+    pairs = pa.StructArray.from_arrays([names, values.take(pa.array(in_rows))], ["key", "value"])
+    offsets = pa.array(np.arange(0, width * count + 1, width, dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, pairs).cast(STORED_HEADERS_TYPE)

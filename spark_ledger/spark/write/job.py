@@ -1,28 +1,208 @@
-"""What a write is, decided in the driver before a row of it is written.
+"""What a write is, decided in the driver before a row of it is written, and the topics that it goes
+to: found as they are now, or made when the first rows for them come.
 
-Always true: columns, types, options and the topics that they name are checked here; what cannot be
-known before the rows are seen (topics of a column, sizes, null topics) is checked in the tasks, and
-then nothing of the write is visible.
+Always true: columns, types, options and the topics that they name are checked in the driver; what
+cannot be known before the rows are seen (topics of a column, sizes, null topics) is checked in the
+tasks, and then nothing of the write is visible. A topic that is there keeps its partitions and
+policies, whatever the options say: other quorums hold for the ledgers of this write only, another
+number of partitions is an error; rows are routed over the partitions that the topic has now. Bytes
+go to no topic that has a schema, for none of its readers could read them beside columns, unless the
+user says so.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaNotRegistered
+from spark_ledger.errors import (
+    CommitOverTooManyTopics,
+    LedgerError,
+    OptionConflict,
+    OptionInvalid,
+    OptionMissing,
+    SchemaIncompatible,
+    SchemaNotRegistered,
+    TopicDeleted,
+    TopicExists,
+    TopicTerminated,
+)
+from spark_ledger.metadata.store_calls import each
 from spark_ledger.spark.options.options import WriteOptions
+from spark_ledger.spark.options.table import NO_SCHEMA
 from spark_ledger.spark.rows.typed_values import SCHEMA, ValueWriter
 from spark_ledger.spark.rows.written import WritePlan, payload_of, plan_write
-from spark_ledger.spark.write.target import (
-    WrittenTopic,
-    check_bookies,
-    check_fits,
-    check_values,
-    look_up,
-)
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.draft import USER_METADATA_BYTES_MAX
 from spark_ledger.topic.commit.replay import OnReplay
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import TopicInfo
+
+TOPICS_AT_ONCE = 32
+
+_DEFAULTS = TopicPolicies()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTopic:
+    """A topic and how many partitions it has now; `info` has how many it was made with."""
+
+    info: TopicInfo
+    partitions: int
+
+    @property
+    def txn_target(self) -> str:
+        """What transactions on it alone are recorded under: one of its name that is made anew has
+        nothing of what this one got."""
+        return f"{self.info.name.short}@{self.info.id}"
+
+
+def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
+    """What was given, the rest as near to `base` as it allows. Raises OptionInvalid."""
+    ensemble = options.ensemble_size or max(base.ensemble_size, options.write_quorum or 0)
+    write = options.write_quorum or min(base.write_quorum, ensemble)
+    ack = options.ack_quorum or min(base.ack_quorum, write)
+    if not ensemble >= write >= ack >= 1:
+        raise OptionInvalid(
+            f"ensembleSize {ensemble}, writeQuorum {write}, ackQuorum {ack}",
+            "Give ensembleSize >= writeQuorum >= ackQuorum.",
+        )
+    return replace(
+        base,
+        ensemble_size=ensemble,
+        write_quorum=write,
+        ack_quorum=ack,
+        durability=options.durability or base.durability,
+    )
+
+
+def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
+    """Whether the options can be meant for the topic that they name and that is there already. A
+    query that made it goes on after it has grown. Raises OptionConflict, OptionInvalid."""
+    policies_of(options, topic.info.policies)
+    asked, made = options.partitions, topic.info.partitions
+    if asked is not None and asked not in (made, topic.partitions):
+        raise OptionConflict(
+            f"partitions is {asked}, but topic '{topic.info.name}' is there with"
+            f" {topic.partitions}",
+            "Leave the option out, or grow the topic: spark-ledger topic grow.",
+        )
+
+
+async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -> None:
+    """Whether there are as many bookies as the options say that a new topic's ledgers need.
+    Raises NotEnoughBookies, OptionInvalid."""
+    policies_of(options)
+    asked = options.ensemble_size or options.write_quorum
+    if asked:
+        await client.ledgers.check_registered(asked, f"a ledger of topic '{name}'")
+
+
+async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
+    """Whether the topic takes bytes, if that is what the options write to it: the topic of bad
+    records gets nothing else. One read of the metadata store, none for typed values. It does not
+    wait for a replica that lags: look the topic up first. Raises SchemaIncompatible."""
+    name = topic.info.name.short
+    bad = name == options.bad_records_topic
+    if options.schema_mode == NO_SCHEMA or (options.typed and not bad):
+        return
+    head = (await client.schemas.of(topic.info, fresh=False)).head
+    if not head.current:
+        return
+    remedy = "Name another topic for badRecordsTopic."
+    if not bad:
+        remedy = (
+            "Write columns with valueFormat=arrow or valueFormat=json, or write bytes all the same"
+            " with schemaMode=none."
+        )
+    raise SchemaIncompatible(
+        f"topic '{name}' has a schema (version {head.current}), and the values to be written are"
+        " bytes: with both no reader could read all of it",
+        remedy,
+    )
+
+
+async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopic | None:
+    """The topic if it is there. Raises TopicTerminated, TopicDeleted for one that was just now."""
+    info = await client.topics.find(name, fresh=fresh)
+    if info is None:
+        return None
+    state = await client.log(info.id).fold(fresh=fresh)
+    if state.deleted:
+        raise TopicDeleted(f"topic '{name}' (id {info.id}) was deleted", topic=name)
+    if state.terminated:
+        raise TopicTerminated(f"topic '{name}' takes no more rows", topic=name)
+    return WrittenTopic(info, len(state.partitions))
+
+
+async def find_or_make(
+    client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
+) -> WrittenTopic:
+    """The topic as it is, or made: with the options' quorums and durability, and their partitions
+    but for the one of bad records, which has one. Raises as look_up, check_fits,
+    check_bookies and check_values."""
+    found = await look_up(client, name, fresh=fresh)
+    if found is None:
+        partitions = 1 if name == options.bad_records_topic else options.partitions or 1
+        await check_bookies(client, options, name)
+        try:
+            policies = policies_of(options, await client.topics.inherited(name))
+            made = await client.topics.create(name, partitions, policies)
+            return WrittenTopic(made, partitions)  # as the options say, and without a schema
+        except TopicExists:  # another task made it just now
+            found = await look_up(client, name, fresh=True)
+    if found is None:
+        raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
+    if name == options.topic:
+        check_fits(options, found)
+    await check_values(client, options, found)
+    return found
+
+
+async def find_or_make_all(
+    client: TopicClient, options: WriteOptions, names: Sequence[str]
+) -> list[WrittenTopic]:
+    """`find_or_make` of each, TOPICS_AT_ONCE at a time. Raises what the first of them raised that
+    failed, once none is under way any more."""
+
+    async def one(name: str) -> WrittenTopic | Exception:
+        try:
+            return await find_or_make(client, options, name)
+        except Exception as error:
+            return error
+
+    found = []
+    for topic in await each(one, names, TOPICS_AT_ONCE):
+        if isinstance(topic, Exception):
+            raise topic
+        found.append(topic)
+    return found
+
+
+async def too_many_topics(
+    client: TopicClient, what: str, topic_ids: Sequence[str]
+) -> CommitOverTooManyTopics:
+    """The error of a batch for more topics than one commit takes. It names those of `topic_ids`
+    that have no commit: the write made them, or they were there for nothing."""
+    empty = [name for name in await each(partial(_if_empty, client), topic_ids) if name]
+    remedy = "Write fewer topics in one batch, or one topic with more partitions."
+    if empty:
+        named = ", ".join(f"'{name}'" for name in empty)
+        what = f"{what}; {len(empty)} of its topics are there without a row: {named}"
+        remedy += " Remove the topics that this write made: spark-ledger topic delete NAME..."
+    return CommitOverTooManyTopics(what, remedy, empty=tuple(empty))
+
+
+async def _if_empty(client: TopicClient, topic_id: str) -> str | None:
+    """The topic's name, if it is there and nothing was ever committed to it."""
+    with suppress(LedgerError):
+        state = await client.log(topic_id).fold(fresh=True)
+        if state.next == 0 and not state.deleted:
+            name = await client.topics.name_of(topic_id)
+            return None if name is None else name.short
+    return None
 
 
 @dataclass(frozen=True)

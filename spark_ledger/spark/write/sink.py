@@ -1,4 +1,4 @@
-"""The streaming sink.
+"""The sinks: of a stream and of a batch.
 
 Always true: a micro-batch becomes visible by one commit under (query id, target, batch id), so a
 replay adds nothing, and what is not one is refused (topic/commit/replay.py); the driver's writer
@@ -8,21 +8,28 @@ the run began, and of the run's own. Spark makes a writer for commit, and anothe
 commit failed; if that cannot be made, Spark hides why commit failed. So making one makes no call:
 what the cluster has to say against a batch is asked for when the writer is sent to its tasks, and
 they raise it.
+
+A batch write is one commit under one (app id, version), made when every task has ended well. With
+txnAppId inside foreachBatch it goes by the rule of a query's batch.
 """
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import LedgerError, Unavailable
 from spark_ledger.spark.options.options import WriteOptions
-from spark_ledger.spark.worker.ttl_cache import TtlCache
-from spark_ledger.spark.write import job as write_job
-from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.worker import TtlCache
+from spark_ledger.spark.write.job import WriteJob, WrittenTopic, check, find_or_make
 from spark_ledger.spark.write.tasks import (
     TaskProperties,
     Written,
@@ -32,6 +39,8 @@ from spark_ledger.spark.write.tasks import (
 )
 from spark_ledger.spark.write.topic_writers import Task
 from spark_ledger.topic import blocking
+from spark_ledger.topic.commit.replay import OnReplay
+from spark_ledger.topic.log.intents import Intent
 
 CHECKED_S = 60.0
 """How long a process goes by its last look at the topics that a query's options name."""
@@ -65,7 +74,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
             if cluster.away:
                 return
-            cluster.run(write_job.check(cluster.client, self.job, fresh=True))
+            cluster.run(check(cluster.client, self.job, fresh=True))
             _checked.put(self._key, True)
         except LedgerError as error:
             if cluster is None and isinstance(error, Unavailable):
@@ -93,3 +102,69 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+
+def planned_writer(
+    options: WriteOptions, schema: StructType, overwrite: bool
+) -> "LedgerBatchWriter":
+    """The writer of one job, made in the driver: everything is checked, the intent is open."""
+    job = WriteJob.of(options, schema, overwrite)
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+    known = cluster.run(check(cluster.client, job, fresh=True))
+    replaced = []
+    target = options.txn_target
+    if overwrite or (options.txn_app_id and options.topic):
+        topic = known.get(options.target) or cluster.run(
+            find_or_make(cluster.client, options, options.target, fresh=True)
+        )
+        known[options.target] = topic
+        replaced = [topic.info.id] if overwrite else []
+        target = topic.txn_target
+    app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
+    opened = cluster.client.intents.open_batch_intent(
+        app_id,
+        secrets.token_hex(16),
+        target,
+        overwrites=replaced,
+        random=options.txn_app_id is None,
+    )
+    return LedgerBatchWriter(job, known, cluster.run(opened))
+
+
+class LedgerBatchWriter(DataSourceArrowWriter):
+    """Goes from the driver to the tasks and to the process that commits."""
+
+    def __init__(self, job: WriteJob, known: Mapping[str, WrittenTopic], intent: Intent) -> None:
+        self.job = job
+        self.known = known
+        self.intent = intent
+        self.version = job.options.txn_version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        spark = TaskProperties.of(TaskContext.get())
+        task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
+        on_replay = self._on_replay(in_query=spark.query_id is not None)
+        known, version = self.known, self.version
+        return write_rows(
+            self.job, task, iterator, version=version, on_replay=on_replay, known=known
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = [message for message in messages if isinstance(message, Written)]
+        commit_rows(self.job, self.intent, self.version, written, last=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+    def _on_replay(self, *, in_query: bool) -> OnReplay | None:
+        """A thread that foreachBatch started may not know of the query, but the option is heard."""
+        if self.job.options.txn_app_id is None:
+            return None
+        asked = self.job.options.on_replay is not None
+        return self.job.on_replay if in_query or asked else OnReplay.IGNORE
+
+    def _about(self, spark: TaskProperties) -> Mapping[str, str]:
+        if self.job.options.txn_app_id is None:
+            return spark.about
+        txn = {"txnAppId": self.job.options.txn_app_id, "txnVersion": str(self.version)}
+        return {**spark.about, **txn}

@@ -21,11 +21,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_ledger.errors import CommitOverTooManyTopics, TopicDeleted, Unavailable
 from spark_ledger.spark.options.options import WriteOptions
-from spark_ledger.spark.worker import python_gc
-from spark_ledger.spark.worker.python_gc import Moment
-from spark_ledger.spark.worker.ttl_cache import TtlCache
-from spark_ledger.spark.write.job import WriteJob
-from spark_ledger.spark.write.target import (
+from spark_ledger.spark.worker import Moment, TtlCache, set_aside
+from spark_ledger.spark.write.job import (
+    WriteJob,
     WrittenTopic,
     find_or_make,
     find_or_make_all,
@@ -115,7 +113,7 @@ def write_rows(
     """
     intent, counted = task.intent, Fingerprint()
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
-    python_gc.set_aside(Moment.CONNECTED)
+    set_aside(Moment.CONNECTED)
     if on_replay is not None:
         work = _work(cluster, intent, version, on_replay)
         batches = _counted(batches, job, counted)
@@ -175,7 +173,7 @@ def commit_rows(
     there after a write without rows. Raises as TopicClient.commit_topics.
     """
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
-    python_gc.set_aside(Moment.CONNECTED)
+    set_aside(Moment.CONNECTED)
     with naming_deleted(cluster):
         return _commit_rows(cluster, job.options, intent, version, written, last)
 

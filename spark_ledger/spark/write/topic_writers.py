@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from spark_ledger.metadata.store_calls import each
-from spark_ledger.spark.rows.bad_records import misfits, told_apart
-from spark_ledger.spark.rows.written import WrittenRows, by_topic, topics_named
-from spark_ledger.spark.write.job import WriteJob
-from spark_ledger.spark.write.target import (
+from spark_ledger.spark.rows.written import WrittenRows, by_topic, misfits, told_apart, topics_named
+from spark_ledger.spark.write.job import (
     TOPICS_AT_ONCE,
+    WriteJob,
     WrittenTopic,
     policies_of,
     too_many_topics,

@@ -10,7 +10,7 @@ the merging, and so is the janitor's. Ended at any moment and begun again, it go
 left.
 
 `Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
-(spark/merge_job.py).
+(spark/jobs.py).
 """
 
 import asyncio

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from spark_ledger.local.child import Child
+from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.admin import TopicAdmin

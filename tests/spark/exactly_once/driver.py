@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ledger.demo import worker
 from spark_ledger.demo.worker import Told
-from spark_ledger.spark.worker.worker_python import worker_python
+from spark_ledger.spark.worker import worker_python
 from tests.spark.exactly_once.failing_sink import FailingLedger
 from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, StepsSource
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from spark_ledger.spark.worker.worker_python import worker_python
+from spark_ledger.spark.worker import worker_python
 from tests.kit import jvm
 from tests.kit.processes import eventually
 from tests.spark.exactly_once.driver_process import DriverProcess

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from spark_ledger.demo import compare
+from spark_ledger.demo import flights
 
 CSV = pa.table({"row": [0, 1, 2, 3], "carrier": ["A", "B", "A", "B"], "delay": [5, 6, None, 8]})
 
@@ -21,33 +21,33 @@ def topic(rows, partitions=None):
 
 
 def test_rows_that_came_once_pass():
-    assert compare.rows_once("t", CSV, topic([0, 1, 2, 3])).passed
+    assert flights.rows_once("t", CSV, topic([0, 1, 2, 3])).passed
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [0, 1, 2, 3, 3], [0, 1, 2, 3, 4]])
 def test_a_missing_a_doubled_and_a_foreign_row_fail(rows):
-    assert not compare.rows_once("t", CSV, topic(rows)).passed
+    assert not flights.rows_once("t", CSV, topic(rows)).passed
 
 
 def test_order_within_a_carrier_is_what_counts():
-    assert compare.in_order_of_carrier(CSV, topic([1, 0, 3, 2])).passed
-    assert not compare.in_order_of_carrier(CSV, topic([2, 0, 1, 3])).passed
+    assert flights.in_order_of_carrier(CSV, topic([1, 0, 3, 2])).passed
+    assert not flights.in_order_of_carrier(CSV, topic([2, 0, 1, 3])).passed
 
 
 def test_a_carrier_in_two_partitions_fails():
-    assert not compare.in_order_of_carrier(CSV, topic([0, 1, 2, 3], [0, 1, 1, 1])).passed
+    assert not flights.in_order_of_carrier(CSV, topic([0, 1, 2, 3], [0, 1, 1, 1])).passed
 
 
 def test_one_changed_value_fails_and_names_its_column():
     changed = CSV.set_column(2, "delay", pa.array([5, 6, 0, 8]))
-    check = compare.same_values("t", CSV, changed)
+    check = flights.same_values("t", CSV, changed)
     assert not check.passed
     assert "delay" in check.detail
-    assert compare.same_values("t", CSV, CSV.take([3, 2, 1, 0])).passed
+    assert flights.same_values("t", CSV, CSV.take([3, 2, 1, 0])).passed
 
 
 def test_a_batch_committed_twice_or_never_fails():
-    assert compare.committed_once(1, [0, 1, 2]).passed
-    assert not compare.committed_once(1, [0, 1, 1]).passed
-    assert not compare.committed_once(1, [0, 2]).passed
-    assert not compare.committed_once(None, [0, 1]).passed
+    assert flights.committed_once(1, [0, 1, 2]).passed
+    assert not flights.committed_once(1, [0, 1, 1]).passed
+    assert not flights.committed_once(1, [0, 2]).passed
+    assert not flights.committed_once(None, [0, 1]).passed

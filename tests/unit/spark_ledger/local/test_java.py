@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from spark_ledger.errors import BadConfig
-from spark_ledger.local.java import find_java, major_version
+from spark_ledger.local.embedded_zookeeper import find_java, major_version
 
 
 def jdk(folder: Path, version: str, *, release: bool = False) -> Path:

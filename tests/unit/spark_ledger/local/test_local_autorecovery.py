@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_ledger.local.local_autorecovery import LocalAutorecovery
+from spark_ledger.local.processes import LocalAutorecovery
 from tests.kit.processes import alive, eventually
 
 RESTARTS = "autorecovery-restarts"

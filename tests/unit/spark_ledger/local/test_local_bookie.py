@@ -3,7 +3,7 @@ from pathlib import Path
 from bookie_server.__main__ import _parser
 from bookie_server.api.settings import load, parse_overrides
 from bookie_server.config import BookieConfig
-from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.processes import LocalBookie
 
 
 def settings_of(bookie: LocalBookie) -> BookieConfig:

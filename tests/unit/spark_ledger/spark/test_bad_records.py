@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.spark.rows import bad_records, written
+from spark_ledger.spark.rows import written
 from spark_ledger.spark.rows.written import WrittenRows
 from spark_ledger.topic.entry.batch_encoder import BatchEncoder
 from spark_ledger.topic.entry.routing import Router, Routing
@@ -16,7 +16,7 @@ ENTRY_BYTES = 8192
 
 def test_good_rows_have_no_misfit():
     rows = WrittenRows(pa.array(["1", None]), topics=pa.array(["t", "u"]))
-    assert bad_records.misfits(rows, entry_bytes_max=ENTRY_BYTES) is None
+    assert written.misfits(rows, entry_bytes_max=ENTRY_BYTES) is None
 
 
 def test_each_misfit_has_the_class_of_its_error():
@@ -25,7 +25,7 @@ def test_each_misfit_has_the_class_of_its_error():
         topics=pa.array(["t", None, "no/good", "t", "t", "t"]),
         partitions=pa.array([0, 0, 0, 1, 2, None], pa.int32()),
     )
-    reasons = bad_records.misfits(rows, entry_bytes_max=ENTRY_BYTES, partitions=2)
+    reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES, partitions=2)
     assert [None if one is None else one.split("]")[0] for one in reasons.to_pylist()] == [
         None,
         "[LEDGER_NULL_TOPIC_IN_DATA",
@@ -38,7 +38,7 @@ def test_each_misfit_has_the_class_of_its_error():
 
 def test_of_two_misfits_the_first_is_told():
     rows = WrittenRows(pa.array(["x" * 9000]), topics=pa.array([None], pa.string()))
-    (reason,) = bad_records.misfits(rows, entry_bytes_max=ENTRY_BYTES).to_pylist()
+    (reason,) = written.misfits(rows, entry_bytes_max=ENTRY_BYTES).to_pylist()
     assert reason.startswith("[LEDGER_NULL_TOPIC_IN_DATA]")
 
 
@@ -49,8 +49,8 @@ def test_a_bad_row_is_kept_with_its_reason_and_where_it_came_from():
         topics=pa.array(["t", "u", "v"]),
         partitions=pa.array([0, 7, 0], pa.int32()),
     )
-    reasons = bad_records.misfits(rows, entry_bytes_max=ENTRY_BYTES)
-    good, bad = bad_records.told_apart(rows, reasons, {"queryId": "q", "batchId": "9"})
+    reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES)
+    good, bad = written.told_apart(rows, reasons, {"queryId": "q", "batchId": "9"})
     assert good.values.to_pylist() == ["good", "good too"]
     assert good.topics.to_pylist() == ["t", "v"]
     assert bad.values.to_pylist() == [b"x" * 65_536]
@@ -68,8 +68,8 @@ def test_a_bad_row_is_kept_with_its_reason_and_where_it_came_from():
 def test_of_a_bad_row_of_columns_the_key_and_the_reason_are_kept():
     payload = pa.record_batch({"text": ["small", "x" * 9000]})
     rows = WrittenRows(payload, keys=pa.array([b"a", b"b"]))
-    reasons = bad_records.misfits(rows, entry_bytes_max=ENTRY_BYTES)
-    good, bad = bad_records.told_apart(rows, reasons, {})
+    reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES)
+    good, bad = written.told_apart(rows, reasons, {})
     assert good.values.to_pydict() == {"text": ["small"]}
     assert (bad.values.to_pylist(), bad.keys.to_pylist()) == ([None], [b"b"])
     assert [one["key"] for one in bad.headers.to_pylist()[0]] == ["reason", "topic", "partition"]
@@ -89,13 +89,13 @@ def test_no_good_row_is_refused_later_and_every_bad_one_would_have_been(parts):
         topics=pa.array(topics, pa.string()),
         partitions=pa.array(partitions, pa.int32()),
     )
-    reasons = bad_records.misfits(rows, entry_bytes_max=ENTRY_BYTES, partitions=3)
-    good, bad = (rows, None) if reasons is None else bad_records.told_apart(rows, reasons, {})
+    reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES, partitions=3)
+    good, bad = (rows, None) if reasons is None else written.told_apart(rows, reasons, {})
     if len(good):
         write(good)
     for i in [] if bad is None else bad.keys.to_pylist():
         with pytest.raises(LedgerError):
-            write(rows.slice(int(i), 1))
+            write(rows.take(pa.array([int(i)])))
     assert len(good) + (0 if bad is None else len(bad)) == len(parts)
 
 

@@ -28,7 +28,7 @@ from spark_ledger.errors import (
     SchemaUnknownColumn,
 )
 from spark_ledger.spark.options.options import shape_options
-from spark_ledger.spark.rows import columns, schema
+from spark_ledger.spark.rows import columns
 from spark_ledger.topic.entry import message_batch, pulsar_batch, pulsar_columns
 from spark_ledger.topic.read.row_blocks import RUN, Block, Joining, Rows
 from tests.kit.pulsar_batches import batch_of, message
@@ -42,7 +42,7 @@ KINDS: dict[str, DataType] = {
     "BIGINT": LongType(),
     "DOUBLE": DoubleType(),
     "TIMESTAMP": TimestampType(),
-    "HEADERS": schema.HEADERS_TYPE,
+    "HEADERS": columns.HEADERS_TYPE,
     "TEXTS": ArrayType(
         StructType([StructField("key", StringType()), StructField("value", StringType())])
     ),
@@ -108,25 +108,25 @@ def test_the_default_schema_is_kafkas():
         "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
         "timestamp TIMESTAMP, timestampType INT"
     )
-    assert ddl(kafkas) == schema.DEFAULT_SCHEMA == schema.read_schema(shape())
-    with_headers = schema.read_schema(shape(includeHeaders="true"))
+    assert ddl(kafkas) == columns.DEFAULT_SCHEMA == columns.read_schema(shape())
+    with_headers = columns.read_schema(shape(includeHeaders="true"))
     assert with_headers == ddl(kafkas + ", headers HEADERS")
     text = "array<struct<key:string,value:binary>>"
     assert with_headers["headers"].dataType.simpleString() == text
 
 
 def test_options_add_columns_to_the_schema():
-    assert schema.read_schema(shape(valueFormat="string"))["value"].dataType == StringType()
-    assert schema.read_schema(shape(includeMetadata="true")).names[7:] == [
+    assert columns.read_schema(shape(valueFormat="string"))["value"].dataType == StringType()
+    assert columns.read_schema(shape(includeMetadata="true")).names[7:] == [
         *("eventTime", "ledgerId", "entryId", "batchIndex", "messageId"),
         *("schemaVersion", "valueSize"),
     ]
 
 
 def test_the_producer_of_a_row_is_told_on_request():
-    declared = schema.read_schema(shape(includeProducer="true"))
+    declared = columns.read_schema(shape(includeProducer="true"))
     assert declared.names[7:] == ["producerName", "sequenceId"]
-    wanted = schema.entry_columns(declared)
+    wanted = columns.entry_columns(declared)
     assert {"producer_name", "sequence_id"} <= wanted
     sent = [batch_of([message(b"v"), message(b"w")], producer="p", sequence_id=7)]
     found = pulsar_columns.decoded([pulsar_batch.parse(one) for one in sent], wanted)
@@ -136,11 +136,11 @@ def test_the_producer_of_a_row_is_told_on_request():
 
 
 def test_rows_of_spark_have_no_producer_whatever_their_columns_are_called():
-    declared = schema.read_schema(shape(includeProducer="true"))
+    declared = columns.read_schema(shape(includeProducer="true"))
     batch = columns.to_spark(rows(), "t", arrow(declared))
     assert batch.column("producerName").null_count == batch.column("sequenceId").null_count == 3
     own = pa.RecordBatch.from_pydict({"producer_name": ["x"], "sequence_id": [1]})
-    asked = schema.read_schema(
+    asked = columns.read_schema(
         shape(valueFormat="arrow", includeProducer="true"), ddl("producer_name STRING")
     )
     typed = block_of(Rows(0, 0, 1, own, typed=True))
@@ -152,22 +152,22 @@ def test_rows_of_spark_have_no_producer_whatever_their_columns_are_called():
 
 def test_typed_rows_have_their_own_columns_first_and_metadata_after_them():
     payload = ddl("price DOUBLE, key STRING")
-    offered = schema.read_schema(shape(valueFormat="arrow"), payload)
+    offered = columns.read_schema(shape(valueFormat="arrow"), payload)
     assert offered == ddl(
         "price DOUBLE, key STRING, __key BINARY, __topic STRING, __partition INT, "
         "__offset BIGINT, __publishTime TIMESTAMP, __eventTime TIMESTAMP, __messageId STRING, "
         "__messageProperties HEADERS"
     )
-    more = schema.read_schema(shape(valueFormat="json", includeMetadata="true"), payload)
+    more = columns.read_schema(shape(valueFormat="json", includeMetadata="true"), payload)
     assert more.names[10:] == ["__ledgerId", "__entryId", "__batchIndex", "__schemaVersion"]
-    assert schema.payload_of(more) == payload
+    assert columns.payload_of(more) == payload
     with pytest.raises(SchemaReservedColumn, match="'__price'"):
-        schema.read_schema(shape(valueFormat="arrow"), ddl("__price DOUBLE"))
+        columns.read_schema(shape(valueFormat="arrow"), ddl("__price DOUBLE"))
 
 
 def test_rows_become_the_columns_of_the_default_schema():
-    batch = columns.to_spark(rows(), "t", arrow(schema.DEFAULT_SCHEMA))
-    assert batch.schema.equals(arrow(schema.DEFAULT_SCHEMA))
+    batch = columns.to_spark(rows(), "t", arrow(columns.DEFAULT_SCHEMA))
+    assert batch.schema.equals(arrow(columns.DEFAULT_SCHEMA))
     assert batch.column("key").to_pylist() == [b"a", None, b"c"]
     assert batch.column("value").to_pylist() == [b"1", b"23", None]
     assert batch.column("topic").to_pylist() == ["t"] * 3
@@ -178,7 +178,7 @@ def test_rows_become_the_columns_of_the_default_schema():
 
 
 def test_headers_and_the_place_of_a_row_are_columns():
-    declared = schema.read_schema(shape(includeHeaders="true", includeMetadata="true"))
+    declared = columns.read_schema(shape(includeHeaders="true", includeMetadata="true"))
     batch = columns.to_spark(rows(), "t", arrow(declared))
     batch.validate(full=True)
     assert batch.column("headers").to_pylist() == HEADERS
@@ -192,7 +192,7 @@ def test_headers_and_the_place_of_a_row_are_columns():
 
 
 def test_what_an_entry_does_not_have_is_null_in_every_row():
-    declared = schema.read_schema(shape(includeHeaders="true", includeMetadata="true"))
+    declared = columns.read_schema(shape(includeHeaders="true", includeMetadata="true"))
     batch = columns.to_spark(rows("event_time"), "t", arrow(declared))
     for name in ("key", "value", "headers", "valueSize"):
         assert batch.column(name).null_count == 3, name
@@ -201,7 +201,7 @@ def test_what_an_entry_does_not_have_is_null_in_every_row():
 
 def test_the_metadata_of_typed_rows_stands_beside_the_payload():
     payload = [pa.array([1.5, None]), pa.array(["x", "y"])]
-    offered = schema.read_schema(
+    offered = columns.read_schema(
         shape(valueFormat="arrow", includeMetadata="true"), ddl("price DOUBLE, key STRING")
     )
     batch = columns.to_spark(typed_rows(), "t", arrow(offered), payload)
@@ -234,7 +234,7 @@ def test_the_value_of_typed_rows_is_an_error_never_null():
 
 def test_a_declared_schema_is_a_projection_by_name_with_text_as_text():
     declared = ddl("Offset BIGINT, VALUE STRING")
-    schema.check_projection(declared)
+    columns.check_projection(declared)
     batch = columns.to_spark(rows(), "t", arrow(declared))
     assert batch.to_pydict() == {"Offset": [40, 41, 42], "VALUE": ["1", "23", None]}
 
@@ -259,25 +259,25 @@ def test_only_rows_with_a_key_of_the_filter_are_left():
 
 def test_a_declared_column_that_no_topic_has_is_refused_by_name():
     with pytest.raises(SchemaUnknownColumn, match="'price'"):
-        schema.check_projection(ddl("value BINARY, price DOUBLE"))
+        columns.check_projection(ddl("value BINARY, price DOUBLE"))
     with pytest.raises(SchemaTypeMismatch, match=r"'offset' is STRING, not BIGINT"):
-        schema.check_projection(ddl("offset STRING"))
+        columns.check_projection(ddl("offset STRING"))
     with pytest.raises(SchemaTypeMismatch, match=r"'headers' is MAP<STRING,STRING>, not ARRAY"):
-        schema.check_projection(ddl("headers MAP"))
+        columns.check_projection(ddl("headers MAP"))
     with pytest.raises(SchemaUnknownColumn, match="two columns 'value'"):
-        schema.check_projection(ddl("value STRING, Value BINARY"))
+        columns.check_projection(ddl("value STRING, Value BINARY"))
     with pytest.raises(SchemaMissingColumn, match="no column"):
-        schema.check_projection(StructType([]))
+        columns.check_projection(StructType([]))
 
 
 def test_a_declared_payload_has_any_names_but_reserved_ones():
     declared = ddl("price DOUBLE, value STRING, __offset BIGINT")
-    schema.check_projection(declared, "arrow")
-    assert schema.payload_of(declared) == ddl("price DOUBLE, value STRING")
+    columns.check_projection(declared, "arrow")
+    assert columns.payload_of(declared) == ddl("price DOUBLE, value STRING")
     with pytest.raises(SchemaReservedColumn, match="'__ofset'"):
-        schema.check_projection(ddl("price DOUBLE, __ofset BIGINT"), "json")
+        columns.check_projection(ddl("price DOUBLE, __ofset BIGINT"), "json")
     with pytest.raises(SchemaTypeMismatch, match="'__offset' is STRING"):
-        schema.check_projection(ddl("__offset STRING"), "arrow")
+        columns.check_projection(ddl("__offset STRING"), "arrow")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_declared_payload_has_any_names_but_reserved_ones():
     ],
 )
 def test_of_an_entry_only_what_the_columns_are_made_of_is_decoded(declared, how, wanted):
-    assert schema.entry_columns(ddl(declared), **how) == wanted
+    assert columns.entry_columns(ddl(declared), **how) == wanted
 
 
 def test_an_error_of_the_columns_survives_the_way_from_a_task():

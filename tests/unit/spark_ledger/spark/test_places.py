@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from spark_ledger.errors import OffsetsMalformed, OptionInvalid, TopicNameInvalid
 from spark_ledger.spark.options import start_positions as places
-from spark_ledger.spark.options import timestamps
 from spark_ledger.spark.options.start_positions import EARLIEST, AtTime, Explicit, Named
 
 
@@ -75,9 +74,9 @@ def test_what_is_no_moment_is_refused_with_both_forms(text):
         places.parse_time(text, "endingTimestamp", "latest")
 
 
-@given(st.integers(0, timestamps.MS_MAX))
+@given(st.integers(0, places.MS_MAX))
 def test_a_moment_in_a_message_can_be_given_again(millis):
-    assert timestamps.millis_of(timestamps.as_text(millis)) == millis
+    assert places.millis_of(places.as_text(millis)) == millis
 
 
 def test_times_by_partition_are_numbers_or_texts():

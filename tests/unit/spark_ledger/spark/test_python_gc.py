@@ -4,15 +4,15 @@ import gc
 
 import pytest
 
-from spark_ledger.spark.worker import python_gc
-from spark_ledger.spark.worker.python_gc import Moment, set_aside
+from spark_ledger.spark import worker
+from spark_ledger.spark.worker import Moment, set_aside
 
 
 @pytest.fixture
 def frozen(monkeypatch):
     """How often everything was set aside, in a process in which nothing has been."""
     times = []
-    monkeypatch.setattr(python_gc, "_past", {})
+    monkeypatch.setattr(worker, "_past", {})
     monkeypatch.setattr(gc, "freeze", lambda: times.append(1))
     return times
 

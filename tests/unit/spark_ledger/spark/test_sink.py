@@ -7,7 +7,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger.errors import SchemaUnknownColumn, TopicTerminated, Unavailable
 from spark_ledger.spark.options.options import stream_write_options
-from spark_ledger.spark.worker.ttl_cache import TtlCache
+from spark_ledger.spark.worker import TtlCache
 from spark_ledger.spark.write import sink
 from spark_ledger.spark.write.sink import CHECKED_S, LedgerStreamWriter
 from spark_ledger.spark.write.tasks import TaskProperties

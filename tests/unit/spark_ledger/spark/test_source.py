@@ -14,7 +14,7 @@ from spark_ledger.spark.options.offsets import TopicEnds
 from spark_ledger.spark.options.options import stream_read_options
 from spark_ledger.spark.options.start_positions import AtTime
 from spark_ledger.spark.read.source import LedgerStreamReader
-from spark_ledger.spark.rows.schema import DEFAULT_SCHEMA
+from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
 from spark_ledger.topic.subscription.lag import PartitionLag
 
 
@@ -248,7 +248,7 @@ def test_a_query_with_a_subscription_signs_its_offsets_and_keeps_its_sign(monkey
         told.append((name, query_id, start))
         return Cursor()
 
-    monkeypatch.setattr("spark_ledger.spark.read.query_cursor.open_cursor", opened)
+    monkeypatch.setattr("spark_ledger.spark.read.source.open_cursor", opened)
     topics = TopicsInATest(5)
     topics.cluster, topics.infos = None, {"t": "info"}
     topics.options = stream_read_options({"topic": "t", "subscription": "s"})

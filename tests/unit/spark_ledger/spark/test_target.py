@@ -11,8 +11,8 @@ from spark_ledger.errors import OptionConflict, OptionInvalid, OptionMissing
 from spark_ledger.metadata import paths
 from spark_ledger.spark.options.options import stream_write_options
 from spark_ledger.spark.write import job as write_job
-from spark_ledger.spark.write.job import WriteJob
-from spark_ledger.spark.write.target import (
+from spark_ledger.spark.write.job import (
+    WriteJob,
     WrittenTopic,
     check_fits,
     check_values,

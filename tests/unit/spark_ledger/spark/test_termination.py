@@ -7,7 +7,7 @@ import sys
 READY = b"ready\n"
 BEGIN = """
 import os, signal, threading, time
-from spark_ledger.spark.worker.termination import before_termination
+from spark_ledger.spark.worker import before_termination
 
 def say(text):
     os.write(1, text.encode() + b"\\n")

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from spark_ledger.errors import OptionInvalid
-from spark_ledger.spark.options import timestamps
+from spark_ledger.spark.options import start_positions
 from spark_ledger.topic.log.actions import Append, OpenLive
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import (
@@ -33,39 +33,39 @@ def committed(*parts: tuple[int, int, int]) -> TopicState:
 
 def test_a_time_without_a_zone_is_refused_where_the_session_was_given_another():
     zone = datetime.timezone(datetime.timedelta(hours=1))
-    taken = timestamps.millis_of("2024-05-01T12:00", zone)
+    taken = start_positions.millis_of("2024-05-01T12:00", zone)
     assert taken is not None
     for same in (None, "+01:00", "Africa/Lagos", "a zone that Spark alone knows"):
-        timestamps.check_zone([("2024-05-01T12:00", taken)], same)
+        start_positions.check_zone([("2024-05-01T12:00", taken)], same)
     with pytest.raises(OptionInvalid, match=r"taken for 2024-05-01T11:00.* Asia/Kolkata"):
-        timestamps.check_zone([("2024-05-01T12:00", taken)], "Asia/Kolkata")
+        start_positions.check_zone([("2024-05-01T12:00", taken)], "Asia/Kolkata")
 
 
 def test_a_query_that_began_in_another_zone_is_told_to_begin_anew():
-    taken = timestamps.millis_of("2024-05-01T12:00", datetime.UTC)
+    taken = start_positions.millis_of("2024-05-01T12:00", datetime.UTC)
     zoneless = [("2024-05-01T12:00", taken)]
     for in_checkpoint in (True, False):
         with pytest.raises(OptionInvalid) as raised:
-            timestamps.check_zone(zoneless, "Asia/Kolkata", in_checkpoint=in_checkpoint)
+            start_positions.check_zone(zoneless, "Asia/Kolkata", in_checkpoint=in_checkpoint)
         assert ("start with a new checkpoint" in str(raised.value)) is in_checkpoint
 
 
 def test_each_partition_starts_at_its_first_row_of_that_time_or_later():
     state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
-    assert timestamps.look_up(state, {0: 100, 1: 100}) == {0: 0, 1: 0}
-    assert timestamps.look_up(state, {0: 101, 1: 0}) == {0: 10, 1: 0}
+    assert start_positions.look_up(state, {0: 100, 1: 100}) == {0: 0, 1: 0}
+    assert start_positions.look_up(state, {0: 101, 1: 0}) == {0: 10, 1: 0}
 
 
 def test_a_partition_without_such_a_row_is_left_out():
     state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
-    assert timestamps.look_up(state, {0: 200, 1: 101}) == {0: 10}
-    assert timestamps.look_up(empty("id", 1), {0: 0}) == {}
+    assert start_positions.look_up(state, {0: 200, 1: 101}) == {0: 10}
+    assert start_positions.look_up(empty("id", 1), {0: 0}) == {}
 
 
 def test_rows_of_a_live_segment_are_newer_than_any_moment():
     opened = Commit(**APP, actions=(OpenLive(0, 9, 1, "owner", 1),))
     state = apply(committed((0, 10, 100)), 1, opened, 300)
-    assert timestamps.look_up(state, {0: 101, 1: 101}) == {0: 10}
+    assert start_positions.look_up(state, {0: 101, 1: 101}) == {0: 10}
 
 
 def test_a_moment_within_a_chunk_needs_it_read():
@@ -73,6 +73,6 @@ def test_a_moment_within_a_chunk_needs_it_read():
     chunk = Chunk(BlobPointer(1, 1, 0, 0, 9, 9), 2)
     kept = PartitionState(0, 0, 20, Intervals([Interval(0, 20, chunk, 18, 100, 200)]))
     state = TopicState("id", (kept,))
-    assert timestamps.chunks_to_look_up(state, {0: 150}) == [chunk]
-    assert timestamps.chunks_to_look_up(state, {0: 201}) == []
-    assert timestamps.look_up(state, {0: 150}, {chunk: SegmentTable.of(placed)}) == {0: 10}
+    assert start_positions.chunks_to_look_up(state, {0: 150}) == [chunk]
+    assert start_positions.chunks_to_look_up(state, {0: 201}) == []
+    assert start_positions.look_up(state, {0: 150}, {chunk: SegmentTable.of(placed)}) == {0: 10}

@@ -10,8 +10,7 @@ from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, 
 
 from spark_ledger import errors
 from spark_ledger.spark.options.options import stream_write_options
-from spark_ledger.spark.write.job import WriteJob
-from spark_ledger.spark.write.target import WrittenTopic
+from spark_ledger.spark.write.job import WriteJob, WrittenTopic
 from spark_ledger.spark.write.topic_writers import Task, TopicWriters
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -245,11 +244,11 @@ def test_an_abort_reaches_every_topic_and_closes_ledgers_for_the_worker_ends():
 
 
 def test_what_is_kept_is_forgotten_after_its_time_and_when_there_is_too_much(monkeypatch):
-    from spark_ledger.spark.worker import ttl_cache
+    from spark_ledger.spark import worker
 
     now = [0.0]
-    monkeypatch.setattr(ttl_cache.time, "monotonic", lambda: now[0])
-    held = ttl_cache.TtlCache[str, int](10.0, entries_max=2)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    held = worker.TtlCache[str, int](10.0, entries_max=2)
     held.put("a", 1)
     now[0] = 9.0
     assert held.get("a") == 1

@@ -10,9 +10,9 @@ import pyspark
 import pytest
 
 from spark_ledger import worker_python
-from spark_ledger.spark.worker import worker_python as module
+from spark_ledger.spark import worker as module
 
-LAUNCHER = Path(module.__file__).parent.parent / module.LAUNCHER
+LAUNCHER = Path(module.__file__).parent / module.LAUNCHER
 HOME = Path(pyspark.__file__).parent
 PATH = "import os, sys; print(os.environ.get('PYTHONPATH')); print(*sys.argv[1:], sep='|')"
 

@@ -16,7 +16,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.spark.options.options import shape_options, stream_write_options
 from spark_ledger.spark.rows import written
-from spark_ledger.spark.rows.schema import read_schema
+from spark_ledger.spark.rows.columns import read_schema
 from spark_ledger.spark.rows.written import WrittenRows
 from tests.unit.spark_ledger.spark.test_columns import ddl
 

@@ -1,7 +1,9 @@
-"""`spark-ledger bookie list|info|ready|forget|decommission`."""
+"""The processes of a cluster: `spark-ledger bookie list|info|ready|forget|decommission`,
+`spark-ledger broker start|list` and `spark-ledger autorecovery start|status|enable|disable|set`."""
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -10,10 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from spark_ledger.cli.common import (
+    MERGE_BYTES,
     App,
     JsonOption,
     UrlOption,
     fail,
+    in_utc,
     print_facts,
     print_json,
     print_table,
@@ -25,16 +29,24 @@ from spark_ledger.errors import BadConfig, Unavailable, counted
 if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
     from spark_ledger.ledger.client import LedgerStore
+    from spark_ledger.metadata.autorecovery import Settings
     from spark_ledger.repair.decommission import Left
+    from spark_ledger.repair.status import Status
 
-app = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
+
+bookies = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
+brokers = App(help="The broker: Pulsar's clients write and read topics.", no_args_is_help=True)
+autorecovery = App(
+    help="Self-healing: lost copies are made again, and topics are kept up.", no_args_is_help=True
+)
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
 TIMEOUT_S = 5.0
 PORT_MAX = 65535
 INTERRUPTED = 130
+BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while to import
 
 
-@app.command("list")
+@bookies.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every bookie ever seen: rw, ro or down, and why."""
     found = asyncio.run(registered(resolve_service_url(service_url)))
@@ -53,7 +65,7 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
     print_table(columns, cells, "no bookies")
 
 
-@app.command()
+@bookies.command()
 def info(
     bookie: Annotated[str, typer.Argument(help="host:port of its frames, or the id of a bookie.")],
     json: JsonOption = False,
@@ -80,7 +92,7 @@ def info(
         print_table(columns, rows, "")
 
 
-@app.command()
+@bookies.command()
 def ready(
     address: Annotated[str, typer.Argument(help="host:port of the bookie's frames.")],
     timeout: Timeout = TIMEOUT_S,
@@ -94,7 +106,7 @@ def ready(
     print("ready")
 
 
-@app.command()
+@bookies.command()
 def forget(
     bookie_id: Annotated[str, typer.Argument(help="The id of a bookie that will not come back.")],
     service_url: UrlOption = None,
@@ -106,7 +118,7 @@ def forget(
     print(f"bookie {bookie_id} is forgotten")
 
 
-@app.command()
+@bookies.command()
 def decommission(
     bookie_id: Annotated[str, typer.Argument(help="The id of a bookie that is to go.")],
     force: Annotated[
@@ -326,3 +338,191 @@ def _state(directory: "DirectoryInfo") -> str:
     if directory.failure:
         return f"failed: {directory.failure}"
     return "full" if directory.full else "ok"
+
+
+@brokers.command("start")
+def start_broker(
+    broker_port: Annotated[
+        int, typer.Option(help="Where it listens; 0: a free port.", min=0, max=65535)
+    ] = BROKER_PORT,
+    admin_port: Annotated[
+        int,
+        typer.Option(help="Where it answers lookups by HTTP; 0: a free port.", min=0, max=65535),
+    ] = ADMIN_PORT,
+    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
+    advertised_host: Annotated[
+        str | None, typer.Option(help="What clients are told to connect to; else --host.")
+    ] = None,
+    auto_create: Annotated[
+        bool, typer.Option(help="Make a topic that a client names and that is not there.")
+    ] = True,
+    auto_create_partitions: Annotated[
+        int, typer.Option(help="With so many partitions; 0: one that is not partitioned.", min=0)
+    ] = 0,
+    parent_pipe: Annotated[
+        bool, typer.Option("--parent-pipe", help="End when standard input is closed.")
+    ] = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Serve Pulsar's clients in this process, until it is told to stop."""
+    from spark_ledger.broker.broker import BrokerSettings
+    from spark_ledger.broker.server import serve
+
+    serve(
+        resolve_service_url(service_url),
+        host=host,
+        port=broker_port,
+        admin_port=admin_port,
+        advertised_host=advertised_host,
+        settings=BrokerSettings(auto_create, auto_create_partitions),
+        parent_pipe=parent_pipe,
+    )
+
+
+@brokers.command("list")
+def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """The brokers that are alive, where clients reach them, and how many chunked messages their
+    producers left incomplete since they started."""
+    found = asyncio.run(alive(resolve_service_url(service_url)))
+    if json:
+        print_json(found)
+    else:
+        heads = ("BROKER", "URL", "INCOMPLETE MESSAGES")
+        print_table(heads, [tuple(one.values()) for one in found], "no brokers")
+
+
+async def alive(service_url: str) -> list[dict[str, str | int]]:
+    """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
+    from spark_ledger.broker.owner.ownership import brokers_alive
+    from spark_ledger.metadata.zookeeper import connect
+
+    store = await connect(service_url, make_root=False)
+    try:
+        found = await brokers_alive(store)
+        return [
+            {"id": one, "url": said["url"], "incomplete_messages": said.get("incomplete", 0)}
+            for one, said in sorted(found.items())
+        ]
+    finally:
+        await store.close()
+
+
+@autorecovery.command("start")
+def start_autorecovery(
+    merge_bytes: Annotated[
+        int,
+        typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
+    ] = MERGE_BYTES,
+    parent_pipe: Annotated[
+        bool,
+        typer.Option(
+            "--parent-pipe",
+            help="End when standard input is closed, and wait for a cluster that is not there yet.",
+        ),
+    ] = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Host self-healing and upkeep of topics in this process, until it is told to stop."""
+    from spark_ledger.local.maintenance import serve
+
+    serve(resolve_service_url(service_url), merge_bytes=merge_bytes, parent_pipe=parent_pipe)
+
+
+@autorecovery.command()
+def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """How self-healing stands: settings, who audits, which bookies are lost, what is listed."""
+    from spark_ledger.repair.status import status
+
+    found = with_ledgers(service_url, lambda ledgers: status(ledgers.metadata))
+    if json:
+        print_json(asdict(found))
+        return
+    by_reason = ", ".join(f"{why}: {count}" for why, count in found.by_reason.items())
+    listed = counted(found.under_replicated, "ledger") + (by_reason and f" (listed as {by_reason})")
+    if found.alarm:
+        more = counted(found.unlisted, "ledger")
+        listed += f"; {more} of the bookies that are gone not listed while the alarm lasts"
+    elif not found.enabled:
+        listed += "; ledgers of lost bookies are not listed while it is disabled"
+    facts: dict[str, object] = {
+        **({"ALARM": found.alarm} if found.alarm else {}),
+        "enabled": "yes" if found.enabled else "no",
+        **_settings(found),
+        "auditor": found.auditor or "none: no process hosts autorecovery",
+        "lost": _since(found.lost),
+        "down": _since(found.down),
+        "draining": ", ".join(found.draining) or "none",
+        "under-replicated": listed,
+        "blocked": found.blocked,
+        "damaged": found.damaged,
+    }
+    if found.accepted:
+        facts["accepted as lost"] = ", ".join(found.accepted)
+    print_facts(facts)
+
+
+@autorecovery.command()
+def enable(
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="The bookies that are gone now are lost, even more than a third."
+        ),
+    ] = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Repair from now on."""
+    from spark_ledger.repair.status import enable
+
+    settings = with_ledgers(service_url, lambda ledgers: enable(ledgers.metadata, force=force))
+    lost = f"; accepted as lost: {', '.join(settings.accepted) or 'none'}" if force else ""
+    print(f"autorecovery is enabled{lost}")
+
+
+@autorecovery.command()
+def disable(service_url: UrlOption = None) -> None:
+    """Repair nothing until it is enabled again."""
+    _change(service_url, {"enabled": False})
+    print("autorecovery is disabled")
+
+
+@autorecovery.command("set")
+def set_(
+    settings: Annotated[
+        list[str],
+        typer.Argument(help="lost_bookie_delay_s=SECONDS, repair_bytes_per_s=BYTES; 0: no limit."),
+    ],
+    service_url: UrlOption = None,
+) -> None:
+    """Change settings for the whole cluster, while it runs."""
+    changes: dict[str, object] = {}
+    for one in settings:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise BadConfig(f"'{one}' is no setting with a value", "Give NAME=VALUE.")
+        if name in ("enabled", "accepted"):
+            raise BadConfig(f"'{name}' is not set so", "Use `autorecovery enable` or `disable`.")
+        changes[name] = value
+    now = _change(service_url, changes)
+    print_facts({name: shown for name, shown in _settings(now).items() if name in changes})
+
+
+def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
+    from spark_ledger.repair.status import change
+
+    return with_ledgers(service_url, lambda ledgers: change(ledgers.metadata, **changes))
+
+
+def _settings(now: "Settings | Status") -> dict[str, str]:
+    """Those that are set by name, as people read them."""
+    rate = now.repair_bytes_per_s
+    return {
+        "lost_bookie_delay_s": f"{now.lost_bookie_delay_s:g}",
+        "repair_bytes_per_s": f"{rate:_}" if rate else "0 (no limit)",
+    }
+
+
+def _since(bookies: Mapping[str, int]) -> str:
+    """Each with the time since when."""
+    told = [f"{one} since {in_utc(since_ms)}" for one, since_ms in bookies.items()]
+    return ", ".join(told) or "none"

@@ -1,1 +1,0 @@
-"""How Spark's Python processes start and end."""
