@@ -276,7 +276,7 @@ class Consuming:
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
         if kept:
-            owner.writer._stored = self.partition.stored
+            owner.stored = self.partition.stored
         self.frames = []
         subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
         self.place = subscription.place(self.partition, mark)
