@@ -44,6 +44,7 @@ def source(cluster):
         made.append(LedgerStreamReader(stream_read_options(given), DEFAULT_SCHEMA))
         return made[-1]
 
+    make.made = made
     yield make
     for one in made:
         one.stop()
@@ -218,16 +219,26 @@ def test_a_subscription_has_one_query_and_of_it_the_newest_run(by_hand, source, 
     assert poll(new, end) is end
 
 
-def killed(run):
-    """The run's process is gone without a word."""
-    cursors = list(run._cursor._cursors.values())
-    for cursor in cursors:
-        run._topics.cluster.run(cursor._cursor.abandon())
-    run._cursor._cursors.clear()
+@pytest.fixture
+def killed(by_hand, source, driver, monkeypatch):
+    """`killed(run)`: its process is gone without a word."""
+    cursors, open_plain = [], driver.subscriptions.open
+
+    async def noted(*about, **options):
+        cursors.append(await open_plain(*about, **options))
+        return cursors[-1]
+
+    def kill(run) -> None:
+        source.made.remove(run)
+        for cursor in cursors:
+            by_hand.run(cursor.abandon())
+
+    monkeypatch.setattr(driver.subscriptions, "open", noted)
+    return kill
 
 
 def test_a_query_killed_before_spark_kept_an_offset_of_it_has_its_subscription_at_once_again(
-    by_hand, source, topic
+    by_hand, source, killed, topic
 ):
     by_hand.write(topic, range(20))
     options = {"subscribe": topic, "subscription": "mine"}
@@ -240,7 +251,9 @@ def test_a_query_killed_before_spark_kept_an_offset_of_it_has_its_subscription_a
     assert read(again, start, end) == list(range(20))
 
 
-def test_a_query_killed_in_its_batch_0_has_its_subscription_at_once_again(by_hand, source, topic):
+def test_a_query_killed_in_its_batch_0_has_its_subscription_at_once_again(
+    by_hand, source, killed, topic
+):
     by_hand.write(topic, range(20))
     options = {"subscribe": topic, "subscription": "mine"}
     first = source(**options)

@@ -307,7 +307,7 @@ async def test_a_record_older_than_the_one_known_is_not_taken():
     old = await other.record(writer.ledger_id)
     assert old.version < newest.version  # what this session would say
     reader = AsyncLedgerReader(other.cluster, newest, derive(b""))
-    await reader._view.reread()
+    await reader.refresh_record()
     assert (reader.version, reader.is_closed) == (newest.version, True)
 
 
