@@ -224,9 +224,9 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             partition.produce(connection, 1)
             first, last = chunked(b"ab", 2)
             said = command("send", producer_id=1, sequence_id=5, is_chunk=True)
-            connection.data_received(encode_with_batch(said, first))
+            connection.data_received(encode(said, first))
             before.send_away()
-            connection.data_received(encode_with_batch(said, last))
+            connection.data_received(encode(said, last))
             assert [run.receipts for run in partition.appended] == [0, 2]
 
     asyncio.run(main())
