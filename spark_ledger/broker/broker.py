@@ -327,20 +327,20 @@ class Broker:
             try:
                 alive = await self.ownership.probe()
                 if known - alive:
-                    await self._take_over()
+                    await self.take_over()
                 if known != alive:
                     give_s = loop.time() + SETTLE_S
                 known = alive
                 if loop.time() >= give_s:
-                    gave = await self._give()
+                    gave = await self.give()
                     give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("other brokers are not watched now: %s", error)
                 await asyncio.sleep(TICK_S)
             await asyncio.sleep(PROBE_EVERY_S)
 
-    async def _give(self) -> int:
-        """How many partitions of all topics were given away."""
+    async def give(self) -> int:
+        """Give partitions to brokers that have fewer, some of each topic; returns how many."""
         count = 0
         for topic in self._opened():
             given = await self.ownership.give(topic.info.id, GIVE_MAX)
@@ -349,7 +349,8 @@ class Broker:
                 await topic.look()
         return count
 
-    async def _take_over(self) -> None:
+    async def take_over(self) -> None:
+        """Serve what brokers that are gone had, and what nobody has."""
         for topic_id, owners in (await self.ownership.take_over()).items():
             try:
                 await self._serve(topic_id, owners)

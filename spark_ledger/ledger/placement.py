@@ -208,11 +208,13 @@ def resolve(name: str) -> Placement:
         raise _bad(name, f"it is a {type(policy).__name__}, no function")
     if iscoroutinefunction(policy):
         raise _bad(name, "it is an async function; a policy returns its choice at once")
-    return choose if policy is choose else _checked(name, policy)
+    return choose if policy is choose else checked(name, policy)
 
 
-def _checked(name: str, policy: Placement) -> Placement:
-    def checked(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
+def checked(name: str, policy: Placement) -> Placement:
+    """`policy`, of that name in errors; what it returns is checked at each call."""
+
+    def place(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
         try:
             chosen = policy(request, rng)
         except LedgerError:
@@ -228,7 +230,7 @@ def _checked(name: str, policy: Placement) -> Placement:
         _check(name, request, chosen)
         return {slot: chosen[slot] for slot in request.slots if slot in chosen}
 
-    return checked
+    return place
 
 
 def _check(name: str, request: PlacementRequest, chosen: Mapping[int, str]) -> None:

@@ -100,7 +100,7 @@ class EmbeddedZooKeeper(LocalProcess):
         )
         guardian = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py"))]
         delete = ["--delete", str(self._delete)] if self._delete else []
-        server = [java, HEAP, *JVM_OPTIONS, "-cp", _class_path(), MAIN, str(config)]
+        server = [java, HEAP, *JVM_OPTIONS, "-cp", class_path(), MAIN, str(config)]
         self._child = Child("ZooKeeper", [*guardian, *delete, "--", *server], self.log)
         self._wait_until_it_answers(self._child)
 
@@ -125,7 +125,7 @@ def _answers(port: int) -> bool:
         return False
 
 
-def _class_path() -> str:
+def class_path() -> str:
     """Only the jars that the server needs: naming all of Spark's doubles the time to start."""
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:

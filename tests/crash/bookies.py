@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import random
 import secrets
+import tempfile
 import time
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -354,11 +355,14 @@ class Storm:
 
 def run(kills: int, seed: int) -> None:
     print(f"\nchaos of bookies: seed {seed}, {kills} kills", flush=True)
-    with LocalCluster(bookies=0, autorecovery=False) as cluster:
-        for number in range(BOOKIES):
-            folder = str(cluster.data_dir / "bookies" / str(number))
-            cluster._settings = {**SETTINGS, **several_directories(folder)}
-            cluster.add_bookie()
+
+    def settings(number: int) -> dict[str, object]:
+        return {**SETTINGS, **several_directories(f"{data_dir}/bookies/{number}")}
+
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-ledger-") as data_dir,
+        LocalCluster(BOOKIES, data_dir, bookie_settings=settings, autorecovery=False) as cluster,
+    ):
         asyncio.run(Storm(cluster, seed).run(kills))
 
 

@@ -253,7 +253,7 @@ def test_who_takes_nothing_for_too_long_is_cut_off(monkeypatch):
         _, writer = await rig.raw()
         writer.transport.pause_reading()
         (caller,) = rig.service.connections
-        while not caller.connection._unsent:
+        while not caller.connection.unsent_bytes:
             writer.write(head + read)
             await asyncio.sleep(0.001)
         await until(lambda: not rig.service.connections)

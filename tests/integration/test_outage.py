@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger import errors
+from spark_ledger.config import client_config
 from spark_ledger.local.cluster import ROOT
 from spark_ledger.spark.options.options import (
     batch_read_options,
@@ -37,12 +39,8 @@ ROWS = pa.record_batch({"value": ["x" * 100] * 1000})
 @pytest.fixture
 def zookeeper(cluster, monkeypatch) -> Iterator[ZooKeeperProxy]:
     """A way to it that can be cut, for clients that wait ANSWER_S for an answer."""
-    config_of = blocking._config
-
-    def impatient(*given, **how):
-        return config_of(*given, **how).model_copy(update={"metadata_timeout_s": ANSWER_S})
-
-    monkeypatch.setattr(blocking, "_config", impatient)
+    impatient = partial(client_config, metadata_timeout_s=ANSWER_S)
+    monkeypatch.setattr(blocking, "client_config", impatient)
     with ZooKeeperProxy(int(cluster.zookeeper.address.rpartition(":")[2])) as proxy:
         yield proxy
 

@@ -36,7 +36,7 @@ def _fits(kind: str) -> bool:
 def _class_path(kind: str) -> str:
     """That of our ZooKeeper, or what Spark's launcher makes."""
     if kind == ZOOKEEPER:
-        return embedded_zookeeper._class_path()
+        return embedded_zookeeper.class_path()
     spark_jars = jars.spark_jars()
     first = jars.delta_jars() if kind == "delta" else []
     parts = [*first, spark_jars.parent / "conf", *spark_jars.glob("slf4j-api-*"), spark_jars / "*"]

@@ -66,7 +66,7 @@ async def well(world: World) -> bool:
 
 
 def _members(writer: Any) -> tuple[str, ...]:
-    ensemble: tuple[str, ...] = writer._known.record.last_fragment.ensemble
+    ensemble: tuple[str, ...] = writer.record.last_fragment.ensemble
     return ensemble
 
 

@@ -65,4 +65,4 @@ def policy(plan: Plan) -> Placement:
         others = tuple(each for each in request.candidates if each.address != address)
         return placement.choose(replace(request, candidates=others), rng)
 
-    return placement._checked("without", without)
+    return placement.checked("without", without)

@@ -56,8 +56,8 @@ def _story(recorder: Recorder, failure: SeedFailed, lines_max: int) -> list[str]
         told += _messages(recorder.messages, ledger_id, scene.time_s)
     told.sort(key=lambda line: line.time_s)
     entry = re.search(r"entr(?:y|ies) (\d+)", scene.violation)
-    merged = _merged(told, int(entry[1]) if entry else None)
-    events = _shortened(_repeated(merged), lines_max - 24)
+    merged = merged_lines(told, int(entry[1]) if entry else None)
+    events = shortened(repeated(merged), lines_max - 24)
     head = [f"seed {failure.seed}: {named(scene.violation)[:300]}"]
     return [*head, *(f"{t.time_s:11.4f}  {t.text}"[:200] for t in events), *_ending(scene)]
 
@@ -238,7 +238,7 @@ def _statuses(statuses: Sequence[Status]) -> str:
 # -- fewer lines ----------------------------------------------------------------------------------
 
 
-def _merged(told: Sequence[Told], about: int | None) -> list[Told]:
+def merged_lines(told: Sequence[Told], about: int | None) -> list[Told]:
     """Plain lines in a row as one, unless they speak of the entry it is all about."""
     merged: list[Told] = []
     row: list[Told] = []
@@ -260,7 +260,7 @@ def _as_one(row: Sequence[Told]) -> list[Told]:
     return [Told(row[0].time_s, f"{told} ({len(row)} events until {row[-1].time_s:.4f})")]
 
 
-def _repeated(told: Sequence[Told]) -> list[Told]:
+def repeated(told: Sequence[Told]) -> list[Told]:
     """Lines in a row that say the same, but for the entry, as one."""
     kept: list[Told] = []
     count, said, ids = 1, "", [""]
@@ -278,7 +278,7 @@ def _repeated(told: Sequence[Told]) -> list[Told]:
     return kept
 
 
-def _shortened(told: list[Told], lines_max: int) -> list[Told]:
+def shortened(told: list[Told], lines_max: int) -> list[Told]:
     """The beginning and, for the most part, what came last."""
     if len(told) <= lines_max:
         return told

@@ -111,7 +111,9 @@ def test_a_reply_before_the_fence_is_durable_is_found_when_a_bookie_crashes():
 def test_stories_that_differ_by_the_names_of_bookies_alone_are_told_once():
     with mutant_like("D1").applied():
         behaviours = Behaviours(Stage(C), 5).learn()
-        reports = [exploring._part(behaviours, 0.0, Limits(events_max=5), b) for b in C.addresses]
+        reports = [
+            exploring.explored_part(behaviours, 0.0, Limits(events_max=5), b) for b in C.addresses
+        ]
         stories: list = []
         first, second, third = (lines(report, stories) for report in reports)
     assert any("loses power" in line for line in first)

@@ -147,7 +147,7 @@ def test_a_run_that_breaks_nothing_cannot_be_made_small():
 def test_lines_that_say_the_same_are_told_once():
     failed = [Told(1.0, f"its writer: entry {n} failed") for n in (3, 4, 5)]
     fenced = [Told(2.0, "writer.1: append: fenced")] * 2
-    told = [line.text for line in story._repeated([*failed, *fenced, Told(3.0, "end")])]
+    told = [line.text for line in story.repeated([*failed, *fenced, Told(3.0, "end")])]
     assert told == [
         "its writer: entries failed: 3 to 5",
         "writer.1: append: fenced (2 times)",
@@ -157,7 +157,7 @@ def test_lines_that_say_the_same_are_told_once():
 
 def test_adds_that_went_well_are_told_together_but_not_the_entry_it_is_about():
     plain = [Told(float(n), f"its writer: entry {n} acked", True, n) for n in range(9)]
-    told = story._merged(plain, about=4)
+    told = story.merged_lines(plain, about=4)
     assert [line.text.split(";")[-1].split("(")[0].strip() for line in told] == [
         "acked: 0-3",
         "its writer: entry 4 acked",
@@ -166,7 +166,7 @@ def test_adds_that_went_well_are_told_together_but_not_the_entry_it_is_about():
 
 
 def test_a_long_story_says_what_it_leaves_out():
-    told = story._shortened([Told(float(n), str(n)) for n in range(100)], 20)
+    told = story.shortened([Told(float(n), str(n)) for n in range(100)], 20)
     assert len(told) == 20
     assert told[5].text == "... 81 events are left out ..."
     assert told[-1].text == "99"

@@ -16,11 +16,11 @@ QUERY = "q"
 def planned_next(stage: Stage, *, rows: bool) -> None:
     """The checkpoint goes back to before batch 0, and what is planned as that has rows, or none."""
     checkpoints, seed = stage.work.checkpoints, current().seed
-    number = checkpoints._numbers + 1
+    number = checkpoints.numbers + 1
     while (Random(f"{QUERY}:{number}:{seed}:topics").random() < 0.1) is rows:  # as topic_work draws
         number += 1
-    checkpoints._numbers = number - 1
-    checkpoints._plans.clear()
+    checkpoints.numbers = number - 1
+    checkpoints.plans.clear()
 
 
 async def begun() -> Stage:

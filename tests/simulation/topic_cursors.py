@@ -53,8 +53,8 @@ class TopicCursors:
         self.mortality = 0.2
         """How many owners die in the moment in which they are told that it is durable."""
         self.rng = rng
-        self._end = self.world.loop.now + work.plan.chaos_s
-        self._known: dict[str, Confirmed] = {}
+        self.ends_at = self.world.loop.now + work.plan.chaos_s
+        self.known: dict[str, Confirmed] = {}
 
     async def supervise(self) -> None:
         """Run after run; most take over from one that is still alive."""
@@ -62,20 +62,20 @@ class TopicCursors:
         for run in range(1, self.runs + 1):
             await asyncio.sleep(self.rng.uniform(0.5, 5))
             client = await self.world.client("subscriber")
-            begun.append(client.run(self._use(client, run), "subscribes"))
+            begun.append(client.run(self.use(client, run), "subscribes"))
             if self.rng.random() < 0.3:
                 seeker = await self.world.client("seeker")
-                begun.append(seeker.run(self._seek(seeker), "seeks"))
+                begun.append(seeker.run(self.seek(seeker), "seeks"))
         for outcome in await asyncio.gather(*begun, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
 
-    async def _use(self, client: Client, run: int) -> None:
+    async def use(self, client: Client, run: int) -> None:
         topics = self.work.client(client)
         try:
             info = await topics.topics.open(TOPIC)
             log = self.work.ghost.logs[info.id]
-            known = self._known.setdefault(info.id, Confirmed())
+            known = self.known.setdefault(info.id, Confirmed())
             lowest, sought, sought_in = dict(known.lowest), known.sought, known.epoch
             cursor = await topics.subscriptions.open(
                 info, NAME, QUERY, f"subscriber-{run}", start=End.EARLIEST
@@ -104,8 +104,8 @@ class TopicCursors:
     async def _move(
         self, client: Client, cursor: Cursor, log: LogGhost, at: Positions, epoch: int
     ) -> None:
-        known = self._known[log.topic_id]
-        while self.world.loop.now < self._end:
+        known = self.known[log.topic_id]
+        while self.world.loop.now < self.ends_at:
             await asyncio.sleep(client.rng.uniform(0.2, 1 if self.work.plan.churn else 3))
             before, at = at, self._next(client, log, at)
             if at == before:
@@ -152,12 +152,12 @@ class TopicCursors:
         node = self.world.store.peek(paths.subscription(topic_id, NAME))
         return -1 if node is None else decode_subscription(node.value).epoch
 
-    async def _seek(self, client: Client) -> None:
+    async def seek(self, client: Client) -> None:
         """Put it back to the first row, whoever has it."""
         topics = self.work.client(client)
         try:
             info = await topics.topics.open(TOPIC)
-            known = self._known.setdefault(info.id, Confirmed())
+            known = self.known.setdefault(info.id, Confirmed())
             log = self.work.ghost.logs[info.id]
             known.lowest, known.sought, known.doubtful = {}, None, True
             before = self._epoch(info.id)
@@ -183,7 +183,7 @@ class TopicCursors:
         node = self.world.store.peek(paths.subscription(topic_id, NAME))
         record = None if node is None else decode_subscription(node.value)
         if record is not None and not record.live and record.epoch == epoch:
-            known = self._known[topic_id]
+            known = self.known[topic_id]
             known.epoch, known.sought = epoch, dict(record.floor)
 
 

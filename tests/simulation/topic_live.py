@@ -46,7 +46,7 @@ class TopicLive:
         self.owners = rng.choice((1, 2, 3)) if work.plan.churn else rng.choice((0, 0, 0, 1))
         self._rng = rng
         self._cuts = self.world.loop.random_for("live cuts")
-        self._end = self.world.loop.now + work.plan.chaos_s
+        self.ends_at = self.world.loop.now + work.plan.chaos_s
         self._acked: dict[str, int] = {}
         """By name of a live ledger's rows: so many were acknowledged, from the first on."""
 
@@ -67,14 +67,14 @@ class TopicLive:
 
     async def _own(self, client: Client) -> None:
         topics = self.work.client(client)
-        while self.world.loop.now < self._end:
+        while self.world.loop.now < self.ends_at:
             try:
-                await self._once(client, topics)
+                await self.own_once(client, topics)
             except (LedgerError, StoreError) as error:
                 self.work.met(client, "own", error)
                 await asyncio.sleep(client.rng.uniform(0.2, 2))
 
-    async def _once(self, client: Client, topics: TopicClient) -> None:
+    async def own_once(self, client: Client, topics: TopicClient) -> None:
         """Own the partition for a few ledgers."""
         policies = TopicPolicies(*self.work.plan.quorum)
         info = await topics.topics.create(LIVE, 1, policies, exist_ok=True)
@@ -140,7 +140,7 @@ class TopicLive:
     async def _read_often(self, client: Client) -> None:
         """Follow the open end, and read what is confirmed of it."""
         topics, ends = self.work.client(client), LiveEnds(client.ledgers)
-        while self.world.loop.now < self._end:
+        while self.world.loop.now < self.ends_at:
             await asyncio.sleep(client.rng.uniform(0.2, 2))
             log = self.work.ghost.named(LIVE)
             if log is None:

@@ -66,8 +66,8 @@ class Checkpoints:
         self._world = world
         self._rng = world.loop.random_for("topic replays")
         self._next_version = next_version
-        self._plans: dict[tuple[str, int], int] = {}
-        self._numbers = 0
+        self.plans: dict[tuple[str, int], int] = {}
+        self.numbers = 0
         self._rewinds: dict[str, int] = {}
         self._on_replay: dict[str, OnReplay] = {}
 
@@ -83,17 +83,17 @@ class Checkpoints:
         self._world.ghost.meet("checkpoint goes back")
         self._world.trace.note(query, f"its checkpoint goes back by {back} of {done} batches")
         self._next_version[query] = done - back
-        for key in [key for key in self._plans if key[0] == query and key[1] >= done - back]:
-            del self._plans[key]
+        for key in [key for key in self.plans if key[0] == query and key[1] >= done - back]:
+            del self.plans[key]
 
     def planned(self, query: str, version: int, *, overwrites: bool) -> PlannedBatch | None:
         """As the offset log has it, or planned now; None in a run whose checkpoints stay."""
         if not self.on:
             return None
-        if (query, version) not in self._plans:
-            self._numbers += 1
-            self._plans[query, version] = self._numbers
-        number = self._plans[query, version]
+        if (query, version) not in self.plans:
+            self.numbers += 1
+            self.plans[query, version] = self.numbers
+        number = self.plans[query, version]
         usual = OnReplay.REPLACE if overwrites else OnReplay.FAIL
         on_replay = self._on_replay.get(query, usual)
         return PlannedBatch(number, f"{query}:{number}:{self._world.loop.seed}", on_replay)

@@ -20,6 +20,7 @@ from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.spark.options.options import stream_read_options
 from spark_ledger.spark.read.source import LedgerStreamReader
 from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
+from spark_ledger.topic import blocking
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.upkeep.janitor import remove_tree
 from tests.spark.by_hand import Cluster, Owner
@@ -43,9 +44,17 @@ def source(cluster):
         made.append(LedgerStreamReader(stream_read_options(given), DEFAULT_SCHEMA))
         return made[-1]
 
+    make.made = made
     yield make
     for one in made:
         one.stop()
+
+
+@pytest.fixture
+def driver(cluster):
+    """The client that the sources of this process share."""
+    options = stream_read_options({"serviceUrl": cluster.service_url, "topic": "any"})
+    return blocking.topics(options.service_url, options.outage_timeout_s).client
 
 
 def poll(run, start):
@@ -116,18 +125,18 @@ def test_the_first_poll_after_a_pause_has_the_topics_that_came_meanwhile(
 
 
 def test_polls_that_follow_one_another_do_not_wait_for_a_look_at_the_topics(
-    by_hand, source, topic, later, monkeypatch
+    by_hand, source, driver, topic, later, monkeypatch
 ):
     by_hand.write(f"{topic}-a", range(5))
     run = source(subscribePattern=f"{topic}-[ab]")
     end = poll(run, run.initialOffset())
-    looks = []
+    looks, names = [], Future()
 
     async def slow():
         looks.append(time.monotonic())
-        await asyncio.sleep(60)
+        return await asyncio.wrap_future(names)
 
-    monkeypatch.setattr(run._topics._client.topics, "names", slow)
+    monkeypatch.setattr(driver.topics, "names", slow)
     monkeypatch.setattr("spark_ledger.spark.read.topics_read.wait", None)
     later(0.9)
     assert poll(run, end) is end
@@ -138,11 +147,11 @@ def test_polls_that_follow_one_another_do_not_wait_for_a_look_at_the_topics(
     later(60)
     assert poll(run, end) is end  # it waits so long, and not for the answer
     assert len(looks) == 1
-    run._topics._scan.cancel()
+    names.set_result([])
 
 
 def test_looking_for_topics_that_a_pattern_matches_reads_none_that_is_known_or_does_not_match(
-    by_hand, source, topic, monkeypatch
+    by_hand, source, driver, topic, monkeypatch
 ):
     monkeypatch.setattr("spark_ledger.spark.read.topics_read.RESCAN_S", 0.05)
     by_hand.write(f"{topic}-a", range(5))
@@ -150,17 +159,22 @@ def test_looking_for_topics_that_a_pattern_matches_reads_none_that_is_known_or_d
     run = source(subscribePattern=f"{topic}-[ab]")
     start = run.initialOffset()
     by_hand.write(f"{topic}-b", range(5, 9))
-    topics, read_paths = run._topics._client.topics, []
-    get = topics.store.get
+    topics, read_paths, looks = driver.topics, [], []
+    get, names = topics.store.get, topics.names
 
     async def watched(path, watch=None):
         read_paths.append(path)
         return await get(path, watch)
 
+    async def looked(*of, **how):
+        looks.append(None)
+        return await names(*of, **how)
+
     monkeypatch.setattr(topics.store, "get", watched)
+    monkeypatch.setattr(topics, "names", looked)
     wait_until(lambda: f"{topic}-b" in poll(run, start))
-    scanned_s = run._topics._scanned_s
-    wait_until(lambda: poll(run, start) and run._topics._scanned_s > scanned_s + 0.2)
+    looks.clear()
+    wait_until(lambda: poll(run, start) and len(looks) > 4)
     named = [path.rpartition("/")[2] for path in read_paths]
     assert named.count(f"{topic}-b") == 1
     assert not {f"{topic}-a", f"{topic}-elsewhere"} & set(named)
@@ -205,16 +219,26 @@ def test_a_subscription_has_one_query_and_of_it_the_newest_run(by_hand, source, 
     assert poll(new, end) is end
 
 
-def killed(run):
-    """The run's process is gone without a word."""
-    cursors = list(run._cursor._cursors.values())
-    for cursor in cursors:
-        run._topics.cluster.run(cursor._cursor.abandon())
-    run._cursor._cursors.clear()
+@pytest.fixture
+def killed(by_hand, source, driver, monkeypatch):
+    """`killed(run)`: its process is gone without a word."""
+    cursors, open_plain = [], driver.subscriptions.open
+
+    async def noted(*about, **options):
+        cursors.append(await open_plain(*about, **options))
+        return cursors[-1]
+
+    def kill(run) -> None:
+        source.made.remove(run)
+        for cursor in cursors:
+            by_hand.run(cursor.abandon())
+
+    monkeypatch.setattr(driver.subscriptions, "open", noted)
+    return kill
 
 
 def test_a_query_killed_before_spark_kept_an_offset_of_it_has_its_subscription_at_once_again(
-    by_hand, source, topic
+    by_hand, source, killed, topic
 ):
     by_hand.write(topic, range(20))
     options = {"subscribe": topic, "subscription": "mine"}
@@ -227,7 +251,9 @@ def test_a_query_killed_before_spark_kept_an_offset_of_it_has_its_subscription_a
     assert read(again, start, end) == list(range(20))
 
 
-def test_a_query_killed_in_its_batch_0_has_its_subscription_at_once_again(by_hand, source, topic):
+def test_a_query_killed_in_its_batch_0_has_its_subscription_at_once_again(
+    by_hand, source, killed, topic
+):
     by_hand.write(topic, range(20))
     options = {"subscribe": topic, "subscription": "mine"}
     first = source(**options)
@@ -360,7 +386,7 @@ def test_a_running_source_whose_topic_is_made_again_says_so_whatever_may_be_lost
 
 
 def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_made_again(
-    by_hand, source, topic, monkeypatch, caplog
+    by_hand, source, driver, topic, monkeypatch, caplog
 ):
     monkeypatch.setattr("spark_ledger.spark.read.topics_read.RESCAN_S", 0.1)
     by_hand.write(topic, range(5))
@@ -375,7 +401,14 @@ def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_m
         return [text for text in said if old in text]
 
     wait_until(warnings, 10)
-    wait_until(lambda: poll(run, end) is end and run._topics._scan is not None, 10)
+    looks, find = [], driver.topics.find
+
+    async def looked(name, **how):
+        looks.append(name)
+        return await find(name, **how)
+
+    monkeypatch.setattr(driver.topics, "find", looked)
+    wait_until(lambda: poll(run, end) is end and looks, 10)
     assert warnings() == [
         f"topic '{topic}' (id {old}) was deleted: as failOnDataLoss is false, it is left out"
     ]
@@ -385,13 +418,13 @@ def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_m
 
 
 def test_the_first_poll_after_a_pause_sees_that_a_topic_it_left_out_is_made_again(
-    by_hand, source, topic, later
+    by_hand, source, topic, later, caplog
 ):
     by_hand.write(topic, range(5))
     run = source(subscribe=topic, failOnDataLoss="false")
     end = poll(run, run.initialOffset())
     delete(by_hand, topic)
-    run._topics.fresh_ends()
+    wait_until(lambda: poll(run, end) is end and "it is left out" in caplog.text)
     by_hand.write(topic, range(5, 9))
     later(60)
     with pytest.raises(TopicRecreated):
@@ -427,12 +460,12 @@ def test_a_topic_that_goes_while_a_pattern_finds_it_does_not_end_the_query(
     found.set_result([gone])  # as if it was looked for just before
     assert poll(run, end) is end
     by_hand.write(f"{topic}-b", range(9, 12))
-    run._topics.fresh_ends()
+    wait_until(lambda: poll(run, end) is not end)
     assert read(run, end, poll(run, end)) == list(range(9, 12))
 
 
 def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
-    by_hand, source, topic, monkeypatch
+    by_hand, source, driver, topic, monkeypatch
 ):
     by_hand.write(topic, range(5))
     run = source(subscribe=topic)
@@ -442,7 +475,7 @@ def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
     async def silent(*_, **__):
         raise StoreUnavailable("no answer in time")
 
-    monkeypatch.setattr(run._topics._client.store, "sync", silent)
+    monkeypatch.setattr(driver.store, "sync", silent)
     for ask in (
         run.prepareForTriggerAvailableNow,
         lambda: source(subscribe=topic).initialOffset(),
@@ -453,14 +486,13 @@ def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
 
 
 def test_rows_trimmed_while_their_chunks_are_read_are_no_less_told(
-    by_hand, source, topic, monkeypatch
+    by_hand, source, driver, topic, monkeypatch
 ):
     by_hand.write(topic, range(20))
     run = source(subscribe=topic)
     start = run.initialOffset()
     end = poll(run, start)
-    client = run._topics._client
-    ready = client.readable
+    client, ready = driver, driver.readable
 
     async def trimmed_meanwhile(state, ranges):
         monkeypatch.setattr(client, "readable", ready)

@@ -92,10 +92,10 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
     payloads = [payload_of(one) for one in batches]
     if sum(one.messages for one in batches) > FEW:
         try:
-            return _together(batches, payloads, wanted)
+            return together(batches, payloads, wanted)
         except Odd:
             pass
-    return _one_by_one(batches, payloads, wanted)
+    return one_by_one(batches, payloads, wanted)
 
 
 def _publish_times(batches: Sequence[Batch]) -> Longs:
@@ -112,7 +112,7 @@ def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
 # -- together ------------------------------------------------------------------------------------
 
 
-def _together(
+def together(
     batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
 ) -> pa.RecordBatch:
     """Raises Odd."""
@@ -203,7 +203,7 @@ def _from_base64(keys: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
 # -- one by one ------------------------------------------------------------------------------------
 
 
-def _one_by_one(
+def one_by_one(
     batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
 ) -> pa.RecordBatch:
     said: list[Said] = []

@@ -41,7 +41,7 @@ TAIL_BYTES_MAX = 512 * 1024
 CHUNK_BYTES_MAX = 1024 * 1024
 SPARSE_BYTES_MAX = 8 * 1024 * 1024  # of chunks that one checkpoint reads to merge them
 _HOLE, _TAIL = -1, -2
-_SCALARS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "last_of_others")
+SCALARS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "last_of_others")
 _INTERVALS = ("lo", "hi", "bytes", "first_ms", "last_ms")
 _PARTITIONS = ("start_offset", "end_offset", "rearranged")
 _POINTER = ("ledger_id", "metadata_version", "first", "last", "bytes", "crc")
@@ -307,7 +307,7 @@ def encode_root(root: Root) -> bytes:
     ]
     plain = {
         "min_reader": min(state.min_writer, READER_VERSION),  # they are raised together
-        **{name: getattr(state, name) for name in _SCALARS},
+        **{name: getattr(state, name) for name in SCALARS},
         "dropped": {str(ledger): ms for ledger, ms in state.dropped.items()},
         "bodies": {str(ledger): last for ledger, last in state.bodies.items()},
         "across": [[one.commit_id, one.number, list(one.others)] for one in state.across],
@@ -387,7 +387,7 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
         bodies={int(ledger): last for ledger, last in plain["bodies"].items()},
         across=tuple(Across(one, at, tuple(others)) for one, at, others in plain["across"]),
         last_of_app=(app_id, number),
-        **{name: plain[name] for name in _SCALARS},
+        **{name: plain[name] for name in SCALARS},
     )
 
 

@@ -62,7 +62,7 @@ class Limits:
 def explore(scope: Scope, limits: Limits = Limits()) -> Report:
     """The scope in this process, all its crashes together."""
     with quiet_collector():
-        return _part(*_learnt(scope, limits), limits)
+        return explored_part(*_learnt(scope, limits), limits)
 
 
 def explore_all(scopes: Sequence[Scope], limits: Limits, jobs: int) -> Iterator[Report]:
@@ -110,13 +110,13 @@ def _mapped(work: Any, tasks: Sequence[Any], jobs: int) -> Iterator[Report]:
 
 def _whole(task: tuple[Scope, Limits]) -> Report:
     scope, limits = task
-    return _part(*_learnt(scope, limits), limits)
+    return explored_part(*_learnt(scope, limits), limits)
 
 
 def _crashing(task: tuple[str, Limits]) -> Report:
     crashing, limits = task
     behaviours, learning_s = _shared
-    return _part(behaviours, learning_s, limits, crashing)
+    return explored_part(behaviours, learning_s, limits, crashing)
 
 
 def _learnt(scope: Scope, limits: Limits) -> tuple[Behaviours, float]:
@@ -126,7 +126,7 @@ def _learnt(scope: Scope, limits: Limits) -> tuple[Behaviours, float]:
     return behaviours, time.perf_counter() - began
 
 
-def _part(
+def explored_part(
     behaviours: Behaviours, learning_s: float, limits: Limits, crashing: str | None = None
 ) -> Report:
     if behaviours.unfinished:

@@ -48,12 +48,12 @@ async def others_take_it_over(stage: Stage) -> None:
 
 
 async def seeks(stage: Stage, client: Client) -> None:
-    await stage.cursors._seek(client)
+    await stage.cursors.seek(client)
 
 
 async def deletes_it(stage: Stage, client: Client) -> None:
     log = stage.log()
-    stage.cursors._known.clear()
+    stage.cursors.known.clear()
     log.subscriptions.pop(NAME, None)
     await stage.topics(client).subscriptions.delete(log.topic_id, NAME, force=True)
 
@@ -82,7 +82,7 @@ async def trims_what_is_read(stage: Stage, client: Client) -> None:
 
 async def others_seek_it(stage: Stage) -> None:
     client = await stage.world.client("seeker")
-    await client.run(stage.cursors._seek(client))
+    await client.run(stage.cursors.seek(client))
 
 
 async def retains_what_is_not_read(stage: Stage, client: Client) -> None:

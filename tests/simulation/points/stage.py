@@ -159,13 +159,13 @@ class Stage:
 
     async def subscribes(self, client: Client, run: int, seconds: float) -> None:
         """A run of a query that uses a subscription of topic "t", forth and back (T10, T12)."""
-        self.cursors._end = self.world.loop.now + seconds
-        await self.cursors._use(client, run)
+        self.cursors.ends_at = self.world.loop.now + seconds
+        await self.cursors.use(client, run)
 
     async def owns(self, client: Client, seconds: float) -> None:
         """An owner of the live segment of topic "live", for a few ledgers (T7)."""
-        self.live._end = self.world.loop.now + seconds
-        await self.live._once(client, self.topics(client))
+        self.live.ends_at = self.world.loop.now + seconds
+        await self.live.own_once(client, self.topics(client))
 
     # -- others ----------------------------------------------------------------------------------
 

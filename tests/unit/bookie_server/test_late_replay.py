@@ -6,6 +6,7 @@ import asyncio
 import pytest
 
 from bookie_server.api.status import Status
+from bookie_server.journal import checkpoint
 from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.start.replayed import LateReplayed, Replayed
@@ -13,6 +14,7 @@ from spark_ledger.metadata import cluster, paths
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry
+from tests.unit.bookie_server.test_bookie_directories import flushed
 from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, Clustered, home_of
 from tests.unit.bookie_server.test_replayed import HOME, added, ids, opened, placed, state
 
@@ -134,8 +136,9 @@ def test_a_journal_that_was_away_is_used_again_and_replayed_as_any_other():
         await without_j1(node)
         await node.crash()
         assert not node.storage.failures and not node.storage.absent()["journal"]
-        marks = node.storage._marks
-        assert not marks["j1"].retired and not marks["j1"].missed
+        await flushed(node)
+        mark = (await checkpoint.read(node.ledgers["d0"], ""))["j1"]
+        assert not mark.retired and not mark.missed
         await node.create_ledger(21, 22)
         assert await node.add(entry(21, 0)) == [OK]
         assert await node.add(entry(22, 0)) == [OK]
@@ -150,7 +153,7 @@ def test_a_journal_that_was_retired_by_a_clean_stop_is_not_missed():
         await node.bookie.stop()
         node.out = ["j1"]
         await node.start()
-        mark = node.storage._marks["j1"]
+        mark = (await checkpoint.read(node.ledgers["d0"], ""))["j1"]
         assert mark.retired and not mark.missed
 
     on_a_node(test)

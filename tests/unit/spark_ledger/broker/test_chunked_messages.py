@@ -269,14 +269,14 @@ def test_merging_keeps_chunks_as_they_are_and_messages_whole():
 class Consuming:
     """A consumer of the owner's partition, from `mark` on; without the tail if not `kept`."""
 
-    async def begin(self, stage, owner, mark=0, *, kept=True, permits=100):
+    async def begin(self, stage, owner, mark=0, *, kept=True, tail_bytes=1 << 20, permits=100):
         self.stage, self.owner = stage, owner
         self.state = await owner.commits.state()
-        budget = TailBudget(1 << 20 if kept else 1)
+        budget = TailBudget(tail_bytes if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
         if kept:
-            owner.writer._stored = self.partition.stored
+            owner.stored = self.partition.stored
         self.frames = []
         subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
         self.place = subscription.place(self.partition, mark)
@@ -420,8 +420,7 @@ def test_chunks_before_the_last_one_are_no_lag(by_owner):
 def test_a_message_whose_segment_is_handed_over_when_its_last_chunk_comes_is_not_passed_over():
     async def act(stage):
         owner = reached(await owner_of(stage))
-        made = await Consuming().begin(stage, owner)
-        made.partition._tail, made.partition._read = Tail(TailBudget(1)), Tail(TailBudget(1))
+        made = await Consuming().begin(stage, owner, tail_bytes=1)
         one, parts = Sending(owner), chunked(WHOLE, 3)
         one.send(*parts[:2])
         await all_sent(owner)

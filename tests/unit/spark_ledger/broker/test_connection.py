@@ -223,11 +223,10 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             connection.forget_producer(before)
             partition.produce(connection, 1)
             first, last = chunked(b"ab", 2)
-            said = {"producer_id": 1, "sequence_id": 5, "is_chunk": True}
-            connection._send(command("send", **said).send, first)
+            said = command("send", producer_id=1, sequence_id=5, is_chunk=True)
+            connection.data_received(encode(said, first))
             before.send_away()
-            connection._send(command("send", **said).send, last)
-            connection._hand_on()
+            connection.data_received(encode(said, last))
             assert [run.receipts for run in partition.appended] == [0, 2]
 
     asyncio.run(main())

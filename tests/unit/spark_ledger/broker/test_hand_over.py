@@ -277,7 +277,7 @@ def test_an_owner_that_does_not_answer_is_fenced_after_half_a_second():
         async def hangs(url, request):
             await asyncio.sleep(3600)
 
-        stage.client.past_live._ask = hangs
+        stage.owners.ask = hangs
         began_s = now_s()
         await by_spark(stage)
         assert 0.5 <= now_s() - began_s < 1.5
@@ -298,7 +298,7 @@ def test_an_answer_for_an_earlier_segment_of_the_ledger_changes_nothing():
                 answers.append(await ask(url, request))
             return answers[0]
 
-        stage.client.past_live._ask = first_answer_again
+        stage.owners.ask = first_answer_again
         for version in range(1, 4):
             await owner.all_stored(owner.send([b"%d" % version]))
             await by_spark(stage, version, b"of spark %d" % version)

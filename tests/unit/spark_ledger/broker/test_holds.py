@@ -145,19 +145,20 @@ def test_what_was_known_before_the_segment_was_opened_ends_no_hold():
 def test_a_log_that_cannot_be_read_ends_the_wait_and_a_later_hold_is_waited_for_as_ever():
     async def act():
         log = Log(opened(0))
-        holds, loop = Holds(log.follow, log.look), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
 
         async def fails():
             raise errors.Unavailable("no store")
 
-        looks, holds._look = holds._look, fails
+        looks = [log.look, fails]
+        holds = Holds(log.follow, lambda: looks[-1]())
         hold = Hold(10, 0, loop.time() + 2.0)
         waiting = loop.create_task(holds.past(0, hold))
         await asyncio.sleep(0.1)
         hold.end()
         with pytest.raises(errors.Unavailable):
             await within([waiting])
-        holds._look = looks
+        looks.pop()
         again = loop.create_task(holds.past(0, Hold(10, 0, loop.time() + 2.0)))
         await asyncio.sleep(0.1)
         past = sealed(log.now, 0)

@@ -60,7 +60,9 @@ class Owner:
         owners = await self.ownership.owners(topic.id)
         epochs = owners.epochs_of(self.ownership.broker_id)
         self.commits = TopicCommits(self.client, topic, self.ownership, epochs, lambda: NOW_MS)
-        self.writer = LiveWriter(self.commits, 0, self.limits, self.stored, idle_s)
+        self.writer = LiveWriter(
+            *(self.commits, 0, self.limits), lambda *about: self.stored(*about), idle_s
+        )
         await self.writer.start()
         return self
 

@@ -87,7 +87,7 @@ def test_partitions_given_to_a_broker_that_comes_go_on_there_and_the_others_are_
             topic.add_producer(number, producers[-1])
             assert await stored(a, number) == 0
         b = await brokers.new("b")
-        assert await a._give() > 0
+        assert await a.give() > 0
         await asyncio.sleep(5)
         owners = await a.ownership.owners(topic.info.id, fresh=True)
         moved = [n for n in range(PARTITIONS) if owners.of(n).broker == "b"]
@@ -120,7 +120,7 @@ def test_what_a_dead_broker_had_is_served_by_the_other_after_what_it_left():
         assert len(had) > 1
         brokers.dead.add(b.ownership.url)
         assert await a.ownership.probe() == frozenset()
-        await a._take_over()
+        await a.take_over()
         topic, _ = await a.partition(named(had[0]))
         assert all(topic.has(number) for number in range(PARTITIONS))
         for number in range(PARTITIONS):
@@ -169,7 +169,7 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         assert positions == {number: 10 + number for number in range(PARTITIONS)}
         brokers.dead.add(b.ownership.url)
         await a.ownership.probe()
-        await a._take_over()
+        await a.take_over()
         for number in [n for n, broker in there.items() if broker is b]:
             _, made = await consumer(a, number)
             assert made.place.acks.mark == 10 + number

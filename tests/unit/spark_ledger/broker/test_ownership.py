@@ -142,7 +142,7 @@ def test_a_record_of_before_which_gave_all_partitions_to_one_broker_is_taken_ove
         brokers = Brokers(stage)
         a, b = await brokers.new("a"), await brokers.new("b")
         old = json.dumps({"broker": "gone", "epoch": 7, "url": "pulsar://gone:1"}).encode()
-        await a._store.create(paths.brokers_of_topic("t"), old)
+        await stage.client.store.create(paths.brokers_of_topic("t"), old)
         assert await b.take_over() == {}  # it says of no partition that it is there
         taken = await b.choose("t", 3, 5, here=True)
         assert (taken.broker, taken.url) == ("b", b.url)

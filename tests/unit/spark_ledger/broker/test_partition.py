@@ -23,7 +23,7 @@ class Reading:
         budget = TailBudget(1 << 20 if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
         self.partition.writer = owner.writer
-        owner.writer._stored = self.partition.stored
+        owner.stored = self.partition.stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()
         await stage.commit(intent, 1, await stage.written(intent, SPARK))

@@ -267,6 +267,8 @@ class FakeCluster:
         self.store = SimStore()
         self.config = ClientConfig(**settings)
         self.admin: SimSession = self.store.session("admin")
+        self.network = FakeNetwork(self.bookies)
+        """That of the client made last."""
 
     async def start(self) -> None:
         for folder in cluster.FOLDERS:
@@ -295,7 +297,8 @@ class FakeCluster:
         session = self.store.session(name)
         directory = BookieDirectory(session)
         await directory.start()
-        bookies = BookieClient(FakeNetwork(self.bookies), directory, self.config)
+        self.network = FakeNetwork(self.bookies)
+        bookies = BookieClient(self.network, directory, self.config)
         placement = resolve(self.config.placement)
         return LedgerStore(session, bookies, directory, self.config, random.Random(seed), placement)
 

@@ -310,7 +310,9 @@ async def test_a_writer_that_ended_announces_nothing_more():
         await writer.append(b"0")
         await writer.append(b"1")
     await closed.close()
-    failed._pipeline.fail(errors.LedgerFenced("taken over"))
+    for bookie in cluster.bookies.values():
+        bookie.override = refuses(Status.FENCED)
+    assert isinstance(await failure_of(failed.append(b"2")), errors.LedgerFenced)
     given_up.abandon()
     await asyncio.sleep(60)
     for writer in (closed, failed, given_up):

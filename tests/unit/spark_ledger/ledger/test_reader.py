@@ -112,8 +112,7 @@ async def test_bookies_that_came_back_elsewhere_are_read_before_anybody_was_told
     writer = await written(ledgers, 9)
     reader = await ledgers.open(writer.ledger_id, recover=False)
     moved = {}
-    network = ledgers.cluster.bookies._network
-    plain_call = network.call
+    plain_call = cluster.network.call
 
     async def call(address, *rest):
         name, _, port = address.partition(":")
@@ -126,7 +125,7 @@ async def test_bookies_that_came_back_elsewhere_are_read_before_anybody_was_told
         raise CallFailed("connection refused")
 
     ledgers.cluster.directory._changed.set = lambda: None  # whoever watches hears of it too late
-    network.call = call
+    cluster.network.call = call
     assert await collect(reader, 0, 8) == list(range(9))
     assert len(moved) == 3
 
@@ -308,7 +307,7 @@ async def test_a_record_older_than_the_one_known_is_not_taken():
     old = await other.record(writer.ledger_id)
     assert old.version < newest.version  # what this session would say
     reader = AsyncLedgerReader(other.cluster, newest, derive(b""))
-    await reader._view.reread()
+    await reader.refresh_record()
     assert (reader.version, reader.is_closed) == (newest.version, True)
 
 

@@ -15,7 +15,7 @@ from spark_ledger.metadata.ledger_record import (
     entries_kept,
     keeps,
 )
-from spark_ledger.repair import limbo, work_list
+from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import Listed, listed, repair_everywhere
 from spark_ledger.repair.service import repair_once, tokens_of
@@ -194,16 +194,16 @@ async def test_the_auditor_reads_what_is_in_limbo_once_and_lists_again_what_was_
     ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id
     for name in "ab":
         await in_limbo(cluster, name, ledger_id)
-    auditor, asked = Auditor(ledgers, await tokens_of(ledgers)), []
-    one_listed = limbo._one_listed
+    auditor, asked, get = Auditor(ledgers, await tokens_of(ledgers)), [], ledgers.metadata.get
+    in_limbo_there = [paths.limbo(name, ledger_id) for name in "ab"]
 
-    async def counted(metadata, *one):
-        asked.append(one)
-        return await one_listed(metadata, *one)
+    async def counted(path, *watch):
+        asked.extend(one for one in in_limbo_there if one == path)
+        return await get(path, *watch)
 
-    monkeypatch.setattr(limbo, "_one_listed", counted)
+    monkeypatch.setattr(ledgers.metadata, "get", counted)
     await auditor.look()
-    assert asked == [("a", ledger_id), ("b", ledger_id)]
+    assert asked == in_limbo_there
     await auditor.look()
     assert len(asked) == 2
     await cluster.admin.delete(paths.underreplicated(ledger_id))

@@ -122,7 +122,9 @@ def play(
         await world.prepare(4)
         process = await world.client("main")
         owners = OwnerCalls()
-        client = TopicClient(process.ledgers, process.rng, lambda: stage.now_ms, owners.ask)
+        client = TopicClient(
+            process.ledgers, process.rng, lambda: stage.now_ms, lambda *of: owners.ask(*of)
+        )
         stage = Stage(world, client, await client.topics.create("t", partitions), owners)
         result = await act(stage)
         world.check()

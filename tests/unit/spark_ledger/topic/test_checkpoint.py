@@ -226,7 +226,7 @@ def test_a_fold_from_checkpoints_is_the_fold_of_all_commits_ever(seed, count, ho
 
 
 def test_a_checkpoint_holds_every_field_of_the_state():
-    stored = {*checkpoint._SCALARS, "dropped", "bodies", "across", "last_of_app", "partitions"}
+    stored = {*checkpoint.SCALARS, "dropped", "bodies", "across", "last_of_app", "partitions"}
     of_head = {"head_version", "deleted", "turn"}
     assert {field.name for field in fields(state.TopicState)} == stored | of_head
 

@@ -95,7 +95,7 @@ def batches(draw, odd=False, batched=True):
 def one_by_one(found, columns):
     payloads = [pulsar_batch.payload_of(batch) for batch in found]
     wanted = set(pulsar_columns.ALL if columns is None else columns)
-    return pulsar_columns._one_by_one(found, payloads, wanted)
+    return pulsar_columns.one_by_one(found, payloads, wanted)
 
 
 def together(found, columns=None):
@@ -103,7 +103,7 @@ def together(found, columns=None):
     wanted = set(pulsar_columns.ALL if columns is None else columns)
     try:
         payloads = [pulsar_batch.payload_of(batch) for batch in found]
-        made = pulsar_columns._together(found, payloads, wanted)
+        made = pulsar_columns.together(found, payloads, wanted)
     except pulsar_columns.Odd:
         return None
     made.validate()
