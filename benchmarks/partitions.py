@@ -35,7 +35,7 @@ from benchmarks import contenders, workload
 from benchmarks.contenders import KAFKA, LEDGER
 from benchmarks.figures import Figure, show
 from benchmarks.workload import Format
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 
 TASKS = 200
 VALUE_BYTES = 100

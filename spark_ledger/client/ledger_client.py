@@ -37,10 +37,10 @@ from spark_ledger.config import (
     whole_or,
 )
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
+from spark_ledger.ledger import reader as core_reader
 from spark_ledger.ledger import writer as core_writer
 from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read import reader as core_reader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.process import Calls, background_loop, connect
 

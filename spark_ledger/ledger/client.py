@@ -28,7 +28,7 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter

@@ -19,7 +19,7 @@ from bookie_server.api.messages import Add, AddResult, ReadResponse
 from bookie_server.api.status import Status
 from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger.cluster import Cluster, has_entry, judge, say
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
 

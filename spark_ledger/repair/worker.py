@@ -26,7 +26,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import ABSENT_MIN_S
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from bookie_server.api.messages import IDENTITY_FILE, EntryLocation
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from spark_ledger.bookies.local_reads import HostFiles
-from spark_ledger.ledger.read import reader
+from spark_ledger.ledger import reader
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import SimClient, SimNetwork
 

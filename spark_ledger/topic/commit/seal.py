@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment

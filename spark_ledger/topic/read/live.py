@@ -22,7 +22,7 @@ import numpy as np
 from bookie_server.api.entry import NO_ENTRY, Entry, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS

@@ -23,7 +23,7 @@ import pyarrow as pa
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import (

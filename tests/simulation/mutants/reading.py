@@ -8,8 +8,7 @@ from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry, unpack_header
 from bookie_server.api.status import Meaning, Status
 from spark_ledger.bookies import local_reads
 from spark_ledger.errors import NoSuchEntry
-from spark_ledger.ledger import cluster, recovery
-from spark_ledger.ledger.read import ledger_view, reader
+from spark_ledger.ledger import cluster, ledger_view, reader, recovery
 from tests.simulation.mutants.mutant import Mutant
 
 TAILED = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
 from spark_ledger.spark.options import offsets
 from spark_ledger.topic import checkpointer, client

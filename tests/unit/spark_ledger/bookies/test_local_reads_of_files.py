@@ -27,7 +27,7 @@ from spark_ledger.bookies.local_reads import LOCAL_S, RETRY_S
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.range_fetch import RangeFetch, ReadChunk
+from spark_ledger.ledger.range_fetch import RangeFetch, ReadChunk
 from tests.kit.processes import eventually
 
 BOOKIE, OTHER = "6d0f0b0c-0000-4000-8000-000000000001", "6d0f0b0c-0000-4000-8000-000000000002"

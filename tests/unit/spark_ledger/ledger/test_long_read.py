@@ -6,7 +6,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import CallFailed
-from spark_ledger.ledger.read.range_fetch import RangeFetch
+from spark_ledger.ledger.range_fetch import RangeFetch
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
 from tests.unit.spark_ledger.ledger.test_reader import collect, reads_of, written
@@ -110,7 +110,7 @@ async def test_an_entry_that_no_bookie_delivers_ends_a_long_scan_as_any_other():
 
 @pytest.mark.parametrize(("near", "asked"), [([0, 1, 2], 3), ([1], 1), ([], 1)], ids=str)
 def test_what_lies_in_files_that_can_be_read_here_is_not_streamed(monkeypatch, near, asked):
-    monkeypatch.setattr("spark_ledger.ledger.read.reader.NEAR_ENTRY_BYTES", 1)
+    monkeypatch.setattr("spark_ledger.ledger.reader.NEAR_ENTRY_BYTES", 1)
     monkeypatch.setattr(RangeFetch, "near", lambda *_: near)
 
     @simulated

@@ -6,7 +6,7 @@ import pytest
 
 from bookie_server.api import messages as m
 from spark_ledger import errors
-from spark_ledger.ledger.read.ledger_view import EntryStream
+from spark_ledger.ledger.ledger_view import EntryStream
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from spark_ledger.ledger.read import reader as reader_module
-from spark_ledger.ledger.read.range_fetch import RangeFetch
-from spark_ledger.ledger.read.reader import BLOCK
+from spark_ledger.ledger import reader as reader_module
+from spark_ledger.ledger.range_fetch import RangeFetch
+from spark_ledger.ledger.reader import BLOCK
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 from tests.unit.spark_ledger.ledger.test_read_entries import ENTRY, collect
 from tests.unit.spark_ledger.ledger.test_reader import written

@@ -6,7 +6,7 @@ import pytest
 
 from bookie_server.api.messages import has
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.range_fetch import SlotRequest, first_asks, next_asks, preference
+from spark_ledger.ledger.range_fetch import SlotRequest, first_asks, next_asks, preference
 
 SIZES = [Quorum(e, w, 1) for e in range(1, 8) for w in range(1, e + 1)]
 LAST = 2**63 - 1

@@ -8,7 +8,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import CallFailed
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import derive
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.log.actions import Append, Replace, Trim
 from spark_ledger.topic.read import slice_reader
 from spark_ledger.topic.read.plan import ReadTask, plan_read, segments_in

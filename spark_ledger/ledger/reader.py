@@ -32,8 +32,8 @@ from spark_ledger.errors import (
     Unavailable,
 )
 from spark_ledger.ledger.cluster import BAD_COPY, Cluster
-from spark_ledger.ledger.read.ledger_view import Entries, EntryStream, LedgerView, News
-from spark_ledger.ledger.read.range_fetch import LongRead, RangeFetch, ReadChunk, Refusals
+from spark_ledger.ledger.ledger_view import Entries, EntryStream, LedgerView, News
+from spark_ledger.ledger.range_fetch import LongRead, RangeFetch, ReadChunk, Refusals
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError

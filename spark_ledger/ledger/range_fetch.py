@@ -33,8 +33,8 @@ from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
 from spark_ledger.ledger.cluster import judge, say
+from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.ledger_view import LedgerView
 
 
 @dataclass(slots=True, eq=False)
