@@ -229,7 +229,7 @@ def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(mo
             await until(lambda: rig.service.connections)
             (caller,) = rig.service.connections
             asked = 0
-            while caller.connection._reading:
+            while caller.connection.unsent_bytes <= 100 * KIB:
                 asked += 1
                 head = pack_head(FrameKind.CALL, asked, len(read), frames.METHOD_NUMBERS["Read"])
                 await loop.sock_sendall(sock, head + read)
@@ -238,8 +238,10 @@ def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(mo
             taken = 0
             while taken < 16 + asked * 60 * KIB:
                 taken += len(await loop.sock_recv(sock, 1 << 20))
-            await until(lambda: caller.connection._reading)
             await until(lambda: rig.bookie.responses.used == 0)
+            await loop.sock_sendall(sock, head + read)
+            async with asyncio.timeout(10):
+                assert await loop.sock_recv(sock, 1)
 
     over_frames(test, config)
 

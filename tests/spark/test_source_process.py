@@ -446,7 +446,7 @@ def test_a_target_of_available_now_does_not_leave_out_a_topic_that_is_made_again
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_topic_that_goes_while_a_pattern_finds_it_does_not_end_the_query(
-    by_hand, source, topic, whole
+    by_hand, source, driver, topic, whole, monkeypatch
 ):
     by_hand.write(f"{topic}-a", range(5))
     run = source(subscribePattern=f"{topic}-[ab]")
@@ -456,9 +456,16 @@ def test_a_topic_that_goes_while_a_pattern_finds_it_does_not_end_the_query(
     gone = by_hand.run(by_hand.client.topics.delete(f"{topic}-b"))
     if not whole:
         by_hand.run(remove_tree(by_hand.client.store, gone.id))
-    run._topics._scan = found = Future()
-    found.set_result([gone])  # as if it was looked for just before
-    assert poll(run, end) is end
+    looks = []
+
+    async def seen_just_before(*_, **__):
+        looks.append(None)
+        return gone
+
+    with monkeypatch.context() as before:
+        before.setattr(driver.topics, "names", lambda: asyncio.sleep(0, [gone.name]))
+        before.setattr(driver.topics, "find", seen_just_before)
+        wait_until(lambda: poll(run, end) is end and len(looks) > 1)
     by_hand.write(f"{topic}-b", range(9, 12))
     wait_until(lambda: poll(run, end) is not end)
     assert read(run, end, poll(run, end)) == list(range(9, 12))

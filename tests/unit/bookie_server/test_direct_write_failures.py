@@ -94,13 +94,14 @@ def test_what_was_placed_in_a_directory_that_is_dropped_goes_to_another_from_mem
 def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_to_the_journal():
     async def test(node):
         direct_log = node.storage.stores[0].direct_log
-        tell = direct_log._tell
+        put = direct_log.put
 
-        def tells_and_goes(put, told):
-            tell(put, told)
-            node.storage.drop("d0", DiskFailed("gone"))
+        def goes_once_it_is_told(*about):
+            told = put(*about)
+            told.add_done_callback(lambda _: node.storage.drop("d0", DiskFailed("gone")))
+            return told
 
-        direct_log._tell = tells_and_goes
+        direct_log.put = goes_once_it_is_told
         assert await node.add(large(1, 1)) == [OK]
         assert (await node.ways(1))[1] == JOURNALED
         node.out = ["d0"]

@@ -228,8 +228,9 @@ def test_a_writer_that_is_cancelled_gives_its_ledger_back():
         await asyncio.sleep(5)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert len(cache._idle) == 1
+        (ledger_id,) = [one async for one in stage.client.ledgers.list()]
         await cache.close()
+        assert (await stage.client.ledgers.record(ledger_id, fresh=True)).record.closed
 
     play(act)
 
