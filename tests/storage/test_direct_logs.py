@@ -137,7 +137,7 @@ def test_a_marked_log_that_is_gone_puts_every_ledger_in_limbo():
 
 
 def told_at_once(tell: Any) -> Any:
-    def nothing(self: Any, journals: Any, ledger_id: int, store: Any) -> None:
+    def nothing(self: Any, ledger_id: int, store: Any) -> None:
         self._told[ledger_id] = store.id
 
     return nothing
