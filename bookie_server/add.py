@@ -11,7 +11,7 @@ Always true:
 
 import asyncio
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -320,18 +320,11 @@ _IDS = itemgetter(0, 1)  # ledger and entry of a header
 def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
     """The items in their order, cut where the ledger, the token or the recovery flag changes:
     what may be done is decided once for each run."""
-    runs: list[list[_Item]] = []
-    last: tuple[int, bytes, bool] | None = None
-    kinds = {(item.header.ledger_id, item.add.token, item.add.recovery) for item in items}
-    if len(kinds) == 1:
-        return [list(items)]
-    for item in items:
-        kind = (item.header.ledger_id, item.add.token, item.add.recovery)
-        if kind != last:
-            runs.append([])
-            last = kind
-        runs[-1].append(item)
-    return runs
+
+    def kind(item: _Item) -> tuple[int, bytes, bool]:
+        return item.header.ledger_id, item.add.token, item.add.recovery
+
+    return [list(run) for _, run in groupby(items, kind)]
 
 
 def _lane(add: m.Add, handle: LedgerHandle) -> Lane:

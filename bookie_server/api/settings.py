@@ -8,8 +8,7 @@ override wins over the file, the file over the default; nothing is read from any
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,22 +27,14 @@ class _WithoutPlugins(type(BaseModel)):  # type: ignore[misc]
     all that is installed, 60 to 70 ms of every process that has settings."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> type:
-        with _told_not_to_look():
+        before = os.environ.get(PLUGINS_VARIABLE)  # the environment is the only way to say it
+        os.environ[PLUGINS_VARIABLE] = "__all__"
+        try:
             return super().__new__(cls, *args, **keywords)  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _told_not_to_look() -> Iterator[None]:
-    """By the environment, the only way there is; it is as it was afterwards, for other classes."""
-    before = os.environ.get(PLUGINS_VARIABLE)
-    os.environ[PLUGINS_VARIABLE] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
+        finally:
             del os.environ[PLUGINS_VARIABLE]
-        else:
-            os.environ[PLUGINS_VARIABLE] = before
+            if before is not None:
+                os.environ[PLUGINS_VARIABLE] = before
 
 
 _METACLASS: Any = _WithoutPlugins

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.cluster import Cluster
-from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord
-from spark_ledger.metadata.store import MetadataStore, NoNode
+from spark_ledger.metadata.ledger_record import BadLedgerRecord
+from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.metadata.store_calls import read
 
 READS_PER_S = 200
 READS_AT_ONCE = 20
@@ -37,9 +38,7 @@ class ClusterLedgers:
         """Those that have no record, as far as a replica knows that may lag behind."""
         absent = []
         for count, ledger_id in enumerate(ledger_ids, 1):
-            try:
-                await self._metadata.get(paths.ledger(ledger_id))
-            except NoNode:
+            if await read(self._metadata, paths.ledger(ledger_id)) is None:
                 absent.append(ledger_id)
             await _pause(count)
         return absent
@@ -64,8 +63,7 @@ class ClusterLedgers:
         """As far as a replica knows that may lag behind."""
         found = []
         for count, ledger_id in enumerate(ledger_ids, 1):
-            record = await self._record(ledger_id)
-            if record is not None and record.closed and not record.names(bookie_id):
+            if await self._is_elsewhere(ledger_id, bookie_id):
                 found.append(ledger_id)
             await _pause(count)
         return found
@@ -80,22 +78,20 @@ class ClusterLedgers:
         if found != self._served:
             _log.error("the metadata store holds %s, it was %s", found, self._served)
             return False
-        try:
-            await self._metadata.get(paths.LEDGERS)
-        except NoNode:
+        if await read(self._metadata, paths.LEDGERS) is None:
             _log.error("the metadata store has no folder %s", paths.LEDGERS)
             return False
         return True
 
-    async def _record(self, ledger_id: int) -> LedgerRecord | None:
-        """None: there is none, or none that can be understood."""
+    async def _is_elsewhere(self, ledger_id: int, bookie_id: str) -> bool:
+        """Not by a record that is not there or cannot be understood."""
+        node = await read(self._metadata, paths.ledger(ledger_id))
         try:
-            return ledger_record.decode((await self._metadata.get(paths.ledger(ledger_id))).value)
-        except NoNode:
-            return None
+            record = None if node is None else ledger_record.decode(node.value)
         except BadLedgerRecord as error:
             _log.error("ledger %d: %s", ledger_id, error)
-            return None
+            return False
+        return record is not None and record.closed and not record.names(bookie_id)
 
 
 class MassRule:

@@ -18,9 +18,9 @@ normal add before its record was read (`make_sure`).
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from bookie_server.api.status import Status
@@ -41,6 +41,7 @@ from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.ledger_record import LedgerState as RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
+T = TypeVar("T")
 PAGE_CACHE = "page-cache"  # a ledger's durability: acknowledged before the sync
 _TOKENS_REMEMBERED_MAX = 8
 
@@ -69,7 +70,8 @@ class LedgerHandle:
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self.waiter_count = 0  # calls of wait_beyond
+        self._news = asyncio.Event()  # another one after each
         self._quiet_for_good = state.fenced or state.deleted
         self._checked: dict[tuple[str, bytes], bool] = {}
 
@@ -128,26 +130,18 @@ class LedgerHandle:
 
     async def wait_beyond(self, previous_lac: int, wait_s: float) -> None:
         """Return when the last add confirmed exceeds `previous_lac`, the ledger is fenced or
-        deleted or the node stops, or after `wait_s`. A waiter is forgotten when it stops
-        waiting."""
+        deleted or the node stops, or after `wait_s`."""
         if wait_s <= 0:
             return
-        with contextlib.suppress(TimeoutError):
+        self.waiter_count += 1
+        try:
             async with asyncio.timeout(wait_s):
                 while self.last_add_confirmed <= previous_lac and not self._quiet_for_good:
-                    await self._news()
-
-    async def _news(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            await waiter
+                    await self._news.wait()
+        except TimeoutError:
+            return
         finally:
-            self._waiters.pop(waiter, None)
-
-    @property
-    def waiter_count(self) -> int:
-        return len(self._waiters)
+            self.waiter_count -= 1
 
     def end_waiting(self) -> None:
         """End all waiting, now and later."""
@@ -156,10 +150,9 @@ class LedgerHandle:
 
     def _wake(self) -> None:
         """Wake all waiting calls; each looks again."""
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self.waiter_count:
+            self._news.set()
+            self._news = asyncio.Event()
 
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
@@ -205,11 +198,7 @@ class LedgerHandles:
     async def meet(self, ledger_id: int) -> LedgerHandle:
         """The ledger's handle, after first contact if need be. Raises Refused."""
         while (handle := self._handles.get(ledger_id)) is None:
-            task = self._meeting.get(ledger_id)
-            if task is None:
-                task = self._meeting[ledger_id] = asyncio.ensure_future(self._meet(ledger_id))
-                task.add_done_callback(lambda done: _ended(self._meeting, ledger_id, done))
-            handle = await asyncio.shield(task)
+            handle = await _once(self._meeting, ledger_id, lambda: self._meet(ledger_id))
             if not handle.forgotten:  # else it was forgotten in the moment it was met
                 break
         return handle
@@ -230,12 +219,7 @@ class LedgerHandles:
         """Read the ledger's record, once however many ask: if it could be read, nothing is doubted
         any more when this returns, and a fence that was forgotten is durable again. Raises
         JournalFailed."""
-        ledger_id = handle.ledger_id
-        task = self._asking.get(ledger_id)
-        if task is None:
-            task = self._asking[ledger_id] = asyncio.ensure_future(self._make_sure(handle))
-            task.add_done_callback(lambda done: _ended(self._asking, ledger_id, done))
-        await asyncio.shield(task)
+        await _once(self._asking, handle.ledger_id, lambda: self._make_sure(handle))
 
     async def _make_sure(self, handle: LedgerHandle) -> None:
         try:
@@ -455,10 +439,21 @@ class LedgerHandles:
         return last, header.last_add_confirmed
 
 
-def _ended(tasks: dict[int, asyncio.Task[Any]], ledger_id: int, done: asyncio.Task[Any]) -> None:
-    del tasks[ledger_id]
-    if not done.cancelled():
-        done.exception()  # a waiting call has it; perhaps all were cancelled
+async def _once(
+    tasks: dict[int, asyncio.Task[T]], ledger_id: int, work: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """What the work came to, done once however many ask for it meanwhile."""
+
+    def ended(done: asyncio.Task[T]) -> None:
+        del tasks[ledger_id]
+        if not done.cancelled():
+            done.exception()  # a waiting call has it; perhaps all were cancelled
+
+    task = tasks.get(ledger_id)
+    if task is None:
+        task = tasks[ledger_id] = asyncio.ensure_future(work())
+        task.add_done_callback(ended)
+    return await asyncio.shield(task)
 
 
 def _ledger_record(state: LedgerState) -> Record:

@@ -344,18 +344,15 @@ def _time_syncs(fd: int) -> list[float]:
     """Overwriting one reserved block, so that it is the disk that is timed and not allocation."""
     os.pwrite(fd, _BLOCK, 0)
     os.fsync(fd)
+    sync = getattr(os, "fdatasync", os.fsync)
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < SYNCS_MAX and time.perf_counter() - begun < BUDGET_S:
         start = time.perf_counter()
         os.pwrite(fd, _BLOCK, 0)
-        _sync(fd)
+        sync(fd)
         times.append(time.perf_counter() - start)
     return times
-
-
-def _sync(fd: int) -> None:
-    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def file_system(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
