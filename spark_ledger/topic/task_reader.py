@@ -51,6 +51,10 @@ PAUSE_S = 0.05
 
 Left = list[tuple[int, int, int]]
 """Offsets [start, end) of partitions that are still to be read."""
+KEPT_BYTES = 64 << 20
+EACH_BYTES = 256
+"""What one that is kept takes beside its payload."""
+_log = logging.getLogger(__name__)
 
 
 def fetch_kept(
@@ -207,13 +211,6 @@ def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> R
     if lost and not lossy:
         raise rows_lost(lost)
     return without(task, lost)
-
-
-KEPT_BYTES = 64 << 20
-EACH_BYTES = 256
-"""What one that is kept takes beside its payload."""
-
-_log = logging.getLogger(__name__)
 
 
 async def with_chunks(
