@@ -43,7 +43,7 @@ from spark_ledger.topic.read.plan import (
     segments_in,
     without,
 )
-from spark_ledger.topic.read.row_blocks import Rows
+from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry, fetch_task
 
 FOLDS_MAX = 20
@@ -240,13 +240,12 @@ async def with_chunks(
                 yield plain
 
 
-async def read_rows(client: TopicClient, task: ReadTask) -> AsyncGenerator[Rows, None]:
+async def read_blocks(client: TopicClient, task: ReadTask) -> AsyncGenerator[Block, None]:
     """The rows of a task, those of each partition in order. Raises as task_reader.fetch_kept."""
     async with aclosing(with_chunks(client, task, fetch_kept(client, task))) as runs:
         async for run in runs:
             for fetched in run:
-                for rows in fetched.block().parts():
-                    yield rows
+                yield fetched.block()
 
 
 class _Chunks:
