@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.log.policies import NamespacePolicies
     from spark_ledger.topic.log.topics import TopicInfo
-    from spark_ledger.topic.read.row_blocks import Rows
+    from spark_ledger.topic.read.row_blocks import Block
     from spark_ledger.topic.subscription.seek_target import SeekTarget
     from spark_ledger.topic.upkeep.admin import TopicAdmin, Trimmed
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
@@ -247,8 +247,8 @@ def tail(
     their columns as JSON)."""
 
     async def work(client: "TopicClient") -> None:
-        async for part in _tail(client, name, rows, follow):
-            print_rows(part, json)
+        async for block in _tail(client, name, rows, follow):
+            print_rows(block, json)
 
     with_topics(service_url, work)
 
@@ -364,12 +364,14 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
     return to_json(info.policies)
 
 
-async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
+async def _tail(
+    client: "TopicClient", name: str, rows: int, follow: bool
+) -> AsyncIterator["Block"]:
     """The last `rows` of each partition and, following, what comes after them: what is committed,
     and what is confirmed of live segments."""
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
-    from spark_ledger.topic.task_reader import read_rows
+    from spark_ledger.topic.task_reader import read_blocks
 
     info = await client.topics.open(name)
     log = client.log(info.id)
@@ -392,8 +394,8 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
         tasks = plan_read(state, ranges, topic=info.name.full, read=read)
         more = (live_task(info.name.full, state, p, at[p], end) for p, end in known.items())
         for task in (*tasks, *(one for one in more if one is not None)):
-            async for part in read_rows(client, task):
-                yield part
+            async for block in read_blocks(client, task):
+                yield block
         if not follow:
             return
         starts = {p: max(at[p], end) for p, end in reach.items()}
@@ -405,28 +407,29 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
             state = await log.fold(watch=changed.set)
 
 
-def print_rows(part: "Rows", json: bool) -> None:
-    keys, values = _keys_and_values(part)
-    each = zip(keys, values, part.each_ms().tolist(), strict=True)
-    for offset, (key, value, written_ms) in enumerate(each, part.offset):
+def print_rows(block: "Block", json: bool) -> None:
+    keys, values = _keys_and_values(block)
+    places = block.each("partition"), block.each_counted("offset"), block.each_ms()
+    each = zip(keys, values, *(one.tolist() for one in places), strict=True)
+    for key, value, partition, offset, written_ms in each:
         if json:
-            shown = {"partition": part.partition, "offset": offset, "timestamp_ms": written_ms}
+            shown = {"partition": partition, "offset": offset, "timestamp_ms": written_ms}
             shown["key"] = None if key is None else readable(key)
             shown["value"] = readable(value) if isinstance(value, bytes) else value
             print_json(shown)
         else:
             text = in_json(value) if isinstance(value, dict) else readable(value)
-            print(f"{part.partition}\t{offset}\t{readable(key)}\t{text}", flush=True)
+            print(f"{partition}\t{offset}\t{readable(key)}\t{text}", flush=True)
 
 
 def _keys_and_values(
-    part: "Rows",
+    block: "Block",
 ) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
     """What is shown of rows: the columns of typed ones are an object."""
     from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
 
-    batch = part.record_batch
-    if not part.typed:
+    batch = block.record_batch
+    if not block.typed:
         return column_of(batch, KEY).to_pylist(), column_of(batch, VALUE).to_pylist()
     payload = [name for name in batch.schema.names if name not in TYPED_NAMES.values()]
     return column_of(batch, TYPED_NAMES[KEY]).to_pylist(), batch.select(payload).to_pylist()

@@ -7,7 +7,7 @@ and again.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -90,6 +90,18 @@ async def each(
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
     return [results[turn] for turn in range(len(some))]
+
+
+async def in_batches(items: AsyncIterator[A], size: int) -> AsyncIterator[list[A]]:
+    """The items, so many at a time."""
+    batch: list[A] = []
+    async for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 async def names_in(store: MetadataStore, folder: str) -> list[str]:

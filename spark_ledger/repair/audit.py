@@ -20,7 +20,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import has_entry, judge
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
-from spark_ledger.metadata.store_calls import each, reachable
+from spark_ledger.metadata.store_calls import each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.work_list import Work
 from spark_ledger.topic.client import TopicClient
@@ -98,13 +98,8 @@ async def audit(
 ) -> Audit:
     """Check every ledger. Raises Unavailable."""
     result = Audit()
-    batch: list[int] = []
-    async for ledger_id in ledgers.list():
-        batch.append(ledger_id)
-        if len(batch) >= 16 * LEDGERS_AT_ONCE:
-            result.merge(await audit_some(ledgers, tokens, batch, deep=deep, referred=referred))
-            batch = []
-    result.merge(await audit_some(ledgers, tokens, batch, deep=deep, referred=referred))
+    async for some in in_batches(ledgers.list(), 16 * LEDGERS_AT_ONCE):
+        result.merge(await audit_some(ledgers, tokens, some, deep=deep, referred=referred))
     return result
 
 

@@ -40,13 +40,21 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import SessionState, StoreError
-from spark_ledger.metadata.store_calls import each, names_in, store_now_ms
+from spark_ledger.metadata.store_calls import each, in_batches, names_in, store_now_ms
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.limbo import Listed
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
+
+AGAIN_S, AGAIN_TIMES = 60.0, 100
+CHECK_AGAIN_S = 7 * 86_400.0
+CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
+RECORDS_AT_ONCE = 512
+MOVES_MAX = 64
+ENSEMBLES_MAX = 10_000
+log = logging.getLogger(__name__)
 
 
 class Judgement(NamedTuple):
@@ -58,34 +66,38 @@ class Judgement(NamedTuple):
 
 
 class Absence:
-    """Of one observer; times are those of its clock, in seconds."""
+    """Of one observer; times are those of the loop's clock, in s, and of the host's, in ms."""
 
     def __init__(self) -> None:
-        self._since: dict[str, float] = {}
+        self._since: dict[str, tuple[float, int]] = {}
         self._session = 0
 
     def look(
-        self, now_s: float, session: int, known: Collection[str], registered: Collection[str]
+        self,
+        now: tuple[float, int],
+        session: int,
+        known: Collection[str],
+        registered: Collection[str],
     ) -> None:
         """What was seen now. `session` is another number after each break of the session."""
         if session != self._session:
             self._session, self._since = session, {}
         here = set(registered)
         self._since = {
-            bookie: self._since.get(bookie, now_s) for bookie in known if bookie not in here
+            bookie: self._since.get(bookie, now) for bookie in known if bookie not in here
         }
 
     def back(self, is_registered: Callable[[str], bool]) -> None:
         """What was heard since the last look: those that are registered begin anew."""
         self._since = {b: since for b, since in self._since.items() if not is_registered(b)}
 
-    def since(self, bookie_id: str) -> float | None:
-        """Since when it was seen absent; None: it is registered, or was never seen."""
-        return self._since.get(bookie_id)
+    def since_ms(self) -> dict[str, int]:
+        """Those that are absent, and since when they were seen to be."""
+        return {bookie: self._since[bookie][1] for bookie in sorted(self._since)}
 
     def gone(self, now_s: float, delay_s: float) -> frozenset[str]:
         """Those that were absent all through the delay."""
-        return frozenset(b for b, since in self._since.items() if now_s - since >= delay_s)
+        return frozenset(b for b, (since, _) in self._since.items() if now_s - since >= delay_s)
 
 
 def judge(gone: Set[str], holding: Set[str], registered: Set[str], accepted: Set[str]) -> Judgement:
@@ -96,16 +108,6 @@ def judge(gone: Set[str], holding: Set[str], registered: Set[str], accepted: Set
     if 3 * len(unsaid) > len(registered | holding):
         return Judgement(frozenset(lost & accepted), frozenset(unsaid))
     return Judgement(frozenset(lost))
-
-
-AGAIN_S, AGAIN_TIMES = 60.0, 100
-CHECK_AGAIN_S = 7 * 86_400.0
-CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
-RECORDS_AT_ONCE = 512
-MOVES_MAX = 64
-ENSEMBLES_MAX = 10_000
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -177,7 +179,6 @@ class Auditor:
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
-        self._seen_absent: dict[str, tuple[float | None, int]] = {}
         self._limbo_told: set[tuple[str, int]] = set()
         self._sessions = 1
         self._index = Index()
@@ -214,9 +215,10 @@ class Auditor:
             *now.registered,
         }
         loop_now = asyncio.get_running_loop().time()
-        self._absence.look(loop_now, self._sessions, known, now.registered)
+        moment = loop_now, self._now_ms()
+        self._absence.look(moment, self._sessions, known, now.registered)
         self._registrations_changed()  # who came since `now` was read
-        absent = self._absent(known - now.registered)
+        absent = self._absence.since_ms()
         await self._take_back(settings, now)
         if not settings.enabled:
             return AuditReport(absent=absent)
@@ -237,18 +239,6 @@ class Auditor:
         new = {(bookie.host, bookie.rack) for bookie in writable} - self._places
         self._places |= new
         return bool(new)
-
-    def _absent(self, bookie_ids: set[str]) -> dict[str, int]:
-        """Since when, in ms of this host's clock when it was first seen absent."""
-        seen = {}
-        for bookie_id in sorted(bookie_ids):
-            since = self._absence.since(bookie_id)
-            before = self._seen_absent.get(bookie_id)
-            if before is None or before[0] != since:
-                before = since, self._now_ms()
-            seen[bookie_id] = before
-        self._seen_absent = seen
-        return {bookie_id: since_ms for bookie_id, (_, since_ms) in seen.items()}
 
     async def _take_back(self, settings: Settings, now: Bookies) -> None:
         """An operator's word that a bookie is lost is of the absence that it was said of."""
@@ -281,13 +271,8 @@ class Auditor:
                     index.see(found.record)
                     place(found.record)
 
-        batch: list[int] = []
-        async for ledger_id in self._ledgers.list():
-            batch.append(ledger_id)
-            if len(batch) == RECORDS_AT_ONCE:
-                await see(batch)
-                batch = []
-        await see(batch)
+        async for some in in_batches(self._ledgers.list(), RECORDS_AT_ONCE):
+            await see(some)
         if (gone or now.draining) and index.ledgers:
             log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
         self._index, self._indexed = index, (gone, now.draining)

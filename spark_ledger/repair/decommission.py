@@ -31,13 +31,13 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import each, names_in, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import each, in_batches, names_in, reachable, store_now_ms
 from spark_ledger.repair import slots, status, work_list
+from spark_ledger.repair.limbo import never_seen
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import bookies
 
@@ -154,10 +154,7 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
             "Start it and drain it then; or leave it: what a lost bookie held is copied from the"
             " others after lost_bookie_delay_s (`spark-ledger autorecovery status`).",
         )
-    raise BadConfig(
-        f"no bookie {bookie_id!r} was ever registered there",
-        "`spark-ledger bookie list` tells which were.",
-    )
+    raise never_seen(bookie_id)
 
 
 # -- what would remain -------------------------------------------------------------------------
@@ -257,25 +254,14 @@ def _is_stuck(cluster: Cluster, record: LedgerRecord, bookie_id: str, then: _Sta
 
 async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
     """Raises Unavailable; UnsupportedFormat: whom that record names is not known."""
-
-    async def read(ledger_ids: Sequence[int]) -> list[LedgerRecord]:
-        found = await ledgers.cluster.records.read_many(ledger_ids)
-        for one in found:
-            if isinstance(one, UnsupportedFormat):
-                raise one
-        return [one.record for one in found if isinstance(one, VersionedRecord)]
-
     with reachable("listing the ledgers of a bookie"):
         await ledgers.metadata.sync()
-    batch: list[int] = []
-    async for ledger_id in ledgers.list():
-        batch.append(ledger_id)
-        if len(batch) == RECORDS_AT_ONCE:
-            for record in await read(batch):
-                yield record
-            batch = []
-    for record in await read(batch):
-        yield record
+    async for some in in_batches(ledgers.list(), RECORDS_AT_ONCE):
+        for found in await ledgers.cluster.records.read_many(some):
+            if isinstance(found, UnsupportedFormat):
+                raise found
+            if found is not None:  # else it was deleted meanwhile
+                yield found.record
 
 
 async def _all_naming(ledgers: LedgerStore, bookie_id: str) -> list[LedgerRecord]:
@@ -347,10 +333,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     store = ledgers.metadata
     await store.sync()
     if bookie_id not in await names_in(store, paths.BOOKIES_KNOWN):
-        raise BadConfig(
-            f"no bookie {bookie_id!r} was ever registered there",
-            "`spark-ledger bookie list` tells which were.",
-        )
+        raise never_seen(bookie_id)
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
         if bookie_id in await names_in(store, folder):
             raise BadConfig(f"bookie {bookie_id} is registered: it runs", "Stop it first.")

@@ -22,14 +22,14 @@ from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
 from bookie_server.api.status import Status
-from spark_ledger.errors import BadConfig, LedgerError, Unavailable
+from spark_ledger.errors import BadConfig, LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster, say
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
-from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
-from spark_ledger.metadata.store_calls import each, names_in, reachable
+from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.metadata.store_calls import each, names_in, reachable, read
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 COMPARISONS_MAX = 4
@@ -87,9 +87,8 @@ async def listed_of(metadata: MetadataStore, some: Collection[tuple[str, int]]) 
 
 
 async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -> Listed | None:
-    try:
-        node = await metadata.get(paths.limbo(bookie_id, ledger_id))
-    except NoNode:
+    node = await read(metadata, paths.limbo(bookie_id, ledger_id))
+    if node is None:
         return None
     try:
         reason = str(json.loads(node.value)["reason"])
@@ -121,10 +120,7 @@ async def repair_everywhere(
             with reachable("looking up a bookie"):
                 address = await ledgers.cluster.directory.find(bookie_id)
             if address is None:
-                raise BadConfig(
-                    f"no bookie {bookie_id!r} was ever registered there",
-                    "`spark-ledger bookie list` tells which were.",
-                )
+                raise never_seen(bookie_id)
         there = sorted(filter(ledgers.cluster.directory.is_registered, gone))
         doubting = await _listing(ledgers.metadata, ledger_id) if there else []
         for bookie_id in there:
@@ -142,16 +138,21 @@ async def repair_everywhere(
     )
 
 
+def never_seen(bookie_id: str) -> BadConfig:
+    return BadConfig(
+        f"no bookie {bookie_id!r} was ever registered there",
+        "`spark-ledger bookie list` tells which were.",
+    )
+
+
 async def _listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
     """The bookies that list the ledger."""
-    try:
+    with reachable("listing what is in limbo"):
         await metadata.sync(paths.LIMBO)
         bookie_ids = await names_in(metadata, paths.LIMBO)
         return [
             one for one in bookie_ids if await _one_listed(metadata, one, ledger_id) is not None
         ]
-    except StoreError as failure:
-        raise Unavailable(f"what is in limbo cannot be listed: {failure!r}") from failure
 
 
 async def repair_known(

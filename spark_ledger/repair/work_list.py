@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from spark_ledger.errors import Unavailable
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -24,6 +23,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     StoreError,
 )
+from spark_ledger.metadata.store_calls import reachable, read
 
 LOST, DRAINED, LIMBO, LACKING, JOINING = ("lost", "drained", "limbo", "lacking", "joining")
 """Why copies are missing at a bookie: it is lost; it is to be drained; it says itself that it may
@@ -75,23 +75,17 @@ def decode(ledger_id: int, value: bytes, version: int) -> Work:
 
 async def listed(store: MetadataStore) -> list[int]:
     """The ledgers on the list, ascending. Raises Unavailable."""
-    try:
+    with reachable("listing what is under-replicated"):
         await store.sync(paths.UNDERREPLICATED)
-        await store.get(paths.UNDERREPLICATED)
+        if await read(store, paths.UNDERREPLICATED) is None:
+            return []  # nothing was ever listed
         return [each async for each in ledger_record.ledger_ids(store, paths.UNDERREPLICATED)]
-    except NoNode:
-        return []  # nothing was ever listed
-    except StoreError as failure:
-        raise Unavailable(f"what is under-replicated cannot be listed: {failure!r}") from failure
 
 
 async def find(store: MetadataStore, ledger_id: int) -> Work | None:
     """What is listed of the ledger, as this session sees it. Raises StoreError."""
-    try:
-        node = await store.get(paths.underreplicated(ledger_id))
-    except NoNode:
-        return None
-    return decode(ledger_id, node.value, node.version)
+    node = await read(store, paths.underreplicated(ledger_id))
+    return None if node is None else decode(ledger_id, node.value, node.version)
 
 
 async def is_anything_missing(store: MetadataStore) -> bool:
@@ -152,10 +146,8 @@ async def lock(store: MetadataStore, ledger_id: int) -> bool:
         return True
     except (NodeExists, OutcomeUnknown):
         await store.sync(path)
-    try:
-        return (await store.get(path)).owner == store.session_id
-    except NoNode:
-        return False
+    node = await read(store, path)
+    return node is not None and node.owner == store.session_id
 
 
 async def unlock(store: MetadataStore, ledger_id: int) -> bool:
@@ -163,11 +155,10 @@ async def unlock(store: MetadataStore, ledger_id: int) -> bool:
     path = paths.underreplicated_lock(ledger_id)
     try:
         await store.sync(path)
-        node = await store.get(path)
-        if node.owner == store.session_id:
-            await store.delete(path, node.version)
-        return True
-    except NoNode:
+        node = await read(store, path)
+        if node is not None and node.owner == store.session_id:
+            with suppress(NoNode):
+                await store.delete(path, node.version)
         return True
     except StoreError:
         return False

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import ABSENT_MIN_S
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
@@ -106,6 +105,14 @@ class _Wait(NamedTuple):
     pause_s: float
 
 
+class _Seen(NamedTuple):
+    """What an open ledger looked like, and since when it does (the loop's clock)."""
+
+    version: int
+    last_add_confirmed: int
+    since_s: float
+
+
 class Worker:
     """One process's. It must live on from round to round. `idle_s`: an open ledger that did not
     move for so long is recovered; None: for half of the delay. `always`: it works also while repair
@@ -124,7 +131,7 @@ class Worker:
         self._tokens = tokens
         self._idle_s = idle_s
         self._always = always
-        self._idle = IdleLedgers(ledgers.cluster, tokens)
+        self._watched: dict[int, _Seen] = {}
         self._waits: dict[int, _Wait] = {}
         self._locked: dict[int, None] = {}
         """Locks that could not be given back: others wait for them."""
@@ -140,7 +147,7 @@ class Worker:
             await self._unlock(ledger_id)
         ledger_ids = await work_list.listed(self._store)
         self._waits = {each: self._waits[each] for each in ledger_ids if each in self._waits}
-        self._idle.forget_all_but(ledger_ids)
+        self._watched = {each: self._watched[each] for each in ledger_ids if each in self._watched}
         self._ledgers.cluster.rng.shuffle(ledger_ids)
         outcomes = []
 
@@ -171,7 +178,7 @@ class Worker:
 
     def watches(self, ledger_id: int) -> bool:
         """Whether the ledger was left alone because it is open, and may be recovered later."""
-        return self._idle.watches(ledger_id)
+        return ledger_id in self._watched
 
     async def _unlock(self, ledger_id: int) -> None:
         """What fails is tried again with the next round."""
@@ -219,7 +226,7 @@ class Worker:
         why = ""
         if not known.record.closed and (_concerns_end(known, reasons) or _is_in_recovery(known)):
             if not _is_in_recovery(known) and self._lacks_spares(known, going, now):
-                self._idle.forget(work.ledger_id)
+                self._watched.pop(work.ledger_id, None)  # its writer could do nothing
                 why = slots.NO_SPARE
             elif await self._may_close(known):
                 known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
@@ -311,7 +318,20 @@ class Worker:
         )
 
     async def _may_close(self, known: VersionedRecord) -> bool:
-        return _is_in_recovery(known) or await self._idle.is_idle(known, self._due_s())
+        return _is_in_recovery(known) or await self._is_idle(known)
+
+    async def _is_idle(self, known: VersionedRecord) -> bool:
+        """Look at an open ledger; whether it did not move for as long as it is given."""
+        reader = AsyncLedgerReader(self._ledgers.cluster, known, self._tokens)
+        try:
+            confirmed = await reader.refresh_last_add_confirmed()
+        except LedgerError:  # nobody tells; then only its record moves
+            confirmed = reader.last_add_confirmed
+        seen = _Seen(reader.version, confirmed, self._now())
+        before = self._watched.get(known.record.ledger_id)
+        if before is None or before[:2] != seen[:2]:
+            before = self._watched[known.record.ledger_id] = seen
+        return seen.since_s - before.since_s >= self._due_s()
 
     def _due_s(self) -> float:
         """An open ledger that does not move for so long has no writer that reaches the cluster."""
@@ -384,47 +404,3 @@ def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
         else reason.why not in (work_list.JOINING, work_list.MISPLACED)
         for reason in reasons
     )
-
-
-class _Seen(NamedTuple):
-    """What an open ledger looked like, and since when it does (the loop's clock)."""
-
-    version: int
-    last_add_confirmed: int
-    since_s: float
-
-
-class IdleLedgers:
-    """One observer; it must live on from look to look."""
-
-    def __init__(self, cluster: Cluster, tokens: Tokens) -> None:
-        self._cluster = cluster
-        self._tokens = tokens
-        self._seen: dict[int, _Seen] = {}
-
-    def forget_all_but(self, ledger_ids: list[int]) -> None:
-        """The others are looked at no more."""
-        self._seen = {each: self._seen[each] for each in ledger_ids if each in self._seen}
-
-    def forget(self, ledger_id: int) -> None:
-        """What was seen of the ledger does not count: its writer could do nothing."""
-        self._seen.pop(ledger_id, None)
-
-    def watches(self, ledger_id: int) -> bool:
-        """Whether it is looked at."""
-        return ledger_id in self._seen
-
-    async def is_idle(self, known: VersionedRecord, idle_s: float) -> bool:
-        """Look at the ledger; whether it did not move for `idle_s`."""
-        ledger_id = known.record.ledger_id
-        reader = AsyncLedgerReader(self._cluster, known, self._tokens)
-        try:
-            confirmed = await reader.refresh_last_add_confirmed()
-        except LedgerError:  # nobody tells; then only its record moves
-            confirmed = reader.last_add_confirmed
-        now = asyncio.get_running_loop().time()
-        seen = _Seen(reader.version, confirmed, now)
-        before = self._seen.get(ledger_id)
-        if before is None or before[:2] != seen[:2]:
-            before = self._seen[ledger_id] = seen
-        return now - before.since_s >= idle_s

@@ -43,7 +43,7 @@ from spark_ledger.topic.read.plan import (
     segments_in,
     without,
 )
-from spark_ledger.topic.read.row_blocks import Rows
+from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry, fetch_task
 
 FOLDS_MAX = 20
@@ -51,6 +51,10 @@ PAUSE_S = 0.05
 
 Left = list[tuple[int, int, int]]
 """Offsets [start, end) of partitions that are still to be read."""
+KEPT_BYTES = 64 << 20
+EACH_BYTES = 256
+"""What one that is kept takes beside its payload."""
+_log = logging.getLogger(__name__)
 
 
 def fetch_kept(
@@ -209,13 +213,6 @@ def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> R
     return without(task, lost)
 
 
-KEPT_BYTES = 64 << 20
-EACH_BYTES = 256
-"""What one that is kept takes beside its payload."""
-
-_log = logging.getLogger(__name__)
-
-
 async def with_chunks(
     client: TopicClient,
     task: ReadTask,
@@ -243,13 +240,12 @@ async def with_chunks(
                 yield plain
 
 
-async def read_rows(client: TopicClient, task: ReadTask) -> AsyncGenerator[Rows, None]:
+async def read_blocks(client: TopicClient, task: ReadTask) -> AsyncGenerator[Block, None]:
     """The rows of a task, those of each partition in order. Raises as task_reader.fetch_kept."""
     async with aclosing(with_chunks(client, task, fetch_kept(client, task))) as runs:
         async for run in runs:
             for fetched in run:
-                for rows in fetched.block().parts():
-                    yield rows
+                yield fetched.block()
 
 
 class _Chunks:

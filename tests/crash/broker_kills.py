@@ -34,6 +34,7 @@ from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.history import History
 from tests.kit.processes import eventually
+from tests.kit.rows import parts_of
 
 TOPIC = "killed"
 PARTITIONS, PRODUCERS = 2, 3
@@ -168,7 +169,7 @@ def read_whole(topics: blocking.BlockingTopics) -> list[tuple[tuple[int, int], s
     found = []
     for task in plan_read(state, ranges):
         for block in topics.read(task):
-            for part in block.parts():
+            for part in parts_of(block):
                 values = column_of(part.record_batch, "value").to_pylist()
                 for offset, value in enumerate(values, part.offset):
                     found.append(((part.partition, offset), value.decode()))

@@ -26,6 +26,7 @@ from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.processes import eventually
+from tests.kit.rows import parts_of
 
 CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
 TIMEOUT_MS = 20_000
@@ -67,7 +68,7 @@ def rows_of(topics, name):
     found = {p: [] for p in ranges}
     for task in plan_read(state, ranges):
         for block in topics.read(task):
-            for part in block.parts():
+            for part in parts_of(block):
                 columns = [column_of(part.record_batch, one).to_pylist() for one in TYPES]
                 rows = zip(*columns, part.each_ms().tolist(), strict=True)
                 found[part.partition] += enumerate(rows, part.offset)

@@ -8,8 +8,9 @@ from spark_ledger.topic.log.segments import PlacedSegment, Segment
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 from spark_ledger.topic.read.pieces import ReadSlice
 from spark_ledger.topic.read.plan import ReadTask
-from spark_ledger.topic.read.row_blocks import RUN, Block, Rows
+from spark_ledger.topic.read.row_blocks import RUN, Block
 from spark_ledger.topic.read.slice_reader import FetchedEntry
+from tests.kit.rows import Rows, parts_of
 
 
 def entry_ids(segment: Segment) -> Iterator[int]:
@@ -50,5 +51,5 @@ def rows_of_slice(planned: ReadSlice) -> int:
 
 def rows_of(fetched: FetchedEntry, columns: Collection[str] | None = None) -> Rows:
     """The rows of an entry of which one partition was asked for."""
-    (rows,) = fetched.block(columns).parts()
+    (rows,) = parts_of(fetched.block(columns))
     return rows

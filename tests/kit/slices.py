@@ -6,8 +6,8 @@ from contextlib import aclosing
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.read.plan import ReadTask
-from spark_ledger.topic.read.row_blocks import Rows
 from spark_ledger.topic.read.slice_reader import fetch_task
+from tests.kit.rows import Rows, parts_of
 
 
 async def as_planned(_: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
@@ -20,5 +20,5 @@ async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows
     async with aclosing(fetch_task(ledgers, task, None, as_planned)) as runs:
         async for run in runs:
             for fetched in run:
-                for rows in fetched.block().parts():
+                for rows in parts_of(fetched.block()):
                     yield rows

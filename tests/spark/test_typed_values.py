@@ -10,7 +10,7 @@ from spark_ledger.spark.rows.typed_values import (
     spark_payload,
 )
 from spark_ledger.spark.spark_version import arrow_schema
-from spark_ledger.topic.read.row_blocks import Rows
+from tests.kit.rows import Rows
 from tests.kit.segments_seen import block_of
 from tests.spark.scene import error_of
 

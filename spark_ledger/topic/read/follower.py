@@ -101,23 +101,18 @@ class TopicFollower:
             while True:
                 await self._wait_for_change()
                 await asyncio.sleep(self._read_again_s - self._loop.time())
-                await self._read_patiently()
+                try:
+                    await self._read(fresh=False)
+                except _PASSING:
+                    self._changed.set()
+                    await asyncio.sleep(RETRY_S)
         except Exception as error:  # whatever it is, `state` tells it
             self._failure = error
 
     async def _wait_for_change(self) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(REREAD_S):
                 await self._changed.wait()
-        except TimeoutError:
-            return
-
-    async def _read_patiently(self) -> None:
-        try:
-            await self._read(fresh=False)
-        except _PASSING:
-            self._changed.set()
-            await asyncio.sleep(RETRY_S)
 
     async def _read(self, *, fresh: bool) -> TopicState:
         """Fold, with a watch unless one is still out."""

@@ -77,6 +77,9 @@ class Cutting:
     task_rows: int | None = None
 
 
+EVENLY = Cutting()
+
+
 def chunks_to_read(state: TopicState, ranges: Ranges) -> list[Chunk]:
     """The chunks that `plan_read` needs for these ranges."""
     _check(state, ranges)
@@ -89,7 +92,7 @@ def plan_read(
     ranges: Ranges,
     *,
     topic: str = "",
-    cutting: Cutting | None = None,
+    cutting: Cutting = EVENLY,
     read: Tables = UNREAD,
 ) -> list[ReadTask]:
     """Tasks for the rows [start, end) of each partition in `ranges`.
@@ -102,7 +105,7 @@ def plan_read(
     spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
     return [
         ReadTask(topic, state.topic_id, *on_their_own(some, table))
-        for some in _cut(spans, table, cutting or Cutting())
+        for some in _cut(spans, table, cutting)
     ]
 
 

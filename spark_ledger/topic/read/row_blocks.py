@@ -1,4 +1,4 @@
-"""Rows out of entries: those of one partition (`Rows`), or of several together (`Block`).
+"""Rows out of entries, of one partition or of several together.
 
 Always true: a block's rows are runs, each of consecutive rows that an entry has of a partition, in
 the order in which they were fetched; what differs from run to run is in columns, so that what is
@@ -6,7 +6,6 @@ made of a block costs per run and not per row. Blocks of a few rows are put toge
 JOINED_BYTES: one of those costs as much as one of many rows.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger.topic.entry.message_batch import Longs
-from spark_ledger.topic.log.segments import INLINE
 
 RUN = np.dtype(
     [
@@ -30,38 +28,13 @@ JOINED_BYTES = 1 << 20
 SMALL_BYTES = 128 << 10  # larger blocks are worth more than their copy
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Consecutive rows of a partition; the first has offset `offset`; they were written at
-    `times_ms` each, None: all at `written_ms` (the row's timestamp, as Kafka's CreateTime; of a
-    Pulsar producer's message its publish time, and `written_ms` is the broker's clock).
-    `record_batch` has what there is of the columns asked for (message_batch.py: `column_of` gives
-    nulls for one that there is not); a `typed` one has the topic's own columns, of that version of
-    its schema. The rows are in entry `entry_id` of the ledger (INLINE: of the commit), where the
-    first is the partition's row `entry_row`."""
-
-    partition: int
-    offset: int
-    written_ms: int
-    record_batch: pa.RecordBatch
-    typed: bool = False
-    schema_version: int = 0
-    ledger_id: int = INLINE
-    entry_id: int = 0
-    entry_row: int = 0
-    times_ms: Longs | None = None
-
-    def each_ms(self) -> Longs:
-        """When each row was written."""
-        if self.times_ms is not None:
-            return self.times_ms
-        return np.full(self.record_batch.num_rows, self.written_ms, dtype=np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Rows of one or several partitions. `times_ms` is when each row was written, None: as its run
-    says. `record_batch`, `typed` and `schema_version` as those of Rows."""
+    says (the row's timestamp, as Kafka's CreateTime; of a Pulsar producer's message its publish
+    time, and `written_ms` is the broker's clock). `record_batch` has what there is of the columns
+    asked for (message_batch.py: `column_of` gives nulls for one that there is not); a `typed` one
+    has the topic's own columns, of that version of its schema."""
 
     runs: Runs
     record_batch: pa.RecordBatch
@@ -97,18 +70,6 @@ class Block:
         ends = np.cumsum(self.runs["rows"])
         run = self.runs[int(np.searchsorted(ends, row, side="right"))]
         return int(run["partition"]), int(self.each_counted("offset")[row])
-
-    def parts(self) -> Iterator[Rows]:
-        """The rows run by run."""
-        start = 0
-        for partition, offset, rows, ledger, entry, entry_row, written_ms in self.runs.tolist():
-            end = start + rows
-            yield Rows(
-                *(partition, offset, written_ms, self.record_batch.slice(start, rows)),
-                *(self.typed, self.schema_version, ledger, entry, entry_row),
-                None if self.times_ms is None else self.times_ms[start:end],
-            )
-            start = end
 
 
 class Joining:

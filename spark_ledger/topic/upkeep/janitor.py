@@ -68,6 +68,7 @@ DELETED_PER_PASS = 2_000
 CLOSED_PER_PASS = 500
 CLOSING_AT_ONCE = 8
 DELETING_AT_ONCE = 16
+NODES_PER_CALL = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,9 +415,6 @@ def _unchanged(path: str, version: int | None) -> list[Operation]:
     if version is None:
         return [Create(path), Delete(path, ANY_VERSION)]
     return [Check(path, version)]
-
-
-NODES_PER_CALL = 5_000
 
 
 async def remove_tree(store: MetadataStore, topic_id: str) -> bool:

@@ -37,6 +37,10 @@ from spark_ledger.topic.upkeep.garbage import LedgerSeen, TopicSeen
 
 LATE_LOOK_S = 3600.0
 CLOSED_KNOWN_MAX = 1_000_000
+TRIES_MAX = 3
+TOPICS_AT_ONCE = 4
+LOGS_KEPT_MAX = 1000
+READS_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -169,12 +173,6 @@ class LedgerInventory:
         answers = await each(lambda ledger_id: self.read(ledger_id, intent_id), asked)
         found.update(zip(asked, answers, strict=True))
         return [seen for seen in found.values() if seen is not None]
-
-
-TRIES_MAX = 3
-TOPICS_AT_ONCE = 4
-LOGS_KEPT_MAX = 1000
-READS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)

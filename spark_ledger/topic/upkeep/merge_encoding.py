@@ -47,6 +47,11 @@ ENTRY_BYTES = 1 << 20
 STORED_TIMES_MAX = 256
 EVENT_MS = (-(2**62), 2**62)
 """Batches are not decoded: event times may be any."""
+GATHER_BYTES_MAX = 4 << 20
+TIMES_MAX = 4096  # of a partition's rows that wait to be an entry
+TIME_PART = 256  # of an entry's bytes there is one time at most,
+TIME_PART_SHARED = 128  # or of one that is shared
+_BESIDE = frozenset(TYPED_NAMES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +179,6 @@ def _few(stored: list[Stored]) -> Iterator[Stored]:
 def _joined(held: list[Stored]) -> Stored:
     start = held[0][0]
     return start, held[-1][0] + held[-1][1] - start, max(ms for _, _, ms in held)
-
-
-GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # of a partition's rows that wait to be an entry
-TIME_PART = 256  # of an entry's bytes there is one time at most,
-TIME_PART_SHARED = 128  # or of one that is shared
-_BESIDE = frozenset(TYPED_NAMES.values())
 
 
 class MergeEncoder:

@@ -35,6 +35,8 @@ from spark_ledger.topic.upkeep.merge_plan import ALL, QUIET_MS, MergeLimits, Upk
 PASS_BYTES = 128 << 20
 BYTES_PER_S = 8 << 20
 INTENT_MS = 3600 * 1000  # then what failed under it is the janitor's
+LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints too, and come first
+TOPICS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +177,6 @@ class Merging:
         by_name = sorted(heads, key=lambda one: one.topic.name.full)
         behind = [one for one in by_name if one.topic.name.full > self._ended_with]
         return [*behind, *by_name[: len(by_name) - len(behind)]]
-
-
-LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints too, and come first
-TOPICS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,8 @@ def never_taken_off(done: Any) -> Any:
 def sessions_are_one(look: Any) -> Any:
     """Absence counts across a broken session."""
 
-    def looked(self: Any, now_s: float, session: int, known: Any, registered: Any) -> None:
-        look(self, now_s, 1, known, registered)
+    def looked(self: Any, now: Any, session: int, known: Any, registered: Any) -> None:
+        look(self, now, 1, known, registered)
 
     return looked
 

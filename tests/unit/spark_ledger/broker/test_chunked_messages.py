@@ -17,9 +17,9 @@ from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.live import ends_of, live_task
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.lag import topic_lag
-from spark_ledger.topic.task_reader import read_rows
 from spark_ledger.topic.upkeep.compactor import compact
 from tests.kit.pulsar_batches import chunked, lone, message
+from tests.kit.rows import read_rows
 from tests.unit.spark_ledger.broker.test_chunks import Link
 from tests.unit.spark_ledger.broker.test_hand_over import by_spark, reached, request_for
 from tests.unit.spark_ledger.broker.test_live_writer import (

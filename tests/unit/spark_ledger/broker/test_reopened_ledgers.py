@@ -23,6 +23,7 @@ from spark_ledger.topic.subscription.lag import topic_lag
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.admin import TopicAdmin
+from tests.kit.rows import parts_of
 from tests.unit.spark_ledger.broker.test_hand_over import (
     before_the_commit,
     by_spark,
@@ -66,7 +67,7 @@ async def folded(stage):
 async def read(client, task, **options):
     found = []
     async for run in fetch_kept(client, task, **options):
-        for rows in (part for fetched in run for part in fetched.block().parts()):
+        for rows in (part for fetched in run for part in parts_of(fetched.block())):
             found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
     return found
 

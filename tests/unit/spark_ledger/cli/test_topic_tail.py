@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.cli.topic import print_rows
-from spark_ledger.topic.read.row_blocks import Rows
+from tests.kit.rows import Rows
+from tests.kit.segments_seen import block_of
 
 PLAIN = pa.record_batch({"key": pa.array([b"k", None]), "value": pa.array([b"v", b"\xff"])})
 TYPED = pa.record_batch(
@@ -23,7 +24,7 @@ TYPED = pa.record_batch(
 
 
 def printed(capsys, batch, *, typed, as_json):
-    print_rows(Rows(3, 40, 7, batch, typed), as_json)
+    print_rows(block_of(Rows(3, 40, 7, batch, typed)), as_json)
     return capsys.readouterr().out.splitlines()
 
 

@@ -30,8 +30,9 @@ from spark_ledger.errors import (
 from spark_ledger.spark.options.options import shape_options
 from spark_ledger.spark.rows import columns
 from spark_ledger.topic.entry import message_batch, pulsar_batch, pulsar_columns
-from spark_ledger.topic.read.row_blocks import RUN, Block, Joining, Rows
+from spark_ledger.topic.read.row_blocks import RUN, Block, Joining
 from tests.kit.pulsar_batches import batch_of, message
+from tests.kit.rows import Rows, parts_of
 from tests.kit.segments_seen import block_of
 
 HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
@@ -335,7 +336,7 @@ def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has()
         assert made == [
             row
             for block in blocks
-            for part in block.parts()
+            for part in parts_of(block)
             for row in columns.to_spark(block_of(part), "t", PLACES).to_pylist()
         ]
     assert [together[0].place_of(row) for row in (0, 5, 6, 7, 8)] == [

@@ -20,10 +20,10 @@ from spark_ledger import errors
 from spark_ledger.spark.rows import typed_values
 from spark_ledger.spark.rows.typed_values import ValueReader, ValueWriter
 from spark_ledger.topic.read.plan import plan_read
-from spark_ledger.topic.read.row_blocks import Rows
 from spark_ledger.topic.schema.records import Compatibility
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
+from tests.kit.rows import Rows
 from tests.kit.segments_seen import block_of
 from tests.kit.slices import read_task
 from tests.unit.spark_ledger.topic.stage import play

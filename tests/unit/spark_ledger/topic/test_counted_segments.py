@@ -29,6 +29,7 @@ from spark_ledger.topic.subscription.seek_target import (
 )
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.retention import trim_points
+from tests.kit.rows import parts_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play, segment
 from tests.unit.spark_ledger.topic.test_task_reading import Owner
 
@@ -53,7 +54,7 @@ def state_of(*steps):
 async def rows_of(client, task, **options):
     found = []
     async for run in fetch_kept(client, task, **options):
-        for rows in (part for fetched in run for part in fetched.block().parts()):
+        for rows in (part for fetched in run for part in parts_of(fetched.block())):
             values = rows.record_batch.column("value").to_pylist()
             found += enumerate(values, rows.offset)
     return found

@@ -10,6 +10,7 @@ from spark_ledger.topic.log.actions import Append, Replace, Trim
 from spark_ledger.topic.read import slice_reader
 from spark_ledger.topic.read.plan import ReadTask, plan_read, segments_in
 from spark_ledger.topic.task_reader import fetch_kept
+from tests.kit.rows import parts_of
 from tests.kit.segments_seen import end_of
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -36,7 +37,7 @@ async def read(client, task, after_first=None, **options):
     done."""
     found = {p: [] for p in range(PARTITIONS)}
     async for run in fetch_kept(client, task, **options):
-        for rows in (rows for fetched in run for rows in fetched.block().parts()):
+        for rows in (rows for fetched in run for rows in parts_of(fetched.block())):
             values = rows.record_batch.column("value").to_pylist()
             found[rows.partition] += enumerate(values, rows.offset)
         if after_first is not None:
