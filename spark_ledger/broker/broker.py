@@ -126,8 +126,13 @@ class Broker:
                 await asyncio.gather(*(one.seal() for one in self._opened()))
 
     def _opened(self) -> list[OwnedTopic]:
-        done = [task for task in self._topics.values() if task.done() and not task.cancelled()]
-        return [task.result() for task in done if task.exception() is None]
+        return [one for one in map(self._here, self._topics) if one is not None]
+
+    def _here(self, topic_id: str) -> OwnedTopic | None:
+        """The topic, if it is open here."""
+        task = self._topics.get(topic_id)
+        opened = task is not None and task.done() and not task.cancelled()
+        return task.result() if task and opened and task.exception() is None else None
 
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
@@ -225,9 +230,9 @@ class Broker:
         info = await self.find(name.topic, create=name.partition is None)
         number, partitions = await self._numbered(info, name.partition)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
-        for topic in self._opened():
-            if topic.info.id == info.id and owner.broker == self.id:
-                topic.learn(number, owner.epoch)
+        topic = self._here(info.id)
+        if topic is not None and owner.broker == self.id:
+            topic.learn(number, owner.epoch)
         return owner.url, owner.broker == self.id
 
     async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:
@@ -265,18 +270,15 @@ class Broker:
 
     async def _topic(self, info: TopicInfo) -> OwnedTopic:
         task = self._topics.get(info.id)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or (task.done() and self._here(info.id) is None):
             task = asyncio.get_running_loop().create_task(self._open(info))
             self._topics[info.id] = task
         return await asyncio.shield(task)
 
     def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
         """The open end of a partition, None if it is not in this broker's hands."""
-        task = self._topics.get(topic_id)
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        topic = task.result()
-        return topic.partition(partition).writer if topic.has(partition) else None
+        topic = self._here(topic_id)
+        return topic.partition(partition).writer if topic and topic.has(partition) else None
 
     def _check_open(self) -> None:
         if self._closing:

@@ -15,7 +15,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
+from spark_ledger.broker.owner.partition import Partition, TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
@@ -98,7 +98,7 @@ class OwnedTopic:
             return {n: one for n, one in failed if isinstance(one, BaseException)}
 
     async def _open(self, number: int) -> Partition:
-        one = Partition(self._client, self.info, number, self._follower.state, Tail(self._budget))
+        one = Partition(self._client, self.info, number, self._follower.state, self._budget)
         one.writer = LiveWriter(self._commits, number, self._limits, one.stored)
         await one.writer.start()
         return one

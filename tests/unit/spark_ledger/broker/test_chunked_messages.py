@@ -273,7 +273,7 @@ class Consuming:
         self.stage, self.owner = stage, owner
         self.state = await owner.commits.state()
         budget = TailBudget(tail_bytes if kept else 1)
-        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
+        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
         self.partition.writer = owner.writer
         if kept:
             owner.stored = self.partition.stored
