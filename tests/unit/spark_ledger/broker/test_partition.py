@@ -114,7 +114,7 @@ def test_a_moment_is_found_within_ledgers_by_the_brokers_clock_and_of_commits_by
 def test_a_moment_within_a_ledger_that_ended_is_looked_for_once_that_is_sealed():
     async def act(stage):
         reading = await Reading().made(stage, kept=False)
-        before, written_ms = reading.state, reading.owner.writer._written_ms[0]
+        before, written_ms = reading.state, reading.owner.commits.now_ms()
         await reading.owner.writer.close()
         reading.state, sealed = before, await reading.owner.commits.state()
         found = asyncio.create_task(reading.partition.since(written_ms))
