@@ -226,9 +226,7 @@ class Broker:
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
         """The URL of the broker that has the partition, and whether that is this one. Raises
         Refusal, errors of the topic layer."""
-        self._check_open()
-        info = await self.find(name.topic, create=name.partition is None)
-        number, partitions = await self._numbered(info, name.partition)
+        info, number, partitions = await self._named(name)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         topic = self._here(info.id)
         if topic is not None and owner.broker == self.id:
@@ -238,9 +236,7 @@ class Broker:
     async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:
         """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
         the topic layer."""
-        self._check_open()
-        info = await self.find(name.topic, create=name.partition is None)
-        number, partitions = await self._numbered(info, name.partition)
+        info, number, partitions = await self._named(name)
         topic = await self._topic(info)
         if not topic.has(number):
             # one that was looked up at another broker, which saw that it falls on this one
@@ -253,8 +249,12 @@ class Broker:
                 raise failed[number]
         return topic, topic.partition(number)
 
-    async def _numbered(self, info: TopicInfo, number: int | None) -> tuple[int, int]:
-        """The partition's number, and how many there are; None: the only one. Raises Refusal."""
+    async def _named(self, name: PartitionName) -> tuple[TopicInfo, int, int]:
+        """The topic, the partition's number (of a name without one: the only one's), and how many
+        there are. Raises as `find`."""
+        if self._closing:
+            raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
+        info, number = await self.find(name.topic, create=name.partition is None), name.partition
         log = self.client.log(info.id)
         count = len((await log.fold()).partitions)
         if number is not None and number >= count:
@@ -266,7 +266,7 @@ class Broker:
                 ServerError.TOPIC_NOT_FOUND,
                 f"topic {info.name} has {count} partitions, not partition {number}",
             )
-        return number, count
+        return info, number, count
 
     async def _topic(self, info: TopicInfo) -> OwnedTopic:
         task = self._topics.get(info.id)
@@ -280,12 +280,8 @@ class Broker:
         topic = self._here(topic_id)
         return topic.partition(partition).writer if topic and topic.has(partition) else None
 
-    def _check_open(self) -> None:
-        if self._closing:
-            raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
-
     async def _open(self, info: TopicInfo) -> OwnedTopic:
-        commits = TopicCommits(self.client, info, self.ownership, {}, self.clock.now_ms)
+        commits = TopicCommits(self.client, info, self.ownership, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short)
         limits = self._limits(info)
         made = OwnedTopic(commits, self.cursors, follower, self._budget, limits, self._ended)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnedTopic:
-    """Made by `open_topic`; `on_end` is called once, when this broker has it no more."""
+    """`on_end` is called once, when this broker has it no more."""
 
     def __init__(
         self,
@@ -89,13 +89,14 @@ class OwnedTopic:
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
             if new:
                 await self._follower.beyond((await self._commits.state()).next - 1)
+            failed = {}
             for number, one in zip(new, opened, strict=True):
                 if isinstance(one, Partition):
                     self._partitions[number] = one
                 else:
                     self._commits.epochs.pop(number, None)
-            failed = zip(new, opened, strict=True)
-            return {n: one for n, one in failed if isinstance(one, BaseException)}
+                    failed[number] = one
+            return failed
 
     async def _open(self, number: int) -> Partition:
         one = Partition(self._client, self.info, number, self._follower.state, self._budget)
@@ -395,11 +396,11 @@ class OwnedTopic:
     def leave(self, name: str, consumer: Consumer) -> None:
         """A consumer is gone; the last one's subscription is written and released."""
         subscription = self._subscriptions.get(name)
-        if subscription is None:
-            return
-        subscription.leave(consumer)
-        if not subscription.used:
-            self._aside(self._release(name))
+        if subscription is not None:
+            subscription.leave(consumer)
+            if not subscription.used:
+                self._aside(self._release(name))
+        self._aside(consumer.close())
 
     def _aside(self, doing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(doing)

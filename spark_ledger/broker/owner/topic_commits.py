@@ -17,7 +17,7 @@ hears of, and in one look where nobody holds any more.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -149,12 +149,11 @@ class TopicCommits:
         client: TopicClient,
         topic: TopicInfo,
         ownership: Ownership,
-        epochs: Mapping[int, int],
         clock_ms: Callable[[], int],
     ) -> None:
         self.client = client
         self.topic = topic
-        self.epochs = dict(epochs)
+        self.epochs: dict[int, int] = {}
         self._ownership = ownership
         self._clock_ms = clock_ms
         self._last_ms = 0
@@ -251,11 +250,9 @@ class TopicCommits:
                 try:
                     intent = await self.intent()
                     made = await self._made(intent, len(some))
-                except errors.LedgerFenced as error:
-                    await self.renew_intent(intent)
-                    _fail(some, error)
-                    continue
                 except Exception as error:
+                    if isinstance(error, errors.LedgerFenced):
+                        await self.renew_intent(intent)
                     _fail(some, error)
                     continue
                 for future, one in zip(some, made, strict=True):
@@ -316,16 +313,13 @@ class TopicCommits:
             if actions:
                 owned = dict.fromkeys(one for _, _, one, _ in some if one is not None)
                 await self.client.commit_actions(self.topic.id, actions, intent, checks=[*owned])
-        except errors.LedgerFenced as error:
-            await self.renew_intent(intent)
-            _fail([future for *_, future in some], error)
-        except (errors.TxnConflict, ValueError) as error:
-            if len(some) > 1:
+        except Exception as error:
+            if isinstance(error, errors.LedgerFenced):
+                await self.renew_intent(intent)
+            elif isinstance(error, errors.TxnConflict | ValueError) and len(some) > 1:
                 for one in some:
                     await self._commit_all([one])
                 return
-            _fail([future for *_, future in some], error)
-        except Exception as error:
             _fail([future for *_, future in some], error)
         else:
             for *_, future in some:
