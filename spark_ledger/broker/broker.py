@@ -126,8 +126,13 @@ class Broker:
                 await asyncio.gather(*(one.seal() for one in self._opened()))
 
     def _opened(self) -> list[OwnedTopic]:
-        done = [task for task in self._topics.values() if task.done() and not task.cancelled()]
-        return [task.result() for task in done if task.exception() is None]
+        return [one for one in map(self._here, self._topics) if one is not None]
+
+    def _here(self, topic_id: str) -> OwnedTopic | None:
+        """The topic, if it is open here."""
+        task = self._topics.get(topic_id)
+        opened = task is not None and task.done() and not task.cancelled()
+        return task.result() if task and opened and task.exception() is None else None
 
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
@@ -221,21 +226,17 @@ class Broker:
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
         """The URL of the broker that has the partition, and whether that is this one. Raises
         Refusal, errors of the topic layer."""
-        self._check_open()
-        info = await self.find(name.topic, create=name.partition is None)
-        number, partitions = await self._numbered(info, name.partition)
+        info, number, partitions = await self._named(name)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
-        for topic in self._opened():
-            if topic.info.id == info.id and owner.broker == self.id:
-                topic.learn(number, owner.epoch)
+        topic = self._here(info.id)
+        if topic is not None and owner.broker == self.id:
+            topic.learn(number, owner.epoch)
         return owner.url, owner.broker == self.id
 
     async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:
         """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
         the topic layer."""
-        self._check_open()
-        info = await self.find(name.topic, create=name.partition is None)
-        number, partitions = await self._numbered(info, name.partition)
+        info, number, partitions = await self._named(name)
         topic = await self._topic(info)
         if not topic.has(number):
             # one that was looked up at another broker, which saw that it falls on this one
@@ -248,8 +249,12 @@ class Broker:
                 raise failed[number]
         return topic, topic.partition(number)
 
-    async def _numbered(self, info: TopicInfo, number: int | None) -> tuple[int, int]:
-        """The partition's number, and how many there are; None: the only one. Raises Refusal."""
+    async def _named(self, name: PartitionName) -> tuple[TopicInfo, int, int]:
+        """The topic, the partition's number (of a name without one: the only one's), and how many
+        there are. Raises as `find`."""
+        if self._closing:
+            raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
+        info, number = await self.find(name.topic, create=name.partition is None), name.partition
         log = self.client.log(info.id)
         count = len((await log.fold()).partitions)
         if number is not None and number >= count:
@@ -261,29 +266,22 @@ class Broker:
                 ServerError.TOPIC_NOT_FOUND,
                 f"topic {info.name} has {count} partitions, not partition {number}",
             )
-        return number, count
+        return info, number, count
 
     async def _topic(self, info: TopicInfo) -> OwnedTopic:
         task = self._topics.get(info.id)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or (task.done() and self._here(info.id) is None):
             task = asyncio.get_running_loop().create_task(self._open(info))
             self._topics[info.id] = task
         return await asyncio.shield(task)
 
     def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
         """The open end of a partition, None if it is not in this broker's hands."""
-        task = self._topics.get(topic_id)
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        topic = task.result()
-        return topic.partition(partition).writer if topic.has(partition) else None
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
+        topic = self._here(topic_id)
+        return topic.partition(partition).writer if topic and topic.has(partition) else None
 
     async def _open(self, info: TopicInfo) -> OwnedTopic:
-        commits = TopicCommits(self.client, info, self.ownership, {}, self.clock.now_ms)
+        commits = TopicCommits(self.client, info, self.ownership, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short)
         limits = self._limits(info)
         made = OwnedTopic(commits, self.cursors, follower, self._budget, limits, self._ended)

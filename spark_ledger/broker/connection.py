@@ -434,9 +434,6 @@ class Connection(asyncio.Protocol):
             return False
         del self.consumers[consumer.id]
         found[1].leave(found[2], consumer)
-        task = self._loop.create_task(consumer.close())
-        _closing[task] = None
-        task.add_done_callback(lambda done: _closing.pop(done, None))
         return True
 
     def send_producer_away(self, producer: Producer) -> None:
@@ -467,7 +464,6 @@ def _closed(producer_id: int) -> BaseCommand:
     return command("close_producer", producer_id=producer_id, request_id=0)
 
 
-_closing: dict["asyncio.Task[None]", None] = {}
 _AT_ONCE: dict[str, Callable[[Connection, Any], None]] = {
     "connect": Connection._connect,
     "ping": Connection._ping,

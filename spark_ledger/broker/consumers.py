@@ -303,7 +303,7 @@ class Consumer:
         """A message in its chunks, of which `last` is the last; once begun it is sent whole."""
         partition = self.place.partition
         sent = self._messages.command(last.offset, ())
-        self._sent[last.offset] = 1
+        self._note(last)
         offsets = earlier_offsets(last.data)
         self.place.on_its_way(min(offsets, default=last.offset), last.offset)
         for offset in offsets:
@@ -319,8 +319,6 @@ class Consumer:
             self._send_chunk(sent, chunk)
             await self.link.room()
         self._send_chunk(sent, last)
-        if len(self._sent) > SENT_BATCHES_MAX:
-            self._sent.popitem(last=False)
 
     def _send_chunk(self, sent: bytes, chunk: Stored) -> None:
         self.link.send(with_batch(sent, chunk_in(chunk.data)))
@@ -333,7 +331,10 @@ class Consumer:
         for one in chunks:  # each takes a permit, and together they have one id
             self.link.send(with_batch(sent, one))
         self._permits -= sum(hi - lo for lo, hi in missing) + len(chunks) - 1
-        self._sent[batch.offset] = batch.messages
+        self._note(batch)
+
+    def _note(self, sent: Stored) -> None:
+        self._sent[sent.offset] = sent.messages
         if len(self._sent) > SENT_BATCHES_MAX:
             self._sent.popitem(last=False)
 

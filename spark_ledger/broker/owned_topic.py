@@ -15,7 +15,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
+from spark_ledger.broker.owner.partition import Partition, TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnedTopic:
-    """Made by `open_topic`; `on_end` is called once, when this broker has it no more."""
+    """`on_end` is called once, when this broker has it no more."""
 
     def __init__(
         self,
@@ -89,16 +89,17 @@ class OwnedTopic:
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
             if new:
                 await self._follower.beyond((await self._commits.state()).next - 1)
+            failed = {}
             for number, one in zip(new, opened, strict=True):
                 if isinstance(one, Partition):
                     self._partitions[number] = one
                 else:
                     self._commits.epochs.pop(number, None)
-            failed = zip(new, opened, strict=True)
-            return {n: one for n, one in failed if isinstance(one, BaseException)}
+                    failed[number] = one
+            return failed
 
     async def _open(self, number: int) -> Partition:
-        one = Partition(self._client, self.info, number, self._follower.state, Tail(self._budget))
+        one = Partition(self._client, self.info, number, self._follower.state, self._budget)
         one.writer = LiveWriter(self._commits, number, self._limits, one.stored)
         await one.writer.start()
         return one
@@ -395,11 +396,11 @@ class OwnedTopic:
     def leave(self, name: str, consumer: Consumer) -> None:
         """A consumer is gone; the last one's subscription is written and released."""
         subscription = self._subscriptions.get(name)
-        if subscription is None:
-            return
-        subscription.leave(consumer)
-        if not subscription.used:
-            self._aside(self._release(name))
+        if subscription is not None:
+            subscription.leave(consumer)
+            if not subscription.used:
+                self._aside(self._release(name))
+        self._aside(consumer.close())
 
     def _aside(self, doing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(doing)

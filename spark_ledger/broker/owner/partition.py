@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
+from functools import cached_property
 from itertools import accumulate, repeat
 from operator import attrgetter
 from typing import NamedTuple
@@ -45,11 +46,17 @@ from spark_ledger.topic.entry.message_batch import (
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.live import since_in
 from spark_ledger.topic.read.pieces import WANTED, LiveRows, Wanted
 from spark_ledger.topic.read.plan import ReadTask, plan_read
 from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import FetchedEntry
-from spark_ledger.topic.subscription.seek_target import CommittedSince, chunks_needed, offset_since
+from spark_ledger.topic.subscription.seek_target import (
+    CommittedSince,
+    chunks_needed,
+    offset_since,
+    rows_around,
+)
 from spark_ledger.topic.task_reader import fetch_kept
 
 ROWS_MAX = 1000
@@ -95,16 +102,13 @@ class TailBudget:
 
     def __init__(self, bytes_max: int = TAIL_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._apart: TailBudget | None = None
         self._bytes = 0
         self._order: deque[tuple[Tail, Sequence[Stored], int]] = deque()
 
-    @property
+    @cached_property
     def apart(self) -> "TailBudget":
         """A quarter more, for what is read from ledgers: that is not to push out the newest."""
-        if self._apart is None:
-            self._apart = TailBudget(self._bytes_max // 4)
-        return self._apart
+        return TailBudget(self._bytes_max // 4)
 
     def took(self, tail: "Tail", batches: Sequence[Stored]) -> None:
         if not batches:
@@ -124,10 +128,6 @@ class Tail:
     def __init__(self, budget: TailBudget) -> None:
         self._budget = budget
         self._by_offset: dict[int, Stored] = {}
-
-    def apart(self) -> "Tail":
-        """For batches of the partition that were read from ledgers, and are asked for next."""
-        return Tail(self._budget.apart)
 
     def add(self, batches: Sequence[Stored]) -> None:
         """Batches that came together, and go together."""
@@ -159,7 +159,7 @@ class Partition:
         topic: TopicInfo,
         number: int,
         state: Callable[[], TopicState],
-        tail: Tail,
+        budget: TailBudget,
     ) -> None:
         self.number = number
         self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
@@ -172,8 +172,7 @@ class Partition:
         self._client = client
         self._topic = topic
         self._state = state
-        self._tail = tail
-        self._read = tail.apart()
+        self._tail, self._read = Tail(budget), Tail(budget.apart)
         self._end = 0
         self._last: Stored | None = None
         self._last_until = 0
@@ -274,26 +273,20 @@ class Partition:
         return max(ends, default=self.start)
 
     async def since(self, ms: int) -> int:
-        """The first offset written at or after `ms` by the broker's clock, or, of what Spark wrote,
-        committed then; the end if there is none. Raises as `read`, and errors.Unavailable where a
-        ledger that ended is not sealed."""
+        """The first offset written at or after `ms` by its owner's clock, or, of what Spark wrote,
+        committed then; the end if there is none. Raises as seek_target.exactly, and
+        errors.Unavailable where a ledger that ended is not sealed."""
+        await self._readable(self.end - 1)
+        live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
+        if live is not None:
+            await self._readable(live.base - 1)
         state = self._state()
-        chunks = chunks_needed(state, CommittedSince(ms))
-        read = await self._client.chunks.load(chunks)
-        lo, hi = offset_since(state.partitions[self.number], ms, read), self.end
-        while lo < hi:  # what was committed later may have been written earlier
-            middle = (lo + hi) // 2
-            await self._readable(middle)
-            found = await self._entry_at(middle)
-            if found is None:
-                lo = middle + 1
-                continue
-            first, end, late = found[0], found[1], found[2] >= ms
-            if late:
-                hi = max(lo, min(middle, first))
-            else:
-                lo = max(middle + 1, end)
-        return lo
+        held = state.partitions[self.number]
+        read = await self._client.chunks.load(chunks_needed(state, CommittedSince(ms)))
+        found, rows = offset_since(held, ms, read), rows_around(held, ms, read)
+        if live is not None and found == held.end_offset < confirmed:  # no commit is so late
+            rows = LiveRows(live, found, confirmed, last_entry)
+        return found if rows is None else await since_in(self._client.ledgers, rows, ms)
 
     async def _readable(self, offset: int) -> None:
         """Return once the offset is in a commit or in the ledger at hand: for a moment it may be in
@@ -312,24 +305,11 @@ class Partition:
         live = self.writer.live
         return live is not None and live.base <= offset < self.writer.confirmed[0]
 
-    async def _entry_at(self, offset: int) -> tuple[int, int, int] | None:
-        """Offsets [first, end) of the entry that holds the offset, and when it was written (of what
-        Spark wrote: late, as its commit is)."""
-        for task in await self._planned(offset, rows=1):
-            async with aclosing(fetch_kept(self._client, task)) as runs:
-                async for run in runs:
-                    for fetched in run:
-                        header = decode_header(fetched.entry.payload)
-                        base = int(fetched.pieces["offset"][0] - fetched.pieces["skip"][0])
-                        written_ms = header.written_ms if header.batches else 2**62
-                        return base, base + header.rows, written_ms
-        return None
-
-    async def _planned(self, offset: int, rows: int = PLANNED_ROWS_MAX) -> list[ReadTask]:
+    async def _planned(self, offset: int) -> list[ReadTask]:
         """Reads of what is confirmed from the offset on: of commits, or else of the live ledger."""
         state = self._state()
         held = state.partitions[self.number]
-        end = min(held.end_offset, offset + rows)
+        end = min(held.end_offset, offset + PLANNED_ROWS_MAX)
         if offset < end:
             ranges = {self.number: (max(offset, held.start_offset), end)}
             state, tables = await self._client.readable(state, ranges)
@@ -337,7 +317,7 @@ class Partition:
         live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
         if live is None or not self._is_live(offset):
             return []
-        wanted = LiveRows(live, offset, min(confirmed, offset + rows), last_entry)
+        wanted = LiveRows(live, offset, min(confirmed, offset + PLANNED_ROWS_MAX), last_entry)
         return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
 
 

@@ -12,13 +12,12 @@ A live segment past which somebody commits is held: its owner does not go on by 
     asked -> handed over, or refused -> over: in a commit, all who hold it gone, or too late
 
 A hold begins once for a segment, however many ask, and all get one answer; who comes later does not
-prolong it. The owners of a topic's held segments wait together, so that a commit past a hundred of
-them is looked for once: in what the topic's follower hears of, and in one look where nobody holds
-any more.
+prolong it. A commit past a hundred held segments of a topic is looked for in what its follower
+hears of, and in one look where nobody holds any more.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -109,76 +108,36 @@ class Holds:
         look: Callable[[], Awaitable[TopicState]],
     ) -> None:
         self._follow = follow
-        self._look = look
-        self._waiting: dict[Hold, tuple[int, asyncio.Future[TopicState | None]]] = {}
-        self._stirred = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._look = _SharedLook(look)
 
     async def past(self, partition: int, hold: Hold) -> TopicState | None:
         """The topic as soon as the held segment is live no more; None where it is still when the
         hold is over. Raises as TopicFollower.state and `look`."""
-        loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[TopicState | None] = loop.create_future()
-        self._waiting[hold] = partition, waiting
-        hold.when_over = self._stirred.set
-        self._stirred.set()
-        if self._task is None:
-            self._task = loop.create_task(self._work())
+        stirred = asyncio.Event()
+
+        def stir(_: TopicState) -> None:
+            stirred.set()
+
+        def is_past(state: TopicState) -> bool:
+            knows = state.next > hold.opened
+            return state.deleted or (knows and not hold.holds(state.partitions[partition].live))
+
+        follower = await self._follow()
+        follower.listeners[stir] = None
+        hold.when_over = stirred.set
         try:
-            return await waiting
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(hold.until_s):
+                    while not is_past(follower.state()) and not hold.over.is_set():
+                        stirred.clear()
+                        await stirred.wait()
+            if not is_past(state := follower.state()):
+                # it is over by a commit, mostly, of which this process hears at about the same time
+                state = await self._look()
+            return state if is_past(state) else None
         finally:
             hold.when_over = None
-            self._waiting.pop(hold, None)
-
-    async def _work(self) -> None:
-        try:
-            follower = await self._follow()
-            follower.listeners[self._tell] = None
-            try:
-                while self._waiting:
-                    self._stirred.clear()
-                    self._tell(follower.state())
-                    await self._look_for_those_over()
-                    await self._stir()
-            finally:
-                del follower.listeners[self._tell]
-        except Exception as error:
-            for _, waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(error)
-        finally:
-            self._task = None
-
-    async def _look_for_those_over(self) -> None:
-        """They are over by a commit, mostly, of which this process hears at about the same time."""
-        now_s = asyncio.get_running_loop().time()
-        over = [one for one in self._waiting if one.over.is_set() or one.until_s <= now_s]
-        if over:
-            self._tell(await self._look())
-        for hold in over:
-            self._result(hold, None)
-
-    async def _stir(self) -> None:
-        """Until there is another hold, one is over, or it is too late for one."""
-        if self._waiting:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(hold.until_s for hold in self._waiting)):
-                    await self._stirred.wait()
-
-    def _tell(self, state: TopicState) -> None:
-        for hold, (partition, _) in list(self._waiting.items()):
-            knows = state.next > hold.opened
-            if state.deleted or (knows and not hold.holds(state.partitions[partition].live)):
-                self._result(hold, state)
-
-    def _result(self, hold: Hold, state: TopicState | None) -> None:
-        """Of one that waits."""
-        if hold in self._waiting:
-            _, waiting = self._waiting.pop(hold)
-            if not waiting.done():
-                waiting.set_result(state)
-            if not self._waiting:
-                self._stirred.set()
+            del follower.listeners[stir]
 
 
 class TopicCommits:
@@ -190,12 +149,11 @@ class TopicCommits:
         client: TopicClient,
         topic: TopicInfo,
         ownership: Ownership,
-        epochs: Mapping[int, int],
         clock_ms: Callable[[], int],
     ) -> None:
         self.client = client
         self.topic = topic
-        self.epochs = dict(epochs)
+        self.epochs: dict[int, int] = {}
         self._ownership = ownership
         self._clock_ms = clock_ms
         self._last_ms = 0
@@ -292,11 +250,9 @@ class TopicCommits:
                 try:
                     intent = await self.intent()
                     made = await self._made(intent, len(some))
-                except errors.LedgerFenced as error:
-                    await self.renew_intent(intent)
-                    _fail(some, error)
-                    continue
                 except Exception as error:
+                    if isinstance(error, errors.LedgerFenced):
+                        await self.renew_intent(intent)
                     _fail(some, error)
                     continue
                 for future, one in zip(some, made, strict=True):
@@ -357,16 +313,13 @@ class TopicCommits:
             if actions:
                 owned = dict.fromkeys(one for _, _, one, _ in some if one is not None)
                 await self.client.commit_actions(self.topic.id, actions, intent, checks=[*owned])
-        except errors.LedgerFenced as error:
-            await self.renew_intent(intent)
-            _fail([future for *_, future in some], error)
-        except (errors.TxnConflict, ValueError) as error:
-            if len(some) > 1:
+        except Exception as error:
+            if isinstance(error, errors.LedgerFenced):
+                await self.renew_intent(intent)
+            elif isinstance(error, errors.TxnConflict | ValueError) and len(some) > 1:
                 for one in some:
                     await self._commit_all([one])
                 return
-            _fail([future for *_, future in some], error)
-        except Exception as error:
             _fail([future for *_, future in some], error)
         else:
             for *_, future in some:

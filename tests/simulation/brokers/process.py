@@ -160,14 +160,14 @@ class BrokerProcess:
         self.listening = True
 
     def accept(self, wire: Wire) -> Connection:
-        """As BrokerServer does."""
+        """As the broker's server does."""
         made = Connection(self.broker, lambda gone: self._connections.pop(gone, None))
         self._connections[made] = None
         self.wires[wire] = None
         return made
 
     async def stop(self) -> None:
-        """As BrokerServer.close, in its process."""
+        """As the broker's server does, in its process."""
         self.stopping = True
         await self.broker.seal()
         self.listening = False

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker.consumers import Consumer, Subscription
-from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
+from spark_ledger.broker.owner.partition import Partition, TailBudget
 from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
@@ -273,7 +273,7 @@ class Consuming:
         self.stage, self.owner = stage, owner
         self.state = await owner.commits.state()
         budget = TailBudget(tail_bytes if kept else 1)
-        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
+        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
         self.partition.writer = owner.writer
         if kept:
             owner.stored = self.partition.stored

@@ -59,7 +59,8 @@ class Owner:
         await self.ownership.choose(topic.id, 0, topic.partitions, here=True)
         owners = await self.ownership.owners(topic.id)
         epochs = owners.epochs_of(self.ownership.broker_id)
-        self.commits = TopicCommits(self.client, topic, self.ownership, epochs, lambda: NOW_MS)
+        self.commits = TopicCommits(self.client, topic, self.ownership, lambda: NOW_MS)
+        self.commits.epochs.update(epochs)
         self.writer = LiveWriter(
             *(self.commits, 0, self.limits), lambda *about: self.stored(*about), idle_s
         )

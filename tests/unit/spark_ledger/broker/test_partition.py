@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.partition import Partition, Tail, TailBudget
+from spark_ledger.broker.owner.partition import Partition, TailBudget
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
@@ -21,7 +21,7 @@ class Reading:
         self.owner = owner = await owner_of(stage)
         self.state = await owner.commits.state()
         budget = TailBudget(1 << 20 if kept else 1)
-        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
+        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
         self.partition.writer = owner.writer
         owner.stored = self.partition.stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
@@ -114,16 +114,16 @@ def test_a_moment_is_found_within_ledgers_by_the_brokers_clock_and_of_commits_by
 def test_a_moment_within_a_ledger_that_ended_is_looked_for_once_that_is_sealed():
     async def act(stage):
         reading = await Reading().made(stage, kept=False)
-        before, written_ms = reading.state, await reading.partition._entry_at(2504)
+        before, written_ms = reading.state, reading.owner.commits.now_ms()
         await reading.owner.writer.close()
         reading.state, sealed = before, await reading.owner.commits.state()
-        found = asyncio.create_task(reading.partition.since(written_ms[2]))
+        found = asyncio.create_task(reading.partition.since(written_ms))
         await asyncio.sleep(1)
         assert not found.done()
         reading.state = sealed
         assert await found == 2504
         reading.state = before
         with pytest.raises(errors.Unavailable, match="not sealed yet"):
-            await reading.partition.since(written_ms[2])
+            await reading.partition.since(written_ms)
 
     play(act)
