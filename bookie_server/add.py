@@ -67,7 +67,8 @@ class Adder:
         self._storage = storage
         self._ledgers = ledgers
         self._config = config
-        self._undecided_bytes = 0
+        self.undecided_bytes = 0
+        """Of adds that are within the budget and of which nothing is appended yet."""
 
     async def add(
         self, request: m.AddRequest, readonly_reason: str = "", *, even_recovery: bool = False
@@ -79,7 +80,7 @@ class Adder:
         """
         results: list[m.AddResult] = [_OK] * len(request.adds)
         items, admitted_bytes = self._admit(request.adds, results, readonly_reason, even_recovery)
-        self._undecided_bytes += admitted_bytes
+        self.undecided_bytes += admitted_bytes
         try:
             handles = await self._meet(items, results)
             for handle in handles.values():
@@ -88,7 +89,7 @@ class Adder:
             decided = self._decide(items, handles, stored, results)
             durable = self._append(decided, admitted_bytes)
         finally:
-            self._undecided_bytes -= admitted_bytes
+            self.undecided_bytes -= admitted_bytes
         try:
             for done in durable:
                 await asyncio.shield(done)
@@ -117,7 +118,7 @@ class Adder:
         """The adds that are well-formed and within the budget, and their bytes."""
         items: list[_Item] = []
         total = 0
-        used = self._storage.pending_bytes + self._undecided_bytes
+        used = self._storage.pending_bytes + self.undecided_bytes
         room, space = self._config.journal_pending_bytes_max, self._storage.pending_bytes_max
         recovery_room = min(room + self._config.recovery_reserve_bytes, space) - used
         room = min(room, space) - used

@@ -48,6 +48,7 @@ PACKAGE, EXTENSION = "crc32c", "crc32c._crc32c"
 
 
 def crc32c_without_its_package() -> Checksum | None:
+    """None where the package is not there, or is laid out in another way."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.submodule_search_locations is None:
         return None

@@ -69,12 +69,12 @@ class TopicLive:
         topics = self.work.client(client)
         while self.world.loop.now < self.ends_at:
             try:
-                await self.own_once(client, topics)
+                await self.owns_for_a_while(client, topics)
             except (LedgerError, StoreError) as error:
                 self.work.met(client, "own", error)
                 await asyncio.sleep(client.rng.uniform(0.2, 2))
 
-    async def own_once(self, client: Client, topics: TopicClient) -> None:
+    async def owns_for_a_while(self, client: Client, topics: TopicClient) -> None:
         """Own the partition for a few ledgers."""
         policies = TopicPolicies(*self.work.plan.quorum)
         info = await topics.topics.create(LIVE, 1, policies, exist_ok=True)

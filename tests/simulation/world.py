@@ -401,13 +401,14 @@ class BookieNode:
         reserve = storage.recovery_reserve_bytes if whole else 0
         adds = storage.journal_pending_bytes_max + reserve
         reads = storage.read_pending_bytes_max + reserve
-        bookie._adder._undecided_bytes += adds
+        adder = bookie._adder
+        adder.undecided_bytes += adds
         bookie.responses.take(reads)
 
         def end_of_crowd() -> None:
             if end_of_crowd in self._crowds:
                 self._crowds.remove(end_of_crowd)
-                bookie._adder._undecided_bytes -= adds
+                adder.undecided_bytes -= adds
                 bookie.responses.give_back(reads)
 
         self._crowds.append(end_of_crowd)

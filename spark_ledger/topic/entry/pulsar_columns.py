@@ -115,7 +115,8 @@ def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
 def together(
     batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
 ) -> pa.RecordBatch:
-    """Raises Odd."""
+    """What `one_by_one` gives for batches of usual messages, found with whole columns of numbers.
+    Raises Odd for others."""
     parts: list[Buffer] = []
     ends: list[tuple[int, int]] = []
     messages = total = 0
@@ -206,6 +207,7 @@ def _from_base64(keys: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
 def one_by_one(
     batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
 ) -> pa.RecordBatch:
+    """The columns `wanted` of all messages, each read by protobuf. Raises Damaged."""
     said: list[Said] = []
     data: list[bytes] = []
     for batch, payload in zip(batches, payloads, strict=True):

@@ -165,7 +165,7 @@ class Stage:
     async def owns(self, client: Client, seconds: float) -> None:
         """An owner of the live segment of topic "live", for a few ledgers (T7)."""
         self.live.ends_at = self.world.loop.now + seconds
-        await self.live.own_once(client, self.topics(client))
+        await self.live.owns_for_a_while(client, self.topics(client))
 
     # -- others ----------------------------------------------------------------------------------
 

@@ -217,10 +217,8 @@ def test_bytes_on_the_way_count_until_they_are_acknowledged_and_beyond_the_budge
             node.ledgers["d0"].fill_up(4 * KIB)
         assert [await each for each in adds] == [[OK]] * 8
         assert node.storage.pending_bytes == 0
-        assert (
-            not node.storage._direct_writes._unwritten
-            and not node.storage._direct_writes._under_way
-        )
+        writes = node.storage._direct_writes
+        assert not writes._unwritten and not writes._under_way
         node.ledgers["d0"].empty_out()
         assert await node.add(large(2, 1)) == [OK]
 

@@ -130,9 +130,7 @@ def test_what_a_reader_has_met_of_a_message_it_does_not_read_again(monkeypatch):
         Sending(owner).send(*chunked(WHOLE, 3))
         await all_sent(owner)
         await closed(owner)
-        from spark_ledger.topic import task_reader
-
-        monkeypatch.setattr(task_reader._Chunks, "_planned", None)
+        monkeypatch.setattr(stage.client, "readable", None)
         assert await rows_between(stage.client, stage, 0, 3) == [(2, WHOLE)]
 
     play(act)

@@ -38,6 +38,7 @@ class Watched(Connection):
 
     def connection_made(self, transport):
         super().connection_made(transport)
+        self.transport = transport
         self.made.set()
 
     def pause_writing(self):
@@ -76,7 +77,7 @@ def test_of_a_client_that_does_not_read_little_is_kept():
                 await connection.full.wait()
             for _ in range(100):
                 await asyncio.sleep(0)
-            unsent = connection._transport.get_write_buffer_size()
+            unsent = connection.transport.get_write_buffer_size()
             assert UNSENT_BYTES_MAX < unsent < UNSENT_BYTES_MAX + 2 * BATCH_BYTES
             loop, came = asyncio.get_running_loop(), 0
             async with asyncio.timeout(10):  # and as it reads, the rest comes

@@ -45,8 +45,9 @@ def reached(owner):
 
 
 async def dies(owner):
-    owner.writer._task.cancel()
-    await asyncio.gather(owner.writer._task, return_exceptions=True)
+    task = owner.writer._task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def by_spark(stage, version=1, value=b"of spark", **options):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 
 from spark_ledger.client.admin import Admin
-from spark_ledger.process import Calls, background_loop
+from spark_ledger.topic import blocking
 
 
 class Parts:
@@ -32,9 +32,10 @@ class Part:
         return call
 
 
-def test_parts_of_the_client_are_made_on_the_loop_to_which_they_belong():
-    admin = Admin.__new__(Admin)
-    admin._client, admin._calls = parts, _ = Parts(), Calls(background_loop())
+def test_parts_of_the_client_are_made_on_the_loop_to_which_they_belong(monkeypatch):
+    parts = Parts()
+    monkeypatch.setattr(blocking, "topics", lambda _: SimpleNamespace(client=parts))
+    admin = Admin()
     assert admin.create_subscription("t", "s") == "create"
     assert admin.subscriptions("t") == "list"
     assert admin.seek("t", "s", "earliest") == "seek"
