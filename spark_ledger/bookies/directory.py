@@ -410,15 +410,12 @@ def told(bookie: dict[str, Any]) -> dict[str, Any]:
 
 async def alive(store: MetadataStore) -> frozenset[str]:
     """Ids of the bookies that are registered now, writable or not. Raises StoreUnavailable."""
-    names = [*await names_in(store, paths.BOOKIES_AVAILABLE)]
+    names = await names_in(store, paths.BOOKIES_AVAILABLE)
     return frozenset(names + await names_in(store, paths.BOOKIES_READONLY))
 
 
 async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
-    found = {}
-    for bookie_id in await names_in(store, folder):
-        try:
-            found[bookie_id] = json.loads((await store.get(f"{folder}/{bookie_id}")).value)
-        except NoNode:
-            continue  # this one just left
-    return found
+    names = await names_in(store, folder)
+    nodes = await store.get_many([f"{folder}/{name}" for name in names])
+    those = zip(names, nodes, strict=True)  # one without a node just left
+    return {name: json.loads(node.value) for name, node in those if node is not None}

@@ -37,10 +37,11 @@ from spark_ledger.config import (
     whole_or,
 )
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
-from spark_ledger.ledger import reader as core_reader
-from spark_ledger.ledger import writer as core_writer
 from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.ledger_view import EntryStream
+from spark_ledger.ledger.reader import AsyncLedgerReader
+from spark_ledger.ledger.writer import AsyncLedgerWriter, own_parts
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.process import Calls, background_loop, connect
 
@@ -116,7 +117,7 @@ class LedgerClient:
         store, ledger_id, secret = self._store, ledger_id_of(ledger_id), password_of(password)
         recover = flag("recover", recover)
 
-        async def open_it() -> core_reader.AsyncLedgerReader:
+        async def open_it() -> AsyncLedgerReader:
             reader = await store.open(ledger_id, recover=recover, password=secret)
             await reader.refresh_last_add_confirmed()
             return reader
@@ -184,7 +185,7 @@ class LedgerWriter:
     def __init__(
         self,
         calls: Calls,
-        writer: core_writer.AsyncLedgerWriter,
+        writer: AsyncLedgerWriter,
         inflight_bytes: int,
     ) -> None:
         self.ledger_id = writer.ledger_id
@@ -225,7 +226,7 @@ class LedgerWriter:
         self._calls.check_process()
         future = AppendFuture(self._lock)
         size, rows = _size(payload), whole("rows", rows)
-        parts = payload if isinstance(payload, bytes) else core_writer.own_parts(payload)
+        parts = payload if isinstance(payload, bytes) else own_parts(payload)
         with self._order:
             waiting = self._handed_bytes - self._taken_bytes
             if waiting + self._writer.inflight_bytes >= self._inflight_bytes:
@@ -303,7 +304,7 @@ class LedgerWriter:
 class LedgerReader:
     """Reads one ledger. `with` only marks where it is used: there is nothing to give back."""
 
-    def __init__(self, calls: Calls, reader: core_reader.AsyncLedgerReader) -> None:
+    def __init__(self, calls: Calls, reader: AsyncLedgerReader) -> None:
         self.ledger_id = reader.ledger_id
         self._calls = calls
         self._reader = reader
@@ -339,7 +340,7 @@ class LedgerReader:
         return self._read(*entries_of(first, last))
 
     def _read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
-        entries: core_reader.EntryStream = self._reader.read(first, last)
+        entries: EntryStream = self._reader.read(first, last)
         try:
             while batch := self._calls.run(self._some(entries)):
                 for entry_id, entry in batch:
@@ -378,7 +379,7 @@ class LedgerReader:
             yield from self._read(first, last)
             first = last + 1
 
-    async def _some(self, entries: core_reader.EntryStream) -> list[tuple[int, Entry]]:
+    async def _some(self, entries: EntryStream) -> list[tuple[int, Entry]]:
         """The next entries, up to a batch; those before one that cannot be read, which is told by
         the next call, for it is asked for again."""
         batch: list[tuple[int, Entry]] = []

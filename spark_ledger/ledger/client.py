@@ -9,7 +9,6 @@ import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -151,8 +150,13 @@ class LedgerStore:
         self, known: VersionedRecord, tokens: Tokens, announce_lac: bool
     ) -> AsyncLedgerWriter:
         """Of a ledger that was just made."""
-        recover_own = partial(recover, self.cluster, tokens=tokens)
-        writer = AsyncLedgerWriter(self.cluster, known, tokens, recover_own, announce_lac)
+        writer = AsyncLedgerWriter(
+            self.cluster,
+            known,
+            tokens,
+            lambda own: recover(self.cluster, own, tokens),
+            announce_lac,
+        )
         self._writers[writer.ledger_id] = writer
         return writer
 

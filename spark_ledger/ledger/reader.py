@@ -38,8 +38,6 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError
 
-__all__ = ["Entries", "EntryStream", "AsyncLedgerReader"]
-
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
 NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks

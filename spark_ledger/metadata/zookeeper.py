@@ -509,8 +509,7 @@ class Outage:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._lost_s: float | None = self._loop.time()
-        self._calls: dict[int, tuple[float, str]] = {}  # oldest first: since when, what for
-        self._number = 0
+        self._calls: dict[object, tuple[float, str]] = {}  # oldest first: since when, what for
         self._told_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -534,15 +533,14 @@ class Outage:
     def call(self, doing: str) -> Iterator[float]:
         """One call, whatever becomes of it: when it began."""
         began_s = self._loop.time()
-        self._number += 1
-        number = self._number
-        self._calls[number] = (began_s, doing)
+        call = object()
+        self._calls[call] = (began_s, doing)
         if self._timer is None and self._timeout_s:
             self._timer = self._loop.call_later(NOTICE_S, self._look)
         try:
             yield began_s
         finally:
-            del self._calls[number]
+            del self._calls[call]
 
     def until(self, began_s: float) -> float:
         """How long a call that began then waits."""
