@@ -266,7 +266,7 @@ class Adder:
 
         A stored copy that cannot be read any more is replaced by recovery's or repair's.
         """
-        cached = self._storage.cached(header.ledger_id, header.entry_id)
+        cached = self._storage.cache.get(header.ledger_id, header.entry_id)
         known: EntryHeader | Undeliverable | None
         if cached is not None:
             known = unpack_header(cached)
@@ -293,7 +293,9 @@ class Adder:
     def _records(self, items: Sequence[_Item], copy: bool) -> list[Record]:
         fields = [(_ENTRY, *h[:2], entry, h.payload_crc) for _, _, h, entry in items]
         if copy:
-            fields = [(k, i, e, self._storage.compact(i, e), crc) for k, i, e, _, crc in fields]
+            fields = [
+                (k, i, e, self._storage.cache.compact(i, e), crc) for k, i, e, _, crc in fields
+            ]
         return list(map(tuple.__new__, repeat(Record), fields))
 
 

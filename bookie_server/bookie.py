@@ -230,7 +230,7 @@ class Bookie:
         if isinstance(request, m.AddRequest):
             reason = self.readonly_reason
             exhausted = bool(reason) and disk_monitor.exhausted(
-                self.disks.states, self.storage.unflushed_bytes, self._config
+                self.disks.states, self.storage.cache.unflushed_bytes, self._config
             )
             return await self._adder.add(request, reason, even_recovery=exhausted)
         if isinstance(request, m.ReadRequest):

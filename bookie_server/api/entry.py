@@ -181,6 +181,16 @@ def check_entry(data: Buffer) -> EntryHeader:
     return header
 
 
+def fault(data: Buffer, ledger_id: int, entry_id: int) -> str:
+    """Why the bytes are not the whole entry that they should be; empty when they are."""
+    try:
+        header = check_entry(data)
+    except BadEntry as error:
+        return str(error)
+    here = (header.ledger_id, header.entry_id) == (ledger_id, entry_id)
+    return "" if here else "the record holds another entry"
+
+
 def check_entries(entries: Sequence[Buffer]) -> list[EntryHeader] | None:
     """`check_entry` of each, column by column: half the time of a step of Python for each. None if
     any is bad, which `check_entry` tells."""

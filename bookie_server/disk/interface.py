@@ -48,12 +48,9 @@ class DiskHung(DiskFailed):
 class File(Protocol):
     """An open file; appended to by one task at a time, read by any number."""
 
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def end(self) -> int:
-        """Where the next append goes: bytes appended so far, reserved space not counted."""
+    path: str
+    end: int
+    """Where the next append goes: bytes appended so far, reserved space not counted."""
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
         """Write the buffers one after the other at `end`; with `sync`, durably.

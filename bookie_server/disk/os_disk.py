@@ -228,22 +228,14 @@ class OsFile(File):
     ) -> None:
         self._disk = disk
         self._append = append or _append
-        self._path = path
+        self.path = path
+        self.end = end
         self._fd = fd
-        self._end = end
         self._dead = False
 
-    @property
-    def path(self) -> str:
-        return self._path
-
-    @property
-    def end(self) -> int:
-        return self._end
-
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
-        position = self._end
-        self._end += sum(map(len, buffers))
+        position = self.end
+        self.end += sum(map(len, buffers))
         await self._alter(self._append, self._fd, buffers, position, sync)
         return position
 
@@ -260,7 +252,7 @@ class OsFile(File):
 
     async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
         if self._dead:
-            raise DiskFailed(f"{self._path}: closed, or an earlier write or sync failed")
+            raise DiskFailed(f"{self.path}: closed, or an earlier write or sync failed")
         try:
             return await self._disk._alter(call, *arguments)
         except BaseException:

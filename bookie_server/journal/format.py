@@ -23,7 +23,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from bookie_server.api import entry as entry_format
-from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
+from bookie_server.api.entry import Buffer, fault
 
 BLOCK_BYTES = 4096
 FILE_MAGIC, BATCH_MAGIC, RECORD_MAGIC = b"SLJF", b"SLJB", b"SLJR"
@@ -271,13 +271,7 @@ def _damage_of_body(record: Record, length: int) -> str:
         return "the segment ends inside a record"
     if record.kind is not RecordKind.ENTRY:
         return "" if crc32c(record.body) == record.body_crc else "a record's CRC does not match"
-    try:
-        header = unpack_entry(record.body).header
-    except BadEntry as error:
-        return str(error)
-    if (header.ledger_id, header.entry_id) != (record.ledger_id, record.entry_id):
-        return "the record holds another entry"
-    return ""
+    return fault(record.body, record.ledger_id, record.entry_id)
 
 
 _KINDS = frozenset(RecordKind)

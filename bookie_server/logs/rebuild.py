@@ -15,8 +15,9 @@ found in the logs are fenced: their writers must not go on as if nothing had hap
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, NoSuchFile
@@ -108,15 +109,9 @@ async def _make(
     await disk.make_folder(FOLDER)
     await _empty(disk, NEW)
     index = await make_index(NEW)
-    known = _merged(states) if states is not None else {}
-    found = Rebuilt()
     try:
         logs = await EntryLogs.open(disk, config)
-        for log_id in sorted([*logs.sealed(), *_halves(logs)]):
-            await _take(logs, disk, log_id, index, known, found)
-        found.all_doubted = found.all_doubted or states is None
-        await index.put_ledgers(_states(known, found, directory_id))
-        await index.sync()
+        found = await _Rebuild(disk, logs, index, states).run(directory_id)
         await logs.close()
     except DiskFailed:
         with contextlib.suppress(DiskFailed):
@@ -127,116 +122,102 @@ async def _make(
     return found
 
 
-def _halves(logs: EntryLogs) -> list[int]:
-    """Copies that a compaction has not finished, and their sources: the copy is the newer one."""
-    return [log_id for pair in logs.unfinished().items() for log_id in pair]
+class _Rebuild:
+    """From the entry logs to an empty index."""
 
+    def __init__(
+        self, disk: Disk, logs: EntryLogs, index: EntryIndex, states: Sequence[LedgerState] | None
+    ) -> None:
+        self._disk = disk
+        self._logs = logs
+        self._index = index
+        self._known: dict[int, LedgerState] = {}
+        for state in states or ():
+            known = self._known.get(state.ledger_id)
+            self._known[state.ledger_id] = state if known is None else merge(state, known)
+        self._found = Rebuilt(all_doubted=states is None)
 
-def _merged(states: Sequence[LedgerState]) -> dict[int, LedgerState]:
-    known: dict[int, LedgerState] = {}
-    for state in states:
-        other = known.get(state.ledger_id)
-        known[state.ledger_id] = state if other is None else merge(state, other)
-    return known
+    async def run(self, directory_id: str) -> Rebuilt:
+        """Durable when it returns. Of a copy that a compaction has not finished, and its source,
+        the copy is the newer one. Raises DiskFailed."""
+        halves = [log_id for pair in self._logs.unfinished().items() for log_id in pair]
+        for log_id in sorted([*self._logs.sealed(), *halves]):
+            await self._take(log_id)
+        await self._index.put_ledgers(self._states(directory_id))
+        await self._index.sync()
+        return self._found
 
+    async def _take(self, log_id: int) -> None:
+        """Put what one log holds into the index."""
+        try:
+            file = await self._logs.open_log(log_id)
+        except NoSuchFile:  # the source of a copy, removed already
+            return
+        counts: Counter[int] = Counter()
+        unknown = False
+        try:
+            footer = await read_map(self._logs, self._disk, log_id)
+            footer = footer if footer is not None and footer.has_footer else None
+            async for chunk in scan(file, log_id, footer.records_end if footer else file.end):
+                await self._put(chunk, counts)
+                unknown = unknown or any(bad.location is None for bad in chunk.damage)
+        finally:
+            await file.close()
+        self._found.logs += 1
+        self._doubt(log_id, footer, counts, unknown)
+        _log.info(
+            "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._found.entries
+        )
 
-async def _take(
-    logs: EntryLogs,
-    disk: Disk,
-    log_id: int,
-    index: EntryIndex,
-    known: dict[int, LedgerState],
-    found: Rebuilt,
-) -> None:
-    """Put what one log holds into the index."""
-    try:
-        file = await logs.open_log(log_id)
-    except NoSuchFile:  # the source of a copy, removed already
-        return
-    counts: dict[int, int] = {}
-    unknown = False
-    try:
-        footer = await read_map(logs, disk, log_id)
-        footer = footer if footer is not None and footer.has_footer else None
-        async for chunk in scan(file, log_id, footer.records_end if footer else file.end):
-            await _put(chunk, index, known, counts, found)
-            unknown = unknown or any(bad.location is None for bad in chunk.damage)
-    finally:
-        await file.close()
-    found.logs += 1
-    _doubt(log_id, footer, counts, unknown, found)
-    _log.info("log %d of %d ledgers: %d entries so far", log_id, len(counts), found.entries)
+    async def _put(self, chunk: Scanned, counts: Counter[int]) -> None:
+        locations = [record.location for record in chunk.records]
+        bad = [damage.location for damage in chunk.damage if damage.location is not None]
+        counts.update(location.ledger_id for location in (*locations, *bad))
+        self._found.ledgers.update(dict.fromkeys(counts))
+        self._found.entries += len(locations)
+        self._found.damaged += len(chunk.damage)
+        deleted = {i for i in counts if (state := self._known.get(i)) is not None and state.deleted}
+        await self._index.put([each for each in locations if each.ledger_id not in deleted])
+        for location in bad:  # an older copy is better than a damaged one
+            older = await self._index.get(location.ledger_id, location.entry_id)
+            if older is None and location.ledger_id not in deleted:
+                await self._index.put([location])
 
+    def _doubt(
+        self, log_id: int, footer: LogMap | None, counts: Mapping[int, int], unknown: bool
+    ) -> None:
+        """Whose records are missing, by the log's own map; without one, nobody can say."""
+        if footer is None:
+            if unknown:
+                _log.error("log %d is damaged or torn and has no map", log_id)
+                self._found.all_doubted = True
+            return
+        for ledger_id, share in footer.shares().items():
+            if counts.get(ledger_id, 0) < share.entries:
+                _log.error("log %d lacks entries of ledger %d", log_id, ledger_id)
+                self._found.doubted[ledger_id] = None
+                self._found.ledgers[ledger_id] = None
 
-async def _put(
-    chunk: Scanned,
-    index: EntryIndex,
-    known: dict[int, LedgerState],
-    counts: dict[int, int],
-    found: Rebuilt,
-) -> None:
-    locations = [record.location for record in chunk.records]
-    bad = [damage.location for damage in chunk.damage if damage.location is not None]
-    for location in (*locations, *bad):
-        counts[location.ledger_id] = counts.get(location.ledger_id, 0) + 1
-        found.ledgers[location.ledger_id] = None
-    found.entries += len(locations)
-    found.damaged += len(chunk.damage)
-    deleted = {i for i in counts if (state := known.get(i)) is not None and state.deleted}
-    await index.put([location for location in locations if location.ledger_id not in deleted])
-    for location in bad:  # an older copy is better than a damaged one
-        older = await index.get(location.ledger_id, location.entry_id)
-        if older is None and location.ledger_id not in deleted:
-            await index.put([location])
-
-
-def _doubt(
-    log_id: int, footer: LogMap | None, counts: dict[int, int], unknown: bool, found: Rebuilt
-) -> None:
-    """Whose records are missing, by the log's own map; without one, nobody can say."""
-    if footer is None:
-        if unknown:
-            _log.error("log %d is damaged or torn and has no map", log_id)
-            found.all_doubted = True
-        return
-    for ledger_id, share in footer.shares().items():
-        if counts.get(ledger_id, 0) < share.entries:
-            _log.error("log %d lacks entries of ledger %d", log_id, ledger_id)
-            found.doubted[ledger_id] = None
-            found.ledgers[ledger_id] = None
-
-
-def _states(known: dict[int, LedgerState], found: Rebuilt, directory_id: str) -> list[LedgerState]:
-    """The states of all ledgers, and of EVERY_LEDGER, as the new index says them."""
-    every = known.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
-    if found.all_doubted:
-        every = _in_limbo(every)
-    states = []
-    for ledger_id in sorted({**known, **found.ledgers}):
-        state = known.get(ledger_id)
-        if state is None:
-            directories = (directory_id,) if directory_id else ()
-            state = LedgerState(ledger_id, fenced=True, met=False, directories=directories)
-            state = _in_limbo(state)
-        elif ledger_id in found.doubted:
-            state = _in_limbo(state)
-        states.append(state)
-    return [*states, every]
+    def _states(self, directory_id: str) -> list[LedgerState]:
+        """The states of all ledgers, and of EVERY_LEDGER, as the new index says them."""
+        found, known = self._found, self._known
+        every = known.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
+        states = []
+        for ledger_id in sorted({**known, **found.ledgers}):
+            state = known.get(ledger_id)
+            if state is None:
+                directories = (directory_id,) if directory_id else ()
+                state = LedgerState(ledger_id, fenced=True, met=False, directories=directories)
+                state = _in_limbo(state)
+            elif ledger_id in found.doubted:
+                state = _in_limbo(state)
+            states.append(state)
+        return [*states, _in_limbo(every) if found.all_doubted else every]
 
 
 def _in_limbo(state: LedgerState) -> LedgerState:
-    return merge(
-        LedgerState(
-            state.ledger_id,
-            state.verifiers,
-            state.durability,
-            limbo=LimboReason.LOST,
-            met=state.met,
-            directories=state.directories,
-            revision=max(_LATEST, state.revision + 1),
-        ),
-        state,
-    )
+    revision = max(_LATEST, state.revision + 1)
+    return replace(state, limbo=LimboReason.LOST, revision=revision)
 
 
 async def _empty(disk: Disk, folder: str) -> None:

@@ -14,11 +14,12 @@ bytes of memory for each ledger.
 """
 
 import contextlib
+import logging
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
+from bookie_server.api.entry import Buffer, fault
 from bookie_server.disk.interface import Disk, File, NoSuchFile, read_file, replace_file
 from bookie_server.lanes import Pace
 from bookie_server.logs.entry_log import (
@@ -44,6 +45,7 @@ from bookie_server.logs.index import EntryIndex, Location
 
 CHUNK_BYTES = 1 << 20
 RECORDS_PER_CHUNK_MAX = 512  # about 5 ms
+_log = logging.getLogger(__name__)
 
 
 class Readable(Protocol):
@@ -138,7 +140,7 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
                 at = limit
                 continue
             return Parsed(records, damage, base + at, stop - at)
-        elif why := _fault(entry := view[at + RECORD_HEADER_BYTES : stop], location):
+        elif why := fault(entry := view[at + RECORD_HEADER_BYTES : stop], *location[:2]):
             damage.append(Damage(base + at, base + stop, why, location, begun))
             at = stop
         else:
@@ -184,17 +186,6 @@ def _next_record(view: memoryview, at: int, base: int, log_id: int, last: bool) 
             return at
         at += 1
     return len(view) if last else max(1, len(view) - len(RECORD_MAGIC) + 1)
-
-
-def _fault(entry: memoryview, location: Location) -> str:
-    """What is wrong with the entry of a record; empty when nothing is."""
-    try:
-        header = unpack_entry(entry).header
-    except BadEntry as error:
-        return str(error)
-    if (header.ledger_id, header.entry_id) != (location.ledger_id, location.entry_id):
-        return "the record holds another entry"
-    return ""
 
 
 _EVERYTHING = 1 << 62
@@ -252,13 +243,6 @@ class LogMap:
         return sum(size for i, size in zip(ids, sizes, strict=True) if i not in dead)
 
 
-class Mapped(NamedTuple):
-    """A log read through: what it holds that the index points to, and what is wrong with it."""
-
-    map: LogMap
-    damage: list[Damage]
-
-
 async def read_map(logs: EntryLogs, disk: Disk, log_id: int) -> LogMap | None:
     """The map of a sealed log; None when the log has to be scanned for it. Raises DiskFailed."""
     file = await logs.open_log(log_id)
@@ -275,8 +259,8 @@ async def read_map(logs: EntryLogs, disk: Disk, log_id: int) -> LogMap | None:
     return None
 
 
-async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pace) -> Mapped:
-    """Read a log that has no map. Raises DiskFailed."""
+async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pace) -> LogMap:
+    """Read a log that has no map, for what it holds that the index points to. Raises DiskFailed."""
     shares: dict[int, LedgerShare] = {}
     damage: list[Damage] = []
     last_record = synced = 0  # of what the index points to
@@ -298,10 +282,11 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
         # A write that was torn may have left whole records behind damage; of a flush none of the
         # index's, of a direct log those that a start replayed.
         whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
-        found = LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
+        if not whole:
+            _log.error("log %d is damaged: %s ...", log_id, damage[0])
+        return LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
     finally:
         await file.close()
-    return Mapped(found, damage)
 
 
 def _synced_before(location: Location, write_start: int) -> int:

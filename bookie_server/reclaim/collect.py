@@ -150,15 +150,13 @@ class StoreLogs:
         store = self.store
         async with store.index_lock:
             await store.index.sync()  # what it says now it says after a crash too
-        scanned = await scan_for_map(store.logs, store.index, log_id, self._pace)
-        if scanned.map.whole:
+        found = await scan_for_map(store.logs, store.index, log_id, self._pace)
+        if found.whole:
             try:
-                await write_map_file(store.disk, scanned.map)
+                await write_map_file(store.disk, found)
             except DiskFailed as error:  # no space, say: this run knows it all the same
                 _log.warning("the map of log %d is not kept: %s", log_id, error)
-        else:
-            _log.error("log %d is damaged: %s ...", log_id, scanned.damage[0])
-        return scanned.map
+        return found
 
     async def _find_dead(self, found: LogMap) -> None:
         for ledger_id in found.ledger_ids:

@@ -77,9 +77,10 @@ class LedgerStorage:
         self.directories = stores
         """The ledger directories: which live, and which may hold a ledger's entries."""
         self._config = config
-        self._cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
+        self.cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
+        """What is to be flushed: entries are put by way of `put` and `put_all` only."""
         self._states = LedgerStates()
-        self.reader = EntryReader(self._cache, self._stores_of, self.quarantine, config)
+        self.reader = EntryReader(self.cache, self._stores_of, self.quarantine, config)
         """Reads what is stored; told here of what changes."""
         stores.on_drop = self._directory_dropped
         stores.on_damage = lambda: self.on_doubt()
@@ -89,7 +90,7 @@ class LedgerStorage:
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
         self._journals = Journals(self.record)
         self._direct_writes = DirectWrites(
-            self._journals, self._states, stores, self._cache, config.large_entry_bytes
+            self._journals, self._states, stores, self.cache, config.large_entry_bytes
         )
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
@@ -186,7 +187,7 @@ class LedgerStorage:
     def _directory_dropped(self) -> None:
         self.reader.lost_directory()
         may_flush = self._attached and self._flush_begun is None and self.directories.live
-        if may_flush and self._cache.active.locations:
+        if may_flush and self.cache.active.locations:
             self.begin_flush()  # what lay there is in memory alone
         self._wake.set()
 
@@ -270,7 +271,7 @@ class LedgerStorage:
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
         """What is in memory alone of the ledger's entries, for the directory where they were
         written is lost, goes to the journal: done when it is durable there."""
-        lost = self._cache.with_lost_locations(ledger_id, self.directories.lives)
+        lost = self.cache.with_lost_locations(ledger_id, self.directories.lives)
         return [
             self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
             for entry_id, entry in lost.items()
@@ -320,9 +321,9 @@ class LedgerStorage:
         """Whether `put` may be called (`reserve`: recovery's share of the cache too); begins
         a flush when that makes room."""
         needed = entry_bytes + ENTRY_OVERHEAD_BYTES
-        if not self._cache.has_room(needed, reserve=reserve) and self._flush_begun is None:
+        if not self.cache.has_room(needed, reserve=reserve) and self._flush_begun is None:
             self.begin_flush()
-        return self._cache.has_room(needed, reserve=reserve)
+        return self.cache.has_room(needed, reserve=reserve)
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
         """`put` of entries that nobody has read yet (they lie above all that are stored of the
@@ -331,8 +332,8 @@ class LedgerStorage:
         needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
         if not self.has_room(needed, reserve=reserve):
             return False
-        self._cache.active.put_all(ledger_id, entries)
-        if self._cache.half_used and self._flush_begun is None:
+        self.cache.active.put_all(ledger_id, entries)
+        if self.cache.half_used and self._flush_begun is None:
             self.begin_flush()
         return True
 
@@ -340,26 +341,19 @@ class LedgerStorage:
         """Entries lie in a directory already; False: there was no room to note it."""
         if not self.has_room(len(locations) * ENTRY_OVERHEAD_BYTES):
             return False
-        self._cache.active.replay_all(ledger_id, locations)
+        self.cache.active.replay_all(ledger_id, locations)
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
         """Readable from now on, in place of an earlier copy; durable with the caller's record."""
-        self._cache.active.put(ledger_id, entry_id, entry)
+        self.cache.active.put(ledger_id, entry_id, entry)
         self.reader.overwritten(ledger_id, entry_id)
-        if self._cache.half_used and self._flush_begun is None:
+        if self.cache.half_used and self._flush_begun is None:
             self.begin_flush()
-
-    def compact(self, ledger_id: int, entry_id: int) -> Buffer:
-        """Replace the view of an entry just put by a copy, which is returned."""
-        return self._cache.compact(ledger_id, entry_id)
-
-    def cached(self, ledger_id: int, entry_id: int) -> Buffer | None:
-        return self._cache.get(ledger_id, entry_id)
 
     def in_cache(self, ledger_id: int) -> bool:
         """Whether entries of the ledger are still to be flushed."""
-        return self._cache.last(ledger_id) is not None
+        return self.cache.last(ledger_id) is not None
 
     # -- flush --
 
@@ -377,19 +371,14 @@ class LedgerStorage:
     @property
     def _lacks_final_place(self) -> bool:
         """Whether something is in no directory yet, or no index has it."""
-        return bool(self._cache.active.bytes or self._states.has_changes)
-
-    @property
-    def unflushed_bytes(self) -> int:
-        """What entry logs and indexes are still to take."""
-        return self._cache.unflushed_bytes
+        return bool(self.cache.active.bytes or self._states.has_changes)
 
     def begin_flush(self) -> None:
         """Swap the halves; `run` (or `flush`) carries the full one out. None may be under way."""
         assert self._flush_begun is None, "one flush at a time"
-        self._flushing.begun(self._cache.active.bytes, asyncio.get_running_loop().time())
+        self._flushing.begun(self.cache.active.bytes, asyncio.get_running_loop().time())
         marks = self._journals.synced() if self._attached else None
-        half = self._cache.swap()
+        half = self.cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
         puts = {store.id: store.direct_log.puts for store in self.directories.live}
@@ -480,7 +469,7 @@ class LedgerStorage:
         except DiskFailed as error:
             self._journals.relieve(flush.reliefs, error)
             raise
-        self._cache.drop_flushed()
+        self.cache.drop_flushed()
         self._flush_begun = None
         self._flushing.ended(asyncio.get_running_loop().time())
         self.flushes += 1

@@ -220,7 +220,7 @@ class WriteCache:
         self.flushing = CacheHalf()
 
     def compact(self, ledger_id: int, entry_id: int) -> Buffer:
-        """Replace the view of an entry just put by a copy, so that its frame can go."""
+        """Replace the view of an entry just put by a copy, which is returned: its frame can go."""
         entries = self.half_with(ledger_id, entry_id).ledgers[ledger_id]
         entries[entry_id] = bytes(entries[entry_id])
         return entries[entry_id]

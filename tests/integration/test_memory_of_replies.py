@@ -95,7 +95,7 @@ async def served(transport, test):
     await node.create_ledger(1)
     for number in range(ENTRIES):
         await node.add(entry(1, number, bytes(SIZE)))
-        await until(lambda: node.storage.unflushed_bytes == 0)
+        await until(lambda: node.storage.cache.unflushed_bytes == 0)
     service, network = serve(node.bookie, 32 << 20), connect()
     address = f"127.0.0.1:{await service.start('127.0.0.1:0')}"
 

@@ -187,7 +187,7 @@ def takes_other_bytes(compare: Any) -> Any:
 
 def lac_in_the_identity(compare: Any) -> Any:
     def with_lac(self: Any, header: Any, stored: Any, recovery: bool) -> Any:
-        cached = self._storage.cached(header.ledger_id, header.entry_id)
+        cached = self._storage.cache.get(header.ledger_id, header.entry_id)
         known = stored.get((header.ledger_id, header.entry_id))
         if cached is not None:
             known = adder.unpack_header(cached)

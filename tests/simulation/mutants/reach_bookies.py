@@ -99,7 +99,7 @@ def dropped_before_it_is_written(carry_out: Any) -> Any:
     """The write cache lets a half go when its flush begins."""
 
     async def carried_out(self: Any) -> None:
-        cache = self._cache
+        cache = self.cache
         if self._flush_begun is not None:
             cache.flushing = CacheHalf()
             cache.drop_flushed = lambda: None

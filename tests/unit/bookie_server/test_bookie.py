@@ -500,7 +500,7 @@ def test_a_frame_that_is_mostly_refused_is_not_kept_alive():
         refused = [entry(99, e, bytes(5000)) for e in range(3)]
         frame = codec.encode(m.AddRequest(ID, [m.Add([e]) for e in [entry(1, 0), *refused]]))
         await handle_bytes(node.bookie, "Add", frame)
-        assert isinstance(node.storage.cached(1, 0), bytes), "a copy, not a view"
+        assert isinstance(node.storage.cache.get(1, 0), bytes), "a copy, not a view"
 
     on_a_node(test)
 

@@ -565,7 +565,7 @@ def test_an_idle_node_seals_a_log_that_ended_after_the_flush_of_its_last_entry_b
         assert await node.add(large(1, 1)) == [OK]
         await node.flushed()
         assert node.sealed_with(large(1, 1)) == 0
-        assert not node.storage.unflushed_bytes and not node.storage._states.has_changes
+        assert not node.storage.cache.unflushed_bytes and not node.storage._states.has_changes
         await asyncio.sleep(60)
         assert node.sealed_with(large(1, 1)) == 1
         assert await node.all_placed() == []

@@ -89,7 +89,7 @@ def test_a_copy_of_a_frame_that_was_taken_in_part_is_what_is_placed():
         sent = [OK, Status.CONFLICTING_ENTRY, Status.CONFLICTING_ENTRY]
         assert await node.add(large(1, 1), other, other) == sent
         assert await node.ways(1) == {0: JOURNALED, 3: PLACED, 1: PLACED}
-        assert isinstance(node.storage.cached(1, 1), bytes)
+        assert isinstance(node.storage.cache.get(1, 1), bytes)
         await node.crash("none")
         await node.served(1, 1, 3)
 
@@ -251,7 +251,7 @@ def test_a_large_entry_is_acknowledged_after_the_record_that_names_its_directory
         before = current().time()
         add = node.in_background(large(1, 1))
         await asyncio.sleep(1)
-        assert node.storage.cached(1, 1) and node.copies(large(1, 1), "d0"), "it is written"
+        assert node.storage.cache.get(1, 1) and node.copies(large(1, 1), "d0"), "it is written"
         assert not add.done()
         assert await add == [OK]
         assert current().time() - before > 2.9

@@ -92,7 +92,7 @@ def test_more_than_the_write_cache_holds_is_flushed_beside_the_replay():
         for first in range(0, 400, 10):
             batch = added(1, *range(first, first + 10), payload=bytes(4 * KIB))
             await replayed.apply([state(1), *batch])
-            most = max(most, storage.unflushed_bytes)
+            most = max(most, storage.cache.unflushed_bytes)
         await replayed.end()
         await storage.flush()
         assert await ids(storage, 1) == list(range(400))
@@ -320,7 +320,7 @@ def test_more_places_than_the_write_cache_holds_are_flushed_beside_the_replay():
         for first in range(0, 3000, 500):
             places = await placed(storage, 1, *range(first, first + 500))
             await replayed.add_locations("ledger-1", 1, places)
-            assert storage.unflushed_bytes <= CONFIG.write_cache_bytes
+            assert storage.cache.unflushed_bytes <= CONFIG.write_cache_bytes
         await replayed.end()
         assert storage.flushes
         await storage.flush()

@@ -213,7 +213,7 @@ def test_entries_of_a_frame_are_written_once_when_a_flush_begins_between_them():
         filler = 0
         while size < half // 2 - 20 * KIB:
             assert await node.add(entry(2, filler, bytes(3 * KIB))) == [OK]
-            size = node.storage.unflushed_bytes
+            size = node.storage.cache.unflushed_bytes
             filler += 1
         first, last = b"first one" + bytes(30 * KIB), b"last one" + bytes(30 * KIB)
         frame = (entry(1, 0, first), entry(2, filler), entry(1, 1, last))
