@@ -99,7 +99,7 @@ class Checkpointer:
         self._making[topic_id] = task
         task.add_done_callback(lambda done: self._making.pop(topic_id, None))
 
-    async def before_commit(self, topic_id: str) -> None:
+    async def before_commit(self, topic_id: str, intent_id: str) -> None:
         """Make a checkpoint first where the log has so many commits that none may be added
         (hazard 15). Raises as `make`; the commit is not made then."""
         log = self._log_of(topic_id)
@@ -108,7 +108,7 @@ class Checkpointer:
         except (errors.LedgerError, StoreError):
             return  # the commit will meet it too, and say what it means for it
         if known.next - log.trimmed >= self._log_nodes_max - UNFOLDED_MAX and not known.deleted:
-            await self.make(topic_id)
+            await self.make(topic_id, intent_id)
 
     async def make(
         self, topic_id: str, intent_id: str | None = None, *, least: int = 1
