@@ -91,7 +91,6 @@ EXCEPTIONS: Mapping[str, str] = {
     " test_counted_segments.py)",
     "topic.live.first_since": "as that",
     "topic.task_reader.with_chunks": "of Spark's tasks and the command (test_chunked_messages.py)",
-    "topic.task_reader.read_rows": "as that",
     "topic.parts.commit_part": "of Spark's foreach: at points (points/background.py)",
 }
 """By verb: why no seed calls it."""
