@@ -99,7 +99,7 @@ class Checkpointer:
         self._making[topic_id] = task
         task.add_done_callback(lambda done: self._making.pop(topic_id, None))
 
-    async def before_commit(self, topic_id: str, intent_id: str | None = None) -> None:
+    async def before_commit(self, topic_id: str, intent_id: str) -> None:
         """Make a checkpoint first where the log has so many commits that none may be added
         (hazard 15). Raises as `make`; the commit is not made then."""
         log = self._log_of(topic_id)

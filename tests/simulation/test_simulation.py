@@ -142,10 +142,13 @@ def test_the_verbs_of_a_new_module_are_missed_and_what_only_computes_has_none(
         "async def _look(topic): ...\n"
         "class Splitter:\n"
         "    async def once(self): ...\n"
+        "    def twice(self): ...\n"
+        "class Half:\n"
+        "    def of(self): ...\n"
     )
     (tmp_path / "halving.py").write_text("def half(rows): ...\n")
     monkeypatch.setattr(topic, "__path__", [*topic.__path__, str(tmp_path)])
-    new = ("splitting.split", "splitting.halves", "Splitter.once")
+    new = ("splitting.split", "Splitter.once", "Splitter.twice")
     try:
         assert verbs.missing(met) == [f"topic.{name}" for name in new]
     finally:

@@ -323,14 +323,7 @@ class _Commit:
             self._intent_operation(view.intent),
             *self._wanted.checks,
         ]
-        heads = [
-            Set(
-                paths.topic_head(topic_id),
-                records.encode_head(Head(step.after.next)),
-                step.before.head_version,
-            )
-            for topic_id, step in steps.items()
-        ]
+        heads = [self._head(step) for step in steps.values()]
         bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
         nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
         try:
@@ -358,6 +351,10 @@ class _Commit:
         self._turns.used()
         self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
         return CommitOutcome(CommitKind.COMMITTED, done.topics())
+
+    def _head(self, step: _Step) -> Set:
+        path = paths.topic_head(step.before.topic_id)
+        return Set(path, records.encode_head(Head(step.after.next)), step.before.head_version)
 
     def _intent_operation(self, intent: Intent) -> Operation:
         path = paths.intent(intent.id)

@@ -29,18 +29,14 @@ OFFSET_LISTS: TypeTests = (pa.types.is_list, pa.types.is_map, pa.types.is_large_
 Numbers = TypeVar("Numbers", bound=np.generic)
 
 
-def of_numpy(values: npt.NDArray[Any], kind: pa.DataType | None = None) -> pa.Array:
-    """A view of a column of numbers or booleans, without nulls; `kind`: another name for numbers of
-    the same width, such as a timestamp."""
+def of_numpy(values: npt.NDArray[Any]) -> pa.Array:
+    """A view of a column of numbers or booleans, without nulls."""
     assert values.ndim == 1, "one column"
     if values.dtype == np.bool_:
         bits = np.packbits(values, bitorder="little")
         return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
-    native = pa.from_numpy_dtype(values.dtype)
-    kind = native if kind is None else kind
-    assert kind.bit_width == native.bit_width, f"{native} is not as wide as {kind}"
     data = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [None, data])
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
 
 
 def as_numpy(column: pa.Array) -> npt.NDArray[Any]:

@@ -50,16 +50,12 @@ class Routing(Enum):
 
 
 class Router:
-    """One task's routing. `sticky` is where its rows without a key go: `task index % partitions`
-    if it is not given."""
+    """One task's routing. Its rows without a key go to partition `task index % partitions`."""
 
-    def __init__(
-        self, routing: Routing, partitions: int, task_index: int, sticky: int | None = None
-    ) -> None:
+    def __init__(self, routing: Routing, partitions: int, task_index: int) -> None:
         self.routing = routing
         self.partitions = partitions
         self._first = task_index % partitions
-        self._sticky = self._first if sticky is None else sticky
         self._turn = self._first
 
     def route(
@@ -78,13 +74,11 @@ class Router:
             wanted = (np.arange(rows, dtype=np.int64) + self._turn) % self.partitions
             self._turn = (self._turn + rows) % self.partitions
             return wanted
-        if self.routing is Routing.SPARK:
+        if self.routing in (Routing.SPARK, Routing.SINGLE) or keys is None:
             return self._first
-        if self.routing is Routing.SINGLE or keys is None:
-            return self._sticky
         if self.routing is Routing.MURMUR2:
             hashes = key_hashes(keys, murmur2)
-        return partitions_of(keys, self.partitions, self._sticky, hashes)
+        return partitions_of(keys, self.partitions, self._first, hashes)
 
     @property
     def hashes_keys(self) -> bool:
@@ -165,7 +159,7 @@ def murmur2(keys: pa.Array) -> Hashes:
         return hashes ^ (hashes >> np.uint32(15))
 
 
-def murmur3_32_of(key: bytes, hashed: int = 0, first_block: int = 0) -> int:
+def murmur3_32_of(key: bytes, hashed: int, first_block: int) -> int:
     """The hash after the whole blocks of `key`, from block `first_block` on: for one long key."""
     words = np.frombuffer(key, dtype="<u4", count=len(key) // 4)[first_block:]
     for word in words.tolist():

@@ -46,18 +46,11 @@ class Stored:
 
 
 class Blobs:
-    """Of one process. `replicated_wait_s` is how long every copy is waited for."""
+    """Of one process."""
 
-    def __init__(
-        self,
-        ledgers: LedgerStore,
-        cache: LedgerCache,
-        *,
-        replicated_wait_s: float = REPLICATED_WAIT_S,
-    ) -> None:
+    def __init__(self, ledgers: LedgerStore, cache: LedgerCache) -> None:
         self.ledgers = ledgers
         self.cache = cache
-        self.replicated_wait_s = replicated_wait_s
 
     @asynccontextmanager
     async def held(
@@ -81,7 +74,6 @@ class HeldLedgers:
     ) -> None:
         self._ledgers = blobs.ledgers
         self._cache = blobs.cache
-        self._wait_s = blobs.replicated_wait_s
         self._made_as = topic_id, policies, intent
         self._ledger: TaskLedger | None = None
         self._last_of: dict[int, int] = {}
@@ -166,7 +158,7 @@ class HeldLedgers:
                 if failed >= FAILED_LEDGERS_MAX:
                     raise
                 continue
-            missing = await ledger.writer.fully_replicated(self._wait_s, stored.first)
+            missing = await ledger.writer.fully_replicated(REPLICATED_WAIT_S, stored.first)
             if missing:
                 self._leave()
             return stored, missing
@@ -284,9 +276,8 @@ READS_AT_ONCE = 4
 class ChunkStore:
     """On one event loop."""
 
-    def __init__(self, ledgers: LedgerStore, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+    def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._kept_bytes_max = kept_bytes_max
         self._kept: OrderedDict[Chunk, SegmentTable] = OrderedDict()
         self._bytes = 0
         self._reading: dict[Chunk, asyncio.Task[SegmentTable]] = {}
@@ -319,7 +310,7 @@ class ChunkStore:
             return
         self._kept[chunk] = table
         self._bytes += table.nbytes
-        while self._bytes > self._kept_bytes_max:
+        while self._bytes > KEPT_BYTES_MAX:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.nbytes
 

@@ -64,12 +64,11 @@ class TaskLedger:
 
 
 class LedgerCache:
-    """On one event loop. `idle_s` is how long an unused ledger stays open."""
+    """On one event loop."""
 
-    def __init__(self, ledgers: LedgerStore, intents: Intents, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, ledgers: LedgerStore, intents: Intents) -> None:
         self._ledgers = ledgers
         self._intents = intents
-        self._idle_s = idle_s
         self._idle: dict[TaskLedger, asyncio.TimerHandle] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
 
@@ -95,7 +94,7 @@ class LedgerCache:
         if not ledger.usable(loop.time()):
             self.discard(ledger)
             return
-        self._idle[ledger] = loop.call_later(self._idle_s, self._expire, ledger)
+        self._idle[ledger] = loop.call_later(IDLE_S, self._expire, ledger)
         if len(self._idle) > IDLE_LEDGERS_MAX:
             self._expire(next(iter(self._idle)))
 

@@ -18,7 +18,7 @@ DATA = bytes(range(256)) * 400  # a dozen entries of the simulated bookies' size
 
 
 def blobs_of(client):
-    return Blobs(client.ledgers, client.cache, replicated_wait_s=0.5)
+    return Blobs(client.ledgers, client.cache)
 
 
 def held_by(blobs, stage, intent):

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.topic.log import blobs
 from spark_ledger.topic.log.blobs import ChunkStore
 from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
 from spark_ledger.topic.log.segments import PlacedSegment
@@ -53,12 +54,13 @@ def test_a_chunk_is_read_once_whoever_asks_and_kept():
     play(act)
 
 
-def test_what_is_kept_is_bounded_in_bytes_and_what_was_used_last_stays():
+def test_what_is_kept_is_bounded_in_bytes_and_what_was_used_last_stays(monkeypatch):
     async def act(stage):
         chunks = await stored(stage, 4)
         size = table(0).nbytes
         reader = await stage.another()
-        store = ChunkStore(reader.ledgers, kept_bytes_max=2 * size + size // 2)
+        monkeypatch.setattr(blobs, "KEPT_BYTES_MAX", 2 * size + size // 2)
+        store = ChunkStore(reader.ledgers)
 
         await store.load(chunks[:2])
         await store.load(chunks[:1])
