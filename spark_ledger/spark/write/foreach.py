@@ -151,7 +151,7 @@ class _ForeachTask:
         )
 
     def abort(self) -> None:
-        forget(self._intent)
+        forget(lambda kept: kept.id == self._intent.id)
         self._beating.close()
         self.writers.abort()
 
