@@ -5,12 +5,11 @@ whatever goes wrong is one line on standard error and a non-zero exit status.
 """
 
 import asyncio
-import contextlib
 import json
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -66,8 +65,13 @@ def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaita
     """The result of `work` on a connection to the cluster. Raises errors.LedgerError."""
 
     async def connected() -> T:
-        async with _ledgers(service_url) as ledgers:
+        from spark_ledger.process import connect
+
+        ledgers = await connect(resolve_service_url(service_url))
+        try:
             return await work(ledgers)
+        finally:
+            await ledgers.close()
 
     return asyncio.run(connected())
 
@@ -86,15 +90,9 @@ def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitab
     return with_ledgers(service_url, on_topics)
 
 
-@contextlib.asynccontextmanager
-async def _ledgers(service_url: str | None) -> AsyncIterator["LedgerStore"]:
-    from spark_ledger.process import connect
-
-    ledgers = await connect(resolve_service_url(service_url))
-    try:
-        yield ledgers
-    finally:
-        await ledgers.close()
+def by_partition(offsets: Mapping[int, int]) -> dict[str, int]:
+    """As JSON has them, whose names are text."""
+    return {str(partition): offset for partition, offset in sorted(offsets.items())}
 
 
 def in_json(value: object) -> str:

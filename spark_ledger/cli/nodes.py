@@ -3,9 +3,9 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.autorecovery import Settings
+    from spark_ledger.metadata.store import MetadataStore
     from spark_ledger.repair.decommission import Left
     from spark_ledger.repair.status import Status
 
@@ -40,6 +41,7 @@ autorecovery = App(
     help="Self-healing: lost copies are made again, and topics are kept up.", no_args_is_help=True
 )
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
+T = TypeVar("T")
 TIMEOUT_S = 5.0
 PORT_MAX = 65535
 INTERRUPTED = 130
@@ -146,7 +148,8 @@ def decommission(
         from spark_ledger.repair.decommission import decommission
 
         nonlocal left
-        with _Draining(json) as shown:
+        shown = _Draining(json)
+        with shown.progress:
             async for left in decommission(ledgers, bookie_id, force=force):
                 shown.show(left)
 
@@ -198,7 +201,7 @@ class _Draining:
         self._json = json
         self._said: object = None
         self._most = 0
-        self._progress = Progress(
+        self.progress = Progress(
             *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
             TextColumn("ledgers moved, {task.fields[left]}"),
             console=Console(stderr=True),
@@ -206,19 +209,12 @@ class _Draining:
         )
         self._bar: TaskID | None = None
 
-    def __enter__(self) -> "_Draining":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
     def show(self, left: "Left") -> None:
         self._most = max(self._most, left.ledgers)
         size, why = in_units(left.bytes), _why(left)
         if self._bar is None:
-            self._bar = self._progress.add_task("draining", total=self._most, left="")
-        self._progress.update(
+            self._bar = self.progress.add_task("draining", total=self._most, left="")
+        self.progress.update(
             self._bar,
             total=self._most,
             completed=self._most - left.ledgers,
@@ -230,7 +226,7 @@ class _Draining:
         self._said = told
         if self._json:
             print_json({**asdict(left), "done": left.done})
-        elif self._progress.disable:
+        elif self.progress.disable:
             print(f"{counted(left.ledgers, 'ledger')} left, {size}{why}", flush=True)
 
 
@@ -247,12 +243,27 @@ def _why(left: "Left") -> str:
 async def registered(service_url: str) -> list[dict[str, Any]]:
     """See directory.registered. Raises Unavailable."""
     from spark_ledger.bookies import directory
+
+    return await _of_store(service_url, directory.registered)
+
+
+async def alive(service_url: str) -> list[dict[str, str | int]]:
+    """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
+    from spark_ledger.broker.owner.ownership import brokers_alive
+
+    return [
+        {"id": one, "url": said["url"], "incomplete_messages": said.get("incomplete", 0)}
+        for one, said in sorted((await _of_store(service_url, brokers_alive)).items())
+    ]
+
+
+async def _of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
     from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
 
     store = await connect(service_url, make_root=False)
     try:
-        return await directory.registered(store)
+        return await ask(store)
     except StoreUnavailable as error:
         raise Unavailable(str(error), "Its ZooKeeper is down, or very slow: try again.") from None
     finally:
@@ -389,22 +400,6 @@ def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> Non
     else:
         heads = ("BROKER", "URL", "INCOMPLETE MESSAGES")
         print_table(heads, [tuple(one.values()) for one in found], "no brokers")
-
-
-async def alive(service_url: str) -> list[dict[str, str | int]]:
-    """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
-    from spark_ledger.broker.owner.ownership import brokers_alive
-    from spark_ledger.metadata.zookeeper import connect
-
-    store = await connect(service_url, make_root=False)
-    try:
-        found = await brokers_alive(store)
-        return [
-            {"id": one, "url": said["url"], "incomplete_messages": said.get("incomplete", 0)}
-            for one, said in sorted(found.items())
-        ]
-    finally:
-        await store.close()
 
 
 @autorecovery.command("start")

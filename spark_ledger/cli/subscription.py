@@ -1,6 +1,6 @@
 """`spark-ledger subscription list|create|seek|delete|lag`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -10,6 +10,7 @@ from spark_ledger.cli.common import (
     JsonOption,
     UrlOption,
     answer,
+    by_partition,
     print_json,
     print_table,
     target_of,
@@ -46,7 +47,13 @@ def list_subscriptions(
         return
     columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS")
     rows = [
-        (one.name, one.kind.value, "yes" if one.live else "no", one.query_id, _offsets(one))
+        (
+            one.name,
+            one.kind.value,
+            "yes" if one.live else "no",
+            one.query_id,
+            _offsets(one.positions),
+        )
         for one in found
     ]
     print_table(columns, rows, "no subscriptions")
@@ -135,13 +142,9 @@ def _done(
     return with_topics(service_url, opened)
 
 
-def _print_positions(topic: str, name: str, positions: dict[int, int], json: bool) -> None:
-    if json:
-        plain = {str(partition): offset for partition, offset in sorted(positions.items())}
-        print_json({"topic": topic, "subscription": name, "offsets": plain})
-    else:
-        at = ", ".join(f"{p}={offset}" for p, offset in sorted(positions.items()))
-        print(f"subscription {name} of topic {topic} is at {at}")
+def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: bool) -> None:
+    plain = {"topic": topic, "subscription": name, "offsets": by_partition(positions)}
+    answer(json, plain, f"subscription {name} of topic {topic} is at {_offsets(positions)}")
 
 
 def _plain(one: "SubscriptionInfo") -> dict[str, object]:
@@ -153,9 +156,9 @@ def _plain(one: "SubscriptionInfo") -> dict[str, object]:
         "run_id": one.run_id,
         "created_ms": one.created_ms,
         "ledger": one.ledger_id,
-        "offsets": {str(p): offset for p, offset in sorted(one.positions.items())},
+        "offsets": by_partition(one.positions),
     }
 
 
-def _offsets(one: "SubscriptionInfo") -> str:
-    return ", ".join(f"{p}={offset}" for p, offset in sorted(one.positions.items()))
+def _offsets(positions: Mapping[int, int]) -> str:
+    return ", ".join(f"{p}={offset}" for p, offset in sorted(positions.items()))

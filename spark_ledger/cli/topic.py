@@ -16,6 +16,7 @@ from spark_ledger.cli.common import (
     JsonOption,
     UrlOption,
     answer,
+    by_partition,
     in_json,
     offsets_of,
     print_facts,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.log.topics import TopicInfo
     from spark_ledger.topic.read.row_blocks import Block
     from spark_ledger.topic.subscription.seek_target import SeekTarget
-    from spark_ledger.topic.upkeep.admin import TopicAdmin, Trimmed
+    from spark_ledger.topic.upkeep.admin import TopicAdmin
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
 
@@ -286,7 +287,7 @@ def _clean_facts(report: "UpkeepReport") -> dict[str, object]:
     return {
         "dry_run": clean.dry_run,
         "trimmed": {
-            name: {"starts": _starts(gone), "rows": gone.rows}
+            name: {"starts": by_partition(gone.starts), "rows": gone.rows}
             for name, gone in report.trimmed.items()
         },
         "checkpointed": list(report.checkpointed),
@@ -349,13 +350,9 @@ def _trim(
     trimmed = with_topics(service_url, lambda t: _admin(t).trim(name, target, force=force))
     answer(
         json,
-        {"topic": name, "starts": _starts(trimmed), "rows": trimmed.rows},
+        {"topic": name, "starts": by_partition(trimmed.starts), "rows": trimmed.rows},
         f"{trimmed.rows} row(s) of topic {name} were let go",
     )
-
-
-def _starts(trimmed: "Trimmed") -> dict[str, int]:
-    return {str(partition): offset for partition, offset in sorted(trimmed.starts.items())}
 
 
 def _policies(info: "TopicInfo") -> dict[str, object]:

@@ -5,7 +5,6 @@ lives, so "is it up" is never guessed; the lock file holds its pid; `cluster.jso
 serves and is there only while it does. The process is `python -m spark_ledger.local.background`.
 """
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -14,7 +13,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,19 +64,16 @@ def up(
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadConfig(f"{data_dir} cannot be used: {error.strerror}") from error
-    options = ["--data-dir", str(data_dir), "--bookies", str(bookies)]
-    options += ["--port", str(port)] if port else []
-    options += ["--merge-bytes", str(merge_bytes)]
-    if broker_port is not None:
-        for port_, flag in ((broker_port, "--broker-port"), (admin_port, "--admin-port")):
-            if port_ is not None and not port_is_free(port_):
-                raise BadConfig(
-                    f"the broker's port {port_} is taken",
-                    f"Choose another with {flag}, or start without a broker: --no-broker.",
-                )
-        options += ["--broker-port", str(broker_port)]
-        options += ["--admin-port", str(admin_port)] if admin_port else []
-    command = [sys.executable, "-m", "spark_ledger.local.background", *options]
+    ports = ((broker_port, "--broker-port"), (admin_port, "--admin-port"))
+    for one, flag in ports if broker_port is not None else ():
+        if one is not None and not port_is_free(one):
+            raise BadConfig(
+                f"the broker's port {one} is taken",
+                f"Choose another with {flag}, or start without a broker: --no-broker.",
+            )
+    given = {"data_dir": str(data_dir), "bookies": bookies, "port": port}
+    given |= {"merge_bytes": merge_bytes, "broker_port": broker_port, "admin_port": admin_port}
+    command = [sys.executable, "-m", "spark_ledger.local.background", json.dumps(given)]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:
         said = json.loads(child.first_line(START_TIMEOUT_S))
@@ -113,11 +108,14 @@ def down(data_dir: Path) -> None:
     pid = _holder(data_dir)
     if pid is None:
         raise _nothing_up(data_dir)
-    for number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        if _eventually(lambda: _holder(data_dir) is None, patience_s):
-            return
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if _holder(data_dir) is None:
+                return
+            time.sleep(POLL_S)
     raise Unavailable(f"process {pid} does not end", "End it by hand.")
 
 
@@ -134,15 +132,6 @@ def _nothing_up(data_dir: Path) -> BadConfig:
         f"no cluster is up in {data_dir}",
         "Start one with `spark-ledger up`, or name its folder with --data-dir.",
     )
-
-
-def _eventually(holds: Callable[[], bool], patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
 
 
 def _holder(data_dir: Path) -> int | None:
@@ -164,34 +153,25 @@ def _holder(data_dir: Path) -> int | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("spark_ledger.local.background")
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--bookies", type=int, default=3)
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--broker-port", type=int)
-    parser.add_argument("--admin-port", type=int)
-    parser.add_argument("--merge-bytes", type=int, default=PASS_BYTES)
-    arguments = parser.parse_args()
+    """Its one argument is what `up` was given, as JSON."""
+    given = json.loads(sys.argv[1])
+    data_dir, merge_bytes = Path(given.pop("data_dir")), given.pop("merge_bytes")
     stop = threading.Event()
-    state = arguments.data_dir / STATE_FILE
+    state = data_dir / STATE_FILE
     try:
-        _take_lock(arguments.data_dir)
+        _take_lock(data_dir)
         state.unlink(missing_ok=True)
-        with LocalCluster(
-            arguments.bookies,
-            arguments.data_dir,
-            port=arguments.port,
-            autorecovery=False,
-            broker_port=arguments.broker_port,
-            admin_port=arguments.admin_port,
-        ) as cluster:  # hosted here, without another process
+        # what heals it is hosted here, without another process
+        with LocalCluster(data_dir=data_dir, autorecovery=False, **given) as cluster:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             broker = cluster.broker
             urls = ("", "") if broker is None else (broker.url, broker.admin_url)
-            here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir), *urls)
-            _write(state, json.dumps(asdict(here)))
+            here = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
+            new = state.with_suffix(".new")
+            new.write_text(json.dumps(asdict(here)), encoding="utf-8")
+            new.replace(state)  # in one step, so that no reader sees half of it
             maintenance = background_loop().submit(
-                maintain_on(cluster.service_url, merge_bytes=arguments.merge_bytes)
+                maintain_on(cluster.service_url, merge_bytes=merge_bytes)
             )
             maintenance.add_done_callback(_maintenance_ended)
             _say(asdict(here))
@@ -218,13 +198,6 @@ def _take_lock(data_dir: Path) -> None:
 def _maintenance_ended(maintenance: "Future[None]") -> None:
     if not maintenance.cancelled():
         print(f"maintenance ended: {maintenance.exception()!r}", file=sys.stderr, flush=True)
-
-
-def _write(path: Path, text: str) -> None:
-    """In one step, so that no reader sees half of it."""
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 
 def _say(said: dict[str, object]) -> None:

@@ -94,12 +94,12 @@ class LocalCluster:
     def broker_url(self) -> str:
         """Where Pulsar's clients connect. Raises errors.Unavailable when the broker does not come
         up."""
-        return self._started_broker().url
+        return (self.broker or self._start_broker(None, None)).url
 
     @property
     def admin_url(self) -> str:
         """Where they ask by HTTP; else as `broker_url`."""
-        return self._started_broker().admin_url
+        return (self.broker or self._start_broker(None, None)).admin_url
 
     def add_bookie(self) -> LocalBookie:
         """One more bookie on an empty folder; returns when it is registered as writable."""
@@ -146,9 +146,6 @@ class LocalCluster:
             bookie.launch()
         for bookie in self.bookies:
             bookie.wait_until_registered()
-
-    def _started_broker(self) -> LocalBroker:
-        return self.broker or self._start_broker(None, None)
 
     def _start_broker(self, port: int | None, admin_port: int | None) -> LocalBroker:
         log = self.data_dir / "broker.log"

@@ -211,12 +211,10 @@ class LocalBookie(LocalProcess):
             shutil.rmtree(directory, ignore_errors=True)
 
     def command(self) -> list[str]:
-        overrides = [part for one in self._overrides() for part in ("--set", one)]
-        return [sys.executable, "-m", "bookie_server", "--parent-pipe", *overrides]
-
-    def _overrides(self) -> list[str]:
-        settings = self._all_settings()
-        return [f"{key}={_text(value)}" for key, value in settings.items()]
+        command = [sys.executable, "-m", "bookie_server", "--parent-pipe"]
+        for key, value in self._all_settings().items():
+            command += ["--set", f"{key}={_text(value)}"]
+        return command
 
     def _all_settings(self) -> dict[str, object]:
         """One process heals the whole cluster (LocalAutorecovery), so a bookie hosts none."""

@@ -11,6 +11,7 @@ Always true: importing this loads neither pyspark nor matplotlib nor IPython.
 """
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from spark_ledger.notebook import outputs
@@ -18,7 +19,7 @@ from spark_ledger.notebook import outputs
 __all__ = ["dbutils", "display", "displayHTML"]
 
 _OURS = {
-    "dbutils": outputs.DBUtils(),
+    "dbutils": SimpleNamespace(widgets=outputs.WIDGETS),
     "display": outputs.display,
     "displayHTML": outputs.display_html,
 }

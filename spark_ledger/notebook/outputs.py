@@ -61,10 +61,6 @@ class Widgets:
 WIDGETS = Widgets()
 
 
-class DBUtils:
-    widgets = WIDGETS
-
-
 ROWS_MAX = 20
 TEXT_WIDTH_MAX = 40
 DPI = 80
@@ -169,7 +165,8 @@ def _show_figure(figure: Any) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight")
     png, place = buffer.getvalue(), _places.setdefault(figure, Picture())
-    _forget_in_pyplot(figure)
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close(figure)  # else Jupyter shows it at the cell's end again, and pyplot keeps it
     if _in_jupyter():
         image = _jupyter().Image(png)
         cell = sys.modules["IPython"].get_ipython().execution_count
@@ -186,13 +183,6 @@ def _show_figure(figure: Any) -> None:
         place.output = Output("picture")  # this cell's first
         SHOWN.outputs.append(place.output)
     place.output.png = png
-
-
-def _forget_in_pyplot(figure: Any) -> None:
-    """Else Jupyter shows it once more at the end of the cell, and pyplot keeps it for ever."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is not None:
-        pyplot.close(figure)
 
 
 def _new_path() -> Path:

@@ -193,7 +193,9 @@ def _run_cells(
         started = time.monotonic()
         try:
             with redirect_stdout(_Tee(sys.stdout)):
-                _execute(notebook, cell, module)
+                linecache.checkcache(str(notebook.path))
+                text = "\n" * (cell.line - 1) + cell.text  # lines are numbered as in the file
+                exec(compile(text, str(notebook.path), "exec"), vars(module))
         except Exception as error:
             told = _told(notebook, error)
             SHOWN.outputs.append(Output("error", "".join(traceback.format_exception(error))))
@@ -201,12 +203,6 @@ def _run_cells(
         finally:
             results[-1] = (cell, SHOWN.take())
         print(f"  {time.monotonic() - started:.1f} s", flush=True)
-
-
-def _execute(notebook: Notebook, cell: Cell, module: ModuleType) -> None:
-    linecache.checkcache(str(notebook.path))
-    code = compile("\n" * (cell.line - 1) + cell.text, str(notebook.path), "exec")
-    exec(code, vars(module))
 
 
 def _check_packages(cell: Cell) -> None:

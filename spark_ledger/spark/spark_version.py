@@ -8,7 +8,6 @@ refused, so no query reads more at once than it was told to; a micro-batch takes
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,13 +19,13 @@ from pyspark.sql.types import StructType
 from spark_ledger.errors import NewerSparkNeeded
 
 try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable as ReadAllAvailable
+    from pyspark.sql.streaming.datasource import ReadLimit as ReadLimit
+    from pyspark.sql.streaming.datasource import ReadMaxBytes as ReadMaxBytes
+    from pyspark.sql.streaming.datasource import ReadMaxRows as ReadMaxRows
+    from pyspark.sql.streaming.datasource import ReadMinRows as ReadMinRows
     from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxRows,
-        ReadMinRows,
-        SupportsTriggerAvailableNow,
+        SupportsTriggerAvailableNow as SupportsTriggerAvailableNow,
     )
 
     ADMISSION_CONTROL = True
@@ -34,43 +33,12 @@ except ModuleNotFoundError:
     ADMISSION_CONTROL = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """What a micro-batch takes; on 4.1 Spark never sees one."""
-
-    @dataclass
-    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        pass
-
-    @dataclass
-    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        maxRows: int
-
-    @dataclass
-    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
-        maxBytes: int
-
-    @dataclass
-    class ReadMinRows(ReadLimit):  # type: ignore[no-redef]
-        minRows: int
+        """What a micro-batch takes; Spark 4.1 never sees one, and takes all there is."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Spark 4.1 does not look for it."""
 
-
-__all__ = [
-    "ADMISSION_CONTROL",
-    "ReadAllAvailable",
-    "ReadLimit",
-    "ReadMaxBytes",
-    "ReadMaxRows",
-    "ReadMinRows",
-    "SupportsTriggerAvailableNow",
-    "arrow_schema",
-    "check_lag",
-    "check_limits",
-    "planned",
-    "spark_schema",
-    "stream_reader",
-]
+    ReadAllAvailable = ReadMaxBytes = ReadMaxRows = ReadMinRows = ReadLimit  # type: ignore
 
 
 _IN_UTC: dict[str, Any] = {}

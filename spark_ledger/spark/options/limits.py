@@ -6,7 +6,7 @@ for ever behind a larger one: every partition gets a row before any gets its sha
 rows wait longest first. Holes count as nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,11 +147,16 @@ def admit(start: Positions, end: Positions, limits: Limits, curve_of: CurveOf) -
     """
     if not limits.bounded:
         return end
-    slots = {(topic, p): curve for topic, p, curve in _backlogs(start, end, curve_of)}
-    at = _Admitted(slots, limits)
+    slots = _slots(start)
+    curves = {
+        (topic, p): curve_of(topic, p, start[topic][p], end[topic][p])
+        for topic, p in slots
+        if start[topic][p] < end[topic][p]
+    }
+    at = _Admitted(curves, limits)
     at.give_each_a_row()
     at.share_the_rest()
-    reached = {slot: at.positions.get(slot, end[slot[0]][slot[1]]) for slot in _slots(start)}
+    reached = {slot: at.positions.get(slot, end[slot[0]][slot[1]]) for slot in slots}
     return {topic: {p: reached[topic, p] for p in parts} for topic, parts in start.items()}
 
 
@@ -221,15 +226,6 @@ def _shared(whole: int, parts: Mapping[Slot, int]) -> dict[Slot, int]:
     for slot in sorted(parts, key=lambda slot: (-(whole * parts[slot] % total), slot))[:left]:
         shares[slot] += 1
     return shares
-
-
-def _backlogs(
-    start: Positions, end: Positions, curve_of: CurveOf
-) -> Iterator[tuple[str, int, Curve]]:
-    for topic, p in _slots(start):
-        lo, hi = start[topic][p], end[topic][p]
-        if lo < hi:
-            yield topic, p, curve_of(topic, p, lo, hi)
 
 
 def _slots(positions: Positions) -> list[Slot]:

@@ -246,7 +246,8 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
         given.excludes("metadata", (name for name in given.texts if name not in WITH_METADATA))
     _check_nothing_is_pushed_down(given)
     topics, assigned = _selected(given)
-    start, end = _starting(given, starting), _ending(given)
+    ending = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+    start, end = _starting(given, starting), _place(given, ending, "latest", "latest")
     _check_zone(given)
     _check_times(start, end)
     return ReadOptions(
@@ -365,11 +366,6 @@ def _starting(given: _Given, default: str) -> ReadPosition:
     return _place(given, (*by_time, "startingOffsets"), default, missing)
 
 
-def _ending(given: _Given) -> ReadPosition:
-    ways = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-    return _place(given, ways, "latest", "latest")
-
-
 def _check_zone(given: _Given) -> None:
     """Raises OptionMissing for a time zone where no time is given."""
     if not any("Timestamp" in name and name != STRATEGY for name in given.texts):
@@ -378,12 +374,11 @@ def _check_zone(given: _Given) -> None:
 
 def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> ReadPosition:
     """By the first of the ways that is used; all that are used must be well formed."""
-    every, by_partition, offsets = ways
+    (every, by_partition, offsets), zone = ways, given["timeZone"]
     used: list[ReadPosition] = []
     if given.has(every):
-        used.append(places.parse_time(given[every], every, missing, given["timeZone"]))
+        used.append(places.parse_time(given[every], every, missing, zone))
     if given.has(by_partition):
-        zone = given["timeZone"]
         used.append(places.parse_times(given[by_partition], by_partition, missing, zone))
     used.append(places.parse_offsets(given.texts.get(offsets, default), offsets))
     return used[0]
@@ -409,9 +404,9 @@ def _limits(given: _Given) -> Limits:
             f"minOffsetsPerTrigger is {fewest}, more than maxOffsetsPerTrigger {most}",
             "Give maxOffsetsPerTrigger at least minOffsetsPerTrigger.",
         )
-    limits = Limits(most, given["maxBytesPerTrigger"], fewest)
-    delay = given["maxTriggerDelay"]
-    return limits if delay is None else Limits(most, limits.bytes_max, fewest, delay)
+    if given.use is not Use.STREAM_READ:
+        return Limits()
+    return Limits(most, given["maxBytesPerTrigger"], fewest, given["maxTriggerDelay"])
 
 
 def _checked(options: Mapping[str, str], use: Use) -> _Given:
@@ -429,14 +424,9 @@ def _checked(options: Mapping[str, str], use: Use) -> _Given:
     values = {}
     for option in known:
         wanted = texts.get(option.name, option.default)
-        values[option.name] = (
-            None if wanted is None else option.kind.parse(_given_as(option, used), wanted)
-        )
+        given_as = used[option.name][0][0] if option.name in used else option.name
+        values[option.name] = None if wanted is None else option.kind.parse(given_as, wanted)
     return _Given(use, values, texts)
-
-
-def _given_as(option: Option, used: Mapping[str, list[tuple[str, str]]]) -> str:
-    return used[option.name][0][0] if option.name in used else option.name
 
 
 def _one_text(name: str, ways: list[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ looked for another of its name: at once, and in the same way from then on.
 import asyncio
 import logging
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +31,6 @@ from spark_ledger.spark.read import planning
 from spark_ledger.spark.rows.columns import has_payload, payload_of
 from spark_ledger.spark.worker import Moment, set_aside
 from spark_ledger.topic import blocking
-from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import TopicLog, agree, fold_agreeing
@@ -172,8 +171,15 @@ class TopicsRead:
             self._take(await self._matching(fresh=True))
 
     async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
-        """The topics that match the pattern and are not known yet."""
-        return await _new_topics(self._client, self.options, self.infos, fresh=fresh)
+        """The topics that match the pattern and are not known yet. Only these cost a read each."""
+        topics = self._client.topics
+        if fresh:
+            await self._client.store.sync()
+        known = self.infos.keys()
+        names = (name.short for name in await topics.names())
+        wanted = self.options.matching(name for name in names if name not in known)
+        found = await asyncio.gather(*(topics.find(name, fresh=False) for name in wanted))
+        return [info for info in found if info is not None]
 
     def _take(self, found: Sequence[TopicInfo]) -> None:
         for info in found:
@@ -270,18 +276,15 @@ class TopicsRead:
                 namesake = await self._client.topics.find(name)
                 _check_same({name: info}, [] if namesake is None else [namesake])
                 if self.options.fail_on_data_loss:
-                    raise _deleted(name, info.id)
+                    what = f"topic {name!r} (id {info.id}) was deleted"
+                    raise TopicDeleted(what, GO_ON, topic=name)
                 _log.warning(
                     "topic %r (id %s) was deleted: as failOnDataLoss is false, it is left out",
                     name,
                     info.id,
                 )
                 self._left_out[name] = info
-        self._forget(gone)
-
-    def _forget(self, names: Iterable[str]) -> None:
-        """Topics that are gone: one that takes such a name is found by a pattern."""
-        for name in names:
+        for name in gone:  # one that takes such a name is found by a pattern
             self.infos.pop(name, None)
             if self._followers is not None:
                 self._followers.pop(name, None)
@@ -308,10 +311,6 @@ class TopicsRead:
         )
 
 
-def _deleted(name: str, topic_id: str) -> TopicDeleted:
-    return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", GO_ON, topic=name)
-
-
 def _check_same(known: Mapping[str, TopicInfo], found: Iterable[TopicInfo]) -> None:
     """Raises TopicRecreated for a topic found by a known one's name that is another."""
     for info in found:
@@ -330,19 +329,6 @@ async def _is_gone(log: TopicLog) -> bool:
     except (TopicDeleted, TopicNotFound):
         return True
     return False
-
-
-async def _new_topics(
-    client: TopicClient, options: ReadOptions, known: Container[str], *, fresh: bool
-) -> list[TopicInfo]:
-    """The topics that match the pattern and are not `known`, by short name. Only these cost a read
-    each."""
-    if fresh:
-        await client.store.sync()
-    names = (name.short for name in await client.topics.names())
-    wanted = options.matching(name for name in names if name not in known)
-    found = await asyncio.gather(*(client.topics.find(name, fresh=False) for name in wanted))
-    return [info for info in found if info is not None]
 
 
 def _lives(states: Mapping[str, TopicState]) -> list[LiveSegment]:

@@ -100,9 +100,7 @@ class ValueWriter:
     def of(cls, value_format: str, payload: StructType, schema_mode: str) -> "ValueWriter":
         """`payload` are the columns beside metadata. Raises as arrow_payload,
         errors.SchemaMissingColumn when there are none, errors.OptionConflict."""
-        for field in payload.fields:
-            _check_type(field.dataType, field.name)
-        schema = canonical(arrow_schema(payload))
+        schema = canonical(arrow_payload(payload))
         if value_format == JSON:
             json_values.check_schema(schema)
         if schema_mode != NO_SCHEMA:

@@ -6,11 +6,10 @@ it with the same rows in the same partitions (topic/parts.py). Rows that are gat
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.conversion import LocalDataToArrowConversion
 from pyspark.sql.types import (
@@ -107,7 +106,8 @@ class ForeachWriter:
                     "Spark does not say which query this is", "Give app_id, a name of your own."
                 )
             self._task = _ForeachTask(job, self._spark, app_id)
-        for batch in _columns(rows, schema):
+        table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
+        for batch in table.combine_chunks().to_batches():
             self._digest.update(batch.serialize())
             self._task.writers.write(job.plan.rows(batch))
 
@@ -130,28 +130,15 @@ class _ForeachTask:
         )
 
     def commit(self, part: Part) -> None:
-        try:
-            with naming_deleted(self._cluster):
-                self._commit(part)
-        finally:
-            self._beating.close()
-
-    def _commit(self, part: Part) -> None:
+        client, said = self._cluster.client, self._options.user_metadata or ""
         results: dict[str, list[TaskResult]] = {}
-        for result in self.writers.finish():
-            results.setdefault(result.topic_id, []).append(result)
-        self._cluster.run(
-            commit_part(
-                self._cluster.client,
-                results,
-                self._intent,
-                part,
-                user_metadata=self._options.user_metadata or "",
-            )
-        )
+        with self._beating, naming_deleted(self._cluster):
+            for result in self.writers.finish():
+                results.setdefault(result.topic_id, []).append(result)
+            self._cluster.run(commit_part(client, results, self._intent, part, user_metadata=said))
 
     def abort(self) -> None:
-        forget(self._intent)
+        forget(lambda kept: kept.id == self._intent.id)
         self._beating.close()
         self.writers.abort()
 
@@ -219,11 +206,6 @@ def _headers_kind(value: Any) -> DataType:
     if isinstance(value, dict):
         return MapType(StringType(), inner)
     return ArrayType(StructType([StructField("key", StringType()), StructField("value", inner)]))
-
-
-def _columns(rows: list[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
-    yield from table.combine_chunks().to_batches()
 
 
 def _size(value: Any) -> int:

@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_ledger.errors import CommitOverTooManyTopics, TopicDeleted, Unavailable
+from spark_ledger.process import background_loop
 from spark_ledger.spark.options.options import WriteOptions
 from spark_ledger.spark.worker import Moment, TtlCache, set_aside
 from spark_ledger.spark.write.job import (
@@ -138,7 +139,7 @@ def write_rows(
             cluster.until_back()  # here Spark can stop the query, not while its commit waits
             return Written(intent, results, _batch(counted, on_replay))
         except BaseException:
-            forget(intent)
+            forget(lambda kept: kept.id == intent.id)
             writers.abort()
             raise
 
@@ -172,55 +173,39 @@ def commit_rows(
     A topic that is replaced is so even if there are no rows, and one that the option names is
     there after a write without rows. Raises as TopicClient.commit_topics.
     """
-    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
+    options = job.options
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     set_aside(Moment.CONNECTED)
-    with naming_deleted(cluster):
-        return _commit_rows(cluster, job.options, intent, version, written, last)
-
-
-def _commit_rows(
-    cluster: BlockingTopics,
-    options: WriteOptions,
-    intent: Intent,
-    version: int,
-    written: Sequence[Written],
-    last: bool,
-) -> CommitOutcome:
-    batch = _together(written)
+    counted = [message.batch for message in written if message.batch is not None]
+    batch = None
+    if counted:
+        batch = QueryBatch(together(one.content for one in counted), counted[0].on_replay)
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
     for message in written:
         for result in message.results:
             results.setdefault(result.topic_id, []).append(result)
-    if not results and options.topic is not None and version > intent.record.w0:
-        made = cluster.run(find_or_make(cluster.client, options, options.topic))
-        results[made.info.id] = []
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    try:
-        outcome = cluster.run(
-            cluster.client.commit_topics(
-                results,
-                txn,
-                intent.id,
-                overwrite=replaced,
-                user_metadata=options.user_metadata or "",
-                finish_intent=last,
-                batch=batch,
-            )
+    with naming_deleted(cluster):
+        if not results and options.topic is not None and version > intent.record.w0:
+            made = cluster.run(find_or_make(cluster.client, options, options.topic))
+            results[made.info.id] = []
+        committing = cluster.client.commit_topics(
+            results,
+            txn,
+            intent.id,
+            overwrite=replaced,
+            user_metadata=options.user_metadata or "",
+            finish_intent=last,
+            batch=batch,
         )
-    except CommitOverTooManyTopics as error:
-        raise cluster.run(too_many_topics(cluster.client, error.what, list(results))) from None
+        try:
+            outcome = cluster.run(committing)
+        except CommitOverTooManyTopics as error:
+            raise cluster.run(too_many_topics(cluster.client, error.what, list(results))) from None
     if outcome.kind is not CommitKind.COMMITTED:
         _log.warning("%s", _nothing_written(txn, batch, outcome.kind))
     return outcome
-
-
-def _together(written: Sequence[Written]) -> QueryBatch | None:
-    """What the tasks of a query's batch counted."""
-    some = [message.batch for message in written if message.batch is not None]
-    if not some:
-        return None
-    return QueryBatch(together(one.content for one in some), some[0].on_replay)
 
 
 def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str:
@@ -233,17 +218,11 @@ def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) ->
     return f"{rows} were not written: {version}, or a later one, is committed to '{txn.target}'"
 
 
-def topic_of(
-    cluster: BlockingTopics, options: WriteOptions, name: str, run_id: str
-) -> WrittenTopic:
-    """The topic as a run's tasks saw it up to TOPIC_S ago; made if it is not there."""
-    return topics_of(cluster, options, [name], run_id)[name]
-
-
 def topics_of(
     cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
 ) -> dict[str, WrittenTopic]:
-    """`topic_of` of each; those that are not known are looked for at once."""
+    """The topics as a run's tasks saw them up to TOPIC_S ago; made if they are not there. What is
+    not known is looked for at once."""
     kept = {name: _topics.get((options.service_url, run_id, name)) for name in names}
     unknown = [name for name, topic in kept.items() if topic is None]
     if unknown:
@@ -260,10 +239,10 @@ def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = Fal
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if again:
-        _forget(lambda kept: (kept.app_id, kept.run_id) == (query_id, run_id))
+        forget(lambda kept: (kept.app_id, kept.run_id) == (query_id, run_id))
     target, replaced = options.txn_target, []
     if options.topic is not None:
-        topic = topic_of(cluster, options, options.topic, run_id)
+        topic = topics_of(cluster, options, [options.topic], run_id)[options.topic]
         target = topic.txn_target
         replaced = [topic.info.id] if job.overwrite else []
     key = (options.service_url, query_id, run_id, target)
@@ -277,12 +256,8 @@ def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = Fal
     return _intents.put(key, intent)
 
 
-def forget(intent: Intent) -> None:
-    """The next caller looks for the intent again, and for topics."""
-    _forget(lambda kept: kept.id == intent.id)
-
-
-def _forget(which: Callable[[Intent], bool]) -> None:
+def forget(which: Callable[[Intent], bool]) -> None:
+    """The next caller looks for these intents again, and for topics."""
     _intents.forget(which)
     _topics.forget(lambda _: True)
 
@@ -305,21 +280,14 @@ def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
 @contextmanager
 def heartbeats(cluster: BlockingTopics, intent: Intent) -> Iterator[None]:
     """Meanwhile the intent is shown to be in use."""
-    beating = cluster.run(_start_beating(cluster, intent))
-    try:
-        yield
-    finally:
-        cluster.run(_stop(beating))
 
-
-async def _start_beating(cluster: BlockingTopics, intent: Intent) -> "asyncio.Task[None]":
     async def beat() -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             await cluster.client.intents.heartbeat(intent)
 
-    return asyncio.create_task(beat(), name=f"heartbeat of intent {intent.id}")
-
-
-async def _stop(beating: "asyncio.Task[None]") -> None:
-    beating.cancel()
+    beating = background_loop().submit(beat())
+    try:
+        yield
+    finally:
+        beating.cancel()
