@@ -145,16 +145,12 @@ class Bookie:
         """Why normal adds are refused by this node as a whole; empty when it is writable."""
         if self.failed.done():
             return f"the storage failed: {self.failed.exception()}"
-        limbo = self._limbo_reason or ("it is being drained" if self.drained else "")
+        limbo = self.storage.directories.damage or ("it is being drained" if self.drained else "")
+        if self.ledgers.every().limbo == LimboReason.LOST:
+            limbo = "acknowledged data may have been lost here; every ledger is in limbo"
         if not self.disks.any_full:
             return limbo
         return disk_monitor.readonly_reason(self.disks.states, limbo)
-
-    @property
-    def _limbo_reason(self) -> str:
-        if self.ledgers.every().limbo == LimboReason.LOST:
-            return "acknowledged data may have been lost here; every ledger is in limbo"
-        return self.storage.directories.damage
 
     @property
     def retry_after_ms(self) -> int:

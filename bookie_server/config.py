@@ -323,15 +323,12 @@ class BookieConfig(StorageConfig):
         """A text is a list as in TOML, or names with commas between them."""
         return _names(given) if isinstance(given, str) else given
 
-    @field_validator("journal_directories", "ledger_directories")
+    @field_validator(
+        "journal_directory", "journal_directories", "ledger_directory", "ledger_directories"
+    )
     @classmethod
-    def _all_named(cls, names: list[str]) -> list[str]:
-        return [_named(name) for name in names]
-
-    @field_validator("journal_directory", "ledger_directory")
-    @classmethod
-    def _is_named(cls, name: str) -> str:
-        return _named(name)
+    def _are_named(cls, given: str | list[str]) -> str | list[str]:
+        return _named(given) if isinstance(given, str) else list(map(_named, given))
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "BookieConfig":

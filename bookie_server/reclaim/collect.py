@@ -108,11 +108,13 @@ class StoreLogs:
             self._forget_dead()
 
     async def shares(self) -> Mapping[int, float]:
-        """The live share of each log; the loop is free between two that are computed."""
+        """The part of each log's records that belongs to living ledgers, 0 for a log without any;
+        the loop is free between two that are computed."""
         self._shares = {i: share for i, share in self._shares.items() if i in self.maps}
         for log_id, log_map in list(self.maps.items()):
             if log_id not in self._shares:
-                self._shares[log_id] = _live_share(log_map, self.dead)
+                total = log_map.record_bytes
+                self._shares[log_id] = log_map.live_bytes(self.dead) / total if total else 0.0
                 await asyncio.sleep(0)
         return dict(self._shares)
 
@@ -196,12 +198,6 @@ class StoreLogs:
     def _gave_up(self, log_id: int, error: DiskFailed) -> None:
         self.failures += 1
         _log.warning("reclaim leaves log %d alone for now: %s", log_id, error)
-
-
-def _live_share(found: LogMap, dead: Mapping[int, None]) -> float:
-    """The part of a log's records that belongs to living ledgers; 0 for a log without any."""
-    total = found.record_bytes
-    return found.live_bytes(dead) / total if total else 0.0
 
 
 class _Idle(NamedTuple):
