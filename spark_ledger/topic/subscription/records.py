@@ -213,16 +213,6 @@ def created(claim: Claim, positions: Positions) -> SubscriptionRecord:
     )
 
 
-def reserved(claim: Claim, positions: Positions) -> SubscriptionRecord:
-    """A subscription that a query made which cannot own it yet."""
-    return SubscriptionRecord(
-        claim.kind,
-        owner=claim.owner,
-        floor=stored(positions),
-        partitions=claim.partitions,
-    )
-
-
 def busy(name: str, record: SubscriptionRecord) -> errors.SubscriptionBusy:
     return errors.SubscriptionBusy(
         f"subscription '{name}' is used by query {record.query_id}, run {record.run_id}",

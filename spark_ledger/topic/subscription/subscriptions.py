@@ -47,6 +47,7 @@ from spark_ledger.topic.subscription.records import (
     SubscriptionKind,
     SubscriptionRecord,
     fits,
+    stored,
 )
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
@@ -172,13 +173,11 @@ class Subscriptions:
             for tries in range(TRIES_MAX):
                 if await self._seen_free(nodes, name, claim) is not None:
                     return
-                resolved = await self._resolve(topic.id, start)
-                read = {
-                    p: at for p, at in resolved.items() if partitions is None or p in partitions
-                }
-                made = await nodes.create(name, subscription_records.reserved(claim, read))
-                if made is not None:
-                    await self._clip(nodes, made)
+                floor = stored(await self._resolve(topic.id, start, partitions))
+                record = SubscriptionRecord(
+                    claim.kind, owner=claim.owner, floor=floor, partitions=partitions
+                )
+                if await self._made(nodes, name, record) is not None:
                     return
                 await asyncio.sleep(pause_s(self._rng, tries))
         raise errors.CommitContended(f"others took subscription '{name}' again and again")
@@ -208,9 +207,9 @@ class Subscriptions:
             if await nodes.read(name) is None:
                 positions = _fitting(await self._resolve(topic_id, at))
                 record = SubscriptionRecord(kind, owner=self._token(), floor=positions)
-                seen = await nodes.create(name, record)
-                if seen is not None:
-                    return await self._clip(nodes, seen)
+                made = await self._made(nodes, name, record)
+                if made is not None:
+                    return made
         if not exist_ok:
             raise errors.SubscriptionExists(
                 f"there is a subscription '{name}' already", subscription=name
@@ -229,11 +228,9 @@ class Subscriptions:
             await nodes.ensure_folder()
             if not fits(at) and dict(at) != (await self._state(topic_id)).start_offsets():
                 raise subscription_records.too_many(name)
-            kind, floor = SubscriptionKind.CONSUMER, subscription_records.stored(at)
+            kind, floor = SubscriptionKind.CONSUMER, stored(at)
             record = SubscriptionRecord(kind, owner=self._token(), floor=floor)
-            made = await nodes.create(name, record)
-            if made is not None:
-                await self._clip(nodes, made)
+            await self._made(nodes, name, record)
 
     async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
         """Remove it: it holds nothing any more. One that is in use only with `force`; its query
@@ -295,8 +292,9 @@ class Subscriptions:
             read_it = partial(nodes.read, fresh=False)
             found = await each(read_it, names, READS_AT_ONCE)
             there = [seen for seen in found if seen is not None]
-            read = self._position if exact else _floor
-            positions = await each(partial(read, nodes), there, READS_AT_ONCE)
+            positions = [seen.floor for seen in there]
+            if exact:
+                positions = await each(partial(self._position, nodes), there, READS_AT_ONCE)
             brokers = await brokers_alive(self.store)
             return [_info(*one, brokers) for one in zip(there, positions, strict=True)]
 
@@ -386,9 +384,7 @@ class Subscriptions:
         """Try once to make the claim the owner; None: something changed meanwhile."""
         check = Check(paths.intent(intent.id), intent.version)
         if seen is None:
-            resolved = await self._resolve(nodes.topic_id, start)
-            read = claim.partitions
-            positions = {p: at for p, at in resolved.items() if read is None or p in read}
+            positions = await self._resolve(nodes.topic_id, start, claim.partitions)
             return await nodes.create(name, subscription_records.created(claim, positions), check)
         record = subscription_records.taken(seen.record, claim)
         others = [nodes.touch(), check, *await self._condemn_owner(seen.record, but=intent.id)]
@@ -460,13 +456,24 @@ class Subscriptions:
 
     # -- positions -------------------------------------------------------------------------------
 
-    async def _resolve(self, topic_id: str, target: SeekTarget) -> dict[int, int]:
+    async def _made(
+        self, nodes: SubscriptionNodes, name: str, record: SubscriptionRecord
+    ) -> dict[int, int] | None:
+        """Make it; where it is. None: there is one."""
+        made = await nodes.create(name, record)
+        return None if made is None else await self._clip(nodes, made)
+
+    async def _resolve(
+        self, topic_id: str, target: SeekTarget, partitions: tuple[int, ...] | None = None
+    ) -> dict[int, int]:
+        """The target, in these partitions only."""
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
         read = await self._read_chunks(chunks) if chunks else UNREAD
         wanted = seek_target.needs_lives(state, target)
         lives = await ends_of(self._ledgers, state) if wanted else seek_target.NO_LIVES
-        return await seek_target.exactly(self._ledgers, state, target, read, lives)
+        found = await seek_target.exactly(self._ledgers, state, target, read, lives)
+        return {p: at for p, at in found.items() if partitions is None or p in partitions}
 
     async def _state(self, topic_id: str) -> TopicState:
         state = await self._log_of(topic_id).fold(fresh=True)
@@ -522,10 +529,6 @@ def _fitting(positions: dict[int, int]) -> dict[int, int]:
             "Let the query that uses the subscription move it.",
         )
     return positions
-
-
-async def _floor(nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
-    return seen.floor
 
 
 def _info(seen: Seen, positions: Positions, brokers: Container[str]) -> SubscriptionInfo:

@@ -53,6 +53,7 @@ from spark_ledger.metadata.store_calls import (
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE, Intent, Intents, Sighting
 from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep import garbage
 from spark_ledger.topic.upkeep.garbage import (
     Fate,
@@ -230,9 +231,10 @@ class Janitor:
     async def _close(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
         """Recover what no writer will close: after this no writer adds to any of them."""
         opened = sorted({one.topic for one in a_pass.ledgers.values() if not one.closed})
-        topics = await each(self._policies, opened)
+        policies = await each(self._references.policies, opened)
         seen = {
-            topic.id: replace(topic, deleted_ms=a_pass.deleted.get(topic.id)) for topic in topics
+            id_: TopicSeen(id_, some or TopicPolicies(), deleted_ms=a_pass.deleted.get(id_))
+            for id_, some in zip(opened, policies, strict=True)
         }
         ledgers = list(a_pass.ledgers.values())
         wanted = sorted(garbage.to_close(ledgers, a_pass.intents, seen, a_pass.now_ms))
@@ -246,10 +248,6 @@ class Janitor:
             a_pass.ledgers[ledger] = replace(a_pass.ledgers[ledger], closed=True, stuck=False)
         unclosed = {ledger: problem for ledger, problem in outcomes.items() if problem}
         return replace(report, closed=tuple(done), unclosed=unclosed)
-
-    async def _policies(self, topic_id: str) -> TopicSeen:
-        policies = await self._references.policies(topic_id)
-        return TopicSeen(topic_id) if policies is None else TopicSeen(topic_id, policies)
 
     async def _recover(self, ledger_id: int) -> str:
         """Close the ledger; why it could not be."""
