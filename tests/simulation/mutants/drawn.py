@@ -1,6 +1,7 @@
 """Bugs that show only in what is drawn apart: ways that stay cut, copies that rot while they are
 made, reads of a few keys, live segments that are read from the middle of an entry."""
 
+from dataclasses import replace
 from typing import Any
 
 from bookie_server.logs import rebuild
@@ -69,13 +70,13 @@ def first_key_only(might_contain: Any) -> Any:
     return asked
 
 
-def rack_of_a_member_forgotten(_: Any) -> Any:
+def rack_of_a_member_forgotten(told: Any) -> Any:
     """A change does not know on which racks the members are that stay."""
 
-    def rack(self: Any, bookie_id: str) -> str:
-        return ""
+    def without(self: Any, bookie_id: str) -> Any:
+        return replace(told(self, bookie_id), rack="")
 
-    return rack
+    return without
 
 
 def policy_asked_once(place: Any) -> Any:
@@ -140,7 +141,7 @@ MUTANTS = (
         "rack of a member forgotten",
         "placement",
         directory.BookieDirectory,
-        "rack",
+        "told",
         rack_of_a_member_forgotten,
         {**CHANGED, "racks": "hard"},
     ),
