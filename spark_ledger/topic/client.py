@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from spark_ledger.topic.schema.registry import SchemaRegistry
     from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
-COMMIT_TIMEOUT_S = 60.0
-
 
 class TopicClient:
     """All on one event loop. `now_ms` is the clock that rows are stamped with; `ask` reaches the
@@ -169,7 +167,7 @@ class TopicClient:
         user_metadata: str = "",
         finish_intent: bool = False,
         batch: QueryBatch | None = None,
-        timeout_s: float = COMMIT_TIMEOUT_S,
+        timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
 
@@ -201,6 +199,7 @@ class TopicClient:
         checks: Sequence[Check] = (),
         txn: TxnKey | None = None,
         finish_intent: bool = False,
+        timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit any actions to one topic: maintenance, under an intent of its own
         (Intents.open_system_intent), whose commits this process alone makes. What each action
@@ -209,7 +208,7 @@ class TopicClient:
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
         wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks))
-        return await self._commit(wanted, COMMIT_TIMEOUT_S)
+        return await self._commit(wanted, timeout_s)
 
     async def _commit(
         self, wanted: Wanted, timeout_s: float, *, past_live: bool = False
