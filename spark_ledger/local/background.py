@@ -21,7 +21,7 @@ from shlex import quote
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.cluster import LocalCluster
 from spark_ledger.local.maintenance import maintain_on
-from spark_ledger.local.processes import Child, port_is_free
+from spark_ledger.local.processes import Child, hold, port_is_free
 from spark_ledger.process import background_loop
 from spark_ledger.topic.upkeep.upkeep import PASS_BYTES
 
@@ -159,7 +159,9 @@ def main() -> None:
     stop = threading.Event()
     state = data_dir / STATE_FILE
     try:
-        _take_lock(data_dir)
+        lock = hold(data_dir / LOCK_FILE, _up_already(data_dir))  # until the process ends
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
         state.unlink(missing_ok=True)
         # what heals it is hosted here, without another process
         with LocalCluster(data_dir=data_dir, autorecovery=False, **given) as cluster:
@@ -182,17 +184,6 @@ def main() -> None:
         wrong_use = isinstance(error, BadConfig)
         _say({"error": error.what, "remedy": error.remedy, "wrong_use": wrong_use})
         sys.exit(1)
-
-
-def _take_lock(data_dir: Path) -> None:
-    """Held until the process ends: the descriptor is never closed."""
-    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _up_already(data_dir) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
 
 
 def _maintenance_ended(maintenance: "Future[None]") -> None:

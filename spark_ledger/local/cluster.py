@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
-from spark_ledger.local.processes import LocalAutorecovery, LocalBookie, LocalBroker
+from spark_ledger.local.processes import LocalAutorecovery, LocalBookie, LocalBroker, hold
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.process import background_loop
 from spark_ledger.repair import status
@@ -171,18 +171,12 @@ async def _set(service_url: str, lost_bookie_delay_s: float) -> None:
 
 def _hold(data_dir: Path) -> int:
     """The descriptor whose lock says that a cluster of this process has the folder."""
+    remedy = "Stop that, or give another folder."
+    taken = BadConfig(f"folder {data_dir} is in use by another cluster", remedy)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        return hold(data_dir / LOCK_FILE, taken)
     except OSError as error:
         raise BadConfig(
             f"folder {data_dir} cannot be used: {error.strerror}", "Give another folder."
         ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise BadConfig(
-            f"folder {data_dir} is in use by another cluster", "Stop that, or give another folder."
-        ) from None
-    return lock

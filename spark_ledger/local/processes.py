@@ -10,6 +10,7 @@ only `start` does.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -24,12 +25,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_ledger.errors import Unavailable
+from spark_ledger.errors import BadConfig, Unavailable
 
 LOG_QUOTED_LINES = 5
 
 HOST = "127.0.0.1"
 PORTS = range(20000, 32000)
+
+
+def hold(path: Path, refusal: BadConfig, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """The descriptor whose lock says that this process has the file, until it is closed or the
+    process ends. Raises the refusal where another has it, OSError."""
+    lock = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise refusal from None
+    return lock
 
 
 class Child:

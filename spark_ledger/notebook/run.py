@@ -29,6 +29,7 @@ from pygments.lexers import PythonLexer
 import spark_ledger
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import find_java
+from spark_ledger.local.processes import hold
 from spark_ledger.notebook.outputs import FOLDER, SHOWN, WIDGETS, Output
 from spark_ledger.notebook.source import Cell, Notebook
 
@@ -112,7 +113,9 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
     WIDGETS.begin(given)
     SHOWN.begin()
     folder = _folder(notebook, given, known)
-    lock = _hold(folder)
+    remedy = "Wait for its end, or give another with --param folder=FOLDER."
+    taken = BadConfig(f"a notebook runs in folder {folder} already", remedy)
+    lock = hold(folder, taken, os.O_RDONLY)
     path = folder / f"{notebook.name}.html"
     results: list[tuple[Cell, list[Output]]] = []
     module = ModuleType("__main__")
@@ -160,20 +163,6 @@ def _folder(notebook: Notebook, given: Mapping[str, str], known: Mapping[str, st
             "Give another with --param folder=FOLDER.",
         ) from None
     return folder
-
-
-def _hold(folder: Path) -> int:
-    """The descriptor whose lock says that a run has the folder."""
-    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise BadConfig(
-            f"a notebook runs in folder {folder} already",
-            "Wait for its end, or give another with --param folder=FOLDER.",
-        ) from None
-    return lock
 
 
 def _run_cells(

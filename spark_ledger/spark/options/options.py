@@ -26,6 +26,7 @@ from spark_ledger.spark.options import start_positions as places
 from spark_ledger.spark.options.limits import Limits
 from spark_ledger.spark.options.start_positions import AtSubscription, AtTime, ReadPosition
 from spark_ledger.spark.options.table import (
+    BELONGS_TO,
     NO_SCHEMA,
     PAYLOAD_FORMATS,
     READ_OPTIONS,
@@ -34,7 +35,6 @@ from spark_ledger.spark.options.table import (
     WRITE_OPTIONS,
     Option,
     Use,
-    belongs_to,
     kafkas,
     options_for,
 )
@@ -453,7 +453,7 @@ def _unknown(lower: str, known: Iterable[Option], use: Use) -> LedgerError:
     for option in (*READ_OPTIONS, *WRITE_OPTIONS):
         if lower in (name.lower() for name in option.names):
             return OptionUnknown(
-                f"{option.name} belongs to {belongs_to(option.uses)}; this is {use.value}",
+                f"{option.name} belongs to {BELONGS_TO[option.uses]}; this is {use.value}",
                 "Leave the option out.",
             )
     if lower in SPARKS_OWN:

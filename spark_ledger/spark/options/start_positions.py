@@ -54,7 +54,9 @@ def millis_of(value: object, zone: datetime.tzinfo | None = None) -> int | None:
 def says_no_zone(value: object) -> bool:
     """Whether it is a text that is a moment in some zone."""
     try:
-        return isinstance(value, str) and _parsed(value.strip()).tzinfo is None
+        if not isinstance(value, str):
+            return False
+        return datetime.datetime.fromisoformat(value.strip()).tzinfo is None
     except ValueError:
         return False
 
@@ -65,9 +67,14 @@ def check_zone(
     """`zoneless` are texts that say no zone and the milliseconds that they were taken for in the
     driver; `in_checkpoint`: a query's checkpoint begins there already. Raises OptionInvalid if they
     are others in the zone that the session was given."""
-    zone = None if session is None else _zone(session)
+    if session is None:
+        return
+    try:
+        zone = Zone().parse("", session)
+    except OptionInvalid:  # Spark knows more names than Python
+        return
     begun = ", and start with a new checkpoint: this one begins there" if in_checkpoint else ""
-    for text, millis in zoneless if zone is not None else ():
+    for text, millis in zoneless:
         if millis_of(text, zone) != millis:
             raise OptionInvalid(
                 f"the time {text!r} says no zone, and was taken for {as_text(millis)}: Spark does"
@@ -101,20 +108,9 @@ def look_up(state: TopicState, wanted: Mapping[int, int], read: Tables = UNREAD)
     return found
 
 
-def _parsed(text: str) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text)
-
-
-def _zone(name: str) -> datetime.tzinfo | None:
-    try:
-        return Zone().parse("", name)
-    except OptionInvalid:  # Spark knows more names than Python
-        return None
-
-
 def _iso(text: str, zone: datetime.tzinfo | None) -> int | None:
     try:
-        moment = _parsed(text)
+        moment = datetime.datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.astimezone() if zone is None else moment.replace(tzinfo=zone)
         return -((_EPOCH - moment) // _MS)

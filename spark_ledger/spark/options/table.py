@@ -35,21 +35,15 @@ SPARKS_OWN = frozenset(
 )
 """Options of Spark itself that reach a source or sink of a stream; they are left alone there."""
 
-COMPRESSIONS = ("none", "lz4", "zstd")
-ON_REPLAY = ("fail", "skip", "append")
-DURABILITIES = ("synced", "page-cache")
-ROUTINGS = ("hash", "murmur2", "roundRobin", "single", "column", "spark")
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
 """Those whose rows have the payload's own columns in place of `value`."""
 FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
 NO_SCHEMA = "none"
 """The schemaMode that neither registers nor compares columns, and writes bytes beside them."""
-SCHEMA_MODES = ("validate", "evolve", NO_SCHEMA)
 LISTINGS = (
     *("topics", "partitions", "segments", "ledgers"),
     *("subscriptions", "lag", "commits", "bookies"),
 )
-STRATEGIES = ("error", "latest", "earliest")
 NAME_CHARS_MAX = 200
 USER_METADATA_CHARS_MAX = 8192
 MIB = 1 << 20
@@ -108,13 +102,14 @@ class Use(Enum):
 READ = (Use.BATCH_READ, Use.STREAM_READ)
 STREAMS = (Use.STREAM_READ, Use.STREAM_WRITE)
 WRITE = (Use.BATCH_WRITE, Use.STREAM_WRITE)
-_FOR = {
+BELONGS_TO = {
     READ: "a read",
     WRITE: "a write",
     (Use.BATCH_READ,): "a batch read (spark.read)",
     (Use.STREAM_READ,): "a streaming read (spark.readStream)",
     (Use.BATCH_WRITE,): "a batch write (df.write)",
 }
+"""Whose options they are, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +187,12 @@ READ_OPTIONS = (
         " Goes before `startingOffsets`",
     ),
     Option(
-        *("startingOffsetsByTimestampStrategy", READ, Choice(STRATEGIES), "error"),
+        *(
+            "startingOffsetsByTimestampStrategy",
+            READ,
+            Choice(("error", "latest", "earliest")),
+            "error",
+        ),
         "where a partition starts that has no such row: `error`, `latest` or `earliest`",
     ),
     Option(
@@ -291,13 +291,24 @@ WRITE_OPTIONS = (
         " number than it has is an error",
     ),
     Option(
-        *("routing", WRITE, Choice(ROUTINGS), None),
+        *(
+            "routing",
+            WRITE,
+            Choice(("hash", "murmur2", "roundRobin", "single", "column", "spark")),
+            None,
+        ),
         "a row's partition: `hash` of its key, `murmur2` of its key as Kafka's producers have it,"
         " `roundRobin`, `single` (one for each task), `column` (column `partition`), `spark`"
         " (Spark's task modulo partitions). It goes before a column `partition`",
         default_says="`column` if there is a column `partition`, else `hash`",
     ),
-    Option("compression", WRITE, Choice(COMPRESSIONS), "lz4", "of entries: `none`, `lz4`, `zstd`"),
+    Option(
+        "compression",
+        WRITE,
+        Choice(("none", "lz4", "zstd")),
+        "lz4",
+        "of entries: `none`, `lz4`, `zstd`",
+    ),
     Option(
         *("ensembleSize", WRITE, Whole(), None),
         "bookies over which a ledger of this write is striped; "
@@ -315,7 +326,7 @@ WRITE_OPTIONS = (
         default_says="the topic's, else 2",
     ),
     Option(
-        *("durability", WRITE, Choice(DURABILITIES), None),
+        *("durability", WRITE, Choice(("synced", "page-cache")), None),
         "`synced`: acknowledged when it is on disk; `page-cache`: before, faster, "
         "and lost by a power failure of all copies",
         default_says="the topic's, else `synced`",
@@ -330,7 +341,7 @@ WRITE_OPTIONS = (
         "nothing. A streaming write has its batch id",
     ),
     Option(
-        *("onReplay", WRITE, Choice(ON_REPLAY), None),
+        *("onReplay", WRITE, Choice(("fail", "skip", "append")), None),
         "what becomes of a query's batch whose number was committed with other rows (see Exactly"
         " once): `fail`; `skip` keeps what was committed; `append` writes it too, also where its"
         " number is lower, and goes on from there. In a batch write: with `txnAppId`, inside"
@@ -357,7 +368,7 @@ WRITE_OPTIONS = (
         "registered already (see Typed values)",
     ),
     Option(
-        *("schemaMode", WRITE, Choice(SCHEMA_MODES), "validate"),
+        *("schemaMode", WRITE, Choice(("validate", "evolve", NO_SCHEMA)), "validate"),
         "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
         "`evolve` it where that is compatible, or `none`: compare and register nothing; "
         "of `binary` and `string`: `none` writes to a topic that has a schema all the same",
@@ -378,11 +389,6 @@ def kafkas(lower: str) -> str | None:
         if lower == known or (known.endswith(".") and lower.startswith(known)):
             return remedy
     return None
-
-
-def belongs_to(uses: tuple[Use, ...]) -> str:
-    """Whose options they are, in words."""
-    return _FOR[uses]
 
 
 def as_markdown(options: tuple[Option, ...]) -> str:

@@ -188,15 +188,13 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What of it one micro-batch takes by the limits."""
         wanted = limits.obeyed(self.options.limits, limit)
         if self._target is None and wanted.rows_min is not None:
-            since_ms = None if self._gave_s is None else self._ms_since(self._gave_s)
+            gave_s = self._gave_s
+            since_ms = None if gave_s is None else int((time.monotonic() - gave_s) * 1000)
             if limits.holds_back(wanted, offsets.rows_between(first, end), since_ms):
                 return first
         if not wanted.bounded:
             return end
         return limits.admit(first, end, wanted, self._opened().curves(first, end))
-
-    def _ms_since(self, moment_s: float) -> int:
-        return int((time.monotonic() - moment_s) * 1000)
 
     def _positions(self, start: dict[str, Any], known: Ends) -> Positions:
         """`start` decoded; the same object for the same offset and topics."""
