@@ -376,7 +376,7 @@ async def a_log_without_footer_rots(stage: Stage, entry_id: int) -> LogMap:
     path, _ = direct_log(stage.rig.ledger_disks[0], entry_of(1, entry_id, 0, entry_id - 1, 60))
     stage.rig.ledger_disks[0].truncate(path, 2 * BLOCK_BYTES)
     stage.rig.ledger_disks[0].flip_bit(path, 8 * place.position + 40)
-    return (await scan_for_map(store.logs, store.index, place.log_id, Pace(1 << 30))).map
+    return await scan_for_map(store.logs, store.index, place.log_id, Pace(1 << 30))
 
 
 async def a_journal_is_missing_at_one_start(stage: Stage) -> None:
