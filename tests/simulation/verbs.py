@@ -87,10 +87,8 @@ EXCEPTIONS: Mapping[str, str] = {
     "topic.Topics.set_namespace": "of an operator (test_topics.py)",
     "topic.Topics.namespaces": "as that",
     "topic.hand_over.ask_over_tcp": "a real network: brokers/process.py asks over its own",
-    "topic.live.since_in": "a place by time within an open ledger (test_reopened_ledgers.py,"
-    " test_counted_segments.py)",
-    "topic.live.first_since": "as that",
     "topic.task_reader.with_chunks": "of Spark's tasks and the command (test_chunked_messages.py)",
+    "topic.task_reader.read_blocks": "as that",
     "topic.parts.commit_part": "of Spark's foreach: at points (points/background.py)",
 }
 """By verb: why no seed calls it."""
