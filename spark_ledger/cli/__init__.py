@@ -1,1 +1,1 @@
-"""The command line: `spark-ledger <noun> <verb>`, one file per noun."""
+"""The command line: `spark-ledger <noun> <verb>`; `nodes.py` has the nouns of processes."""

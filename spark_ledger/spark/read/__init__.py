@@ -1,1 +1,1 @@
-"""The source: batch, stream, listings, SQL functions."""
+"""The source: batch, stream, listings, lag."""
