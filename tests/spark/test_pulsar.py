@@ -105,6 +105,14 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
         first = pulsar.InitialPosition.Earliest
         return client.subscribe(topic, "both", initial_position=first, batch_index_ack_enabled=True)
 
+    def is_let_go():
+        nonlocal consumer
+        try:
+            consumer = subscribe()
+        except pulsar.ConsumerBusy:
+            return False
+        return True
+
     def receive(count):
         found = [consumer.receive(20_000) for _ in range(count)]
         consumer.acknowledge_cumulative(found[-1])
@@ -137,7 +145,7 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
     assert sorted(read) == list(range(10, 30))
 
     send(range(30, 40))
-    consumer = subscribe()
+    assert eventually(is_let_go, 30), "Spark ends a source's process after `stop` has returned"
     assert receive(4) == list(range(30, 34))  # in the middle of a batch
     consumer.close()
     start("two").trigger(availableNow=True).start().awaitTermination(60)
