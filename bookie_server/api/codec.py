@@ -112,6 +112,7 @@ pb: Any = bookie_pb2  # its classes are made at import, out of sight of type che
 _STATUSES = {int(status): status for status in Status}  # several times as fast as Status(value)
 _STOPS = {int(stop): stop for stop in StopReason}
 ENTRY_ID_MAX = 2**63 - 1
+MAX_BYTES_MAX = 2**32 - 1  # what the contract has room for; no response is as large
 JOINED_BYTES_MAX = 16 * 1024  # an add up to this size is one buffer: cheaper than three small ones
 
 
@@ -376,7 +377,8 @@ def _spans(last: int, pairs: Sequence[int]) -> list[Span]:
 def _generated_read(read: m.ReadRequest) -> Any:
     last = read.spans[-1][1]
     further, ahead = _gaps(read.last_entry, read.further), _gaps(last, read.ahead)
-    return _generated(read, further=further, ahead=ahead)
+    most = min(read.max_bytes, MAX_BYTES_MAX)
+    return _generated(read, max_bytes=most, further=further, ahead=ahead)
 
 
 def _read_of_generated(found: Any) -> m.ReadRequest:

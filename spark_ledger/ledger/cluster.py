@@ -100,14 +100,14 @@ async def as_responded(
 
     Close it (contextlib.aclosing) to give up the requests that are still open.
     """
-
-    async def responded(index: int, request: Coroutine[Any, Any, T]) -> tuple[int, T]:
-        return index, await request
-
-    tasks = [asyncio.ensure_future(responded(*each)) for each in enumerate(requests)]
+    arrived: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
+    tasks = {asyncio.ensure_future(request): index for index, request in enumerate(requests)}
+    for task in tasks:
+        task.add_done_callback(arrived.put_nowait)
     try:
-        for arrived in asyncio.as_completed(tasks):
-            yield await arrived
+        for _ in requests:
+            task = await arrived.get()
+            yield tasks[task], task.result()
     finally:
         for task in tasks:
             task.cancel()

@@ -261,3 +261,11 @@ def test_results_that_are_all_ok_or_not_are_read_as_they_were_written():
         assert codec.decode_response("Add", codec.encode(response)) == response
     with pytest.raises(codec.BadMessage):
         codec.decode_response("Add", codec.encode(m.AddResponse([ok] * 3))[:-1])
+
+
+def test_more_bytes_than_the_contract_can_say_are_asked_for_as_all_that_it_can_say():
+    asked = m.ReadRequest("bookie", 7, 0, 9, max_bytes=1 << 40)
+    read = codec.decode_request("Read", codec.encode(asked))
+    assert read == asked._replace(max_bytes=2**32 - 1)
+    streamed = codec.encode(m.ReadStreamRequest(asked, 1 << 40))
+    assert codec.decode_stream_request("ReadStream", streamed).read == read
