@@ -51,7 +51,7 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Joining:
     """`bookie_id` is being given what the slot of the fragment that begins at `first_entry` keeps,
-    to take its place (repair/fragments.py). `token` is another each time that one joins: who has
+    to take its place (repair/slots.py). `token` is another each time that one joins: who has
     seen all of the copies there says with it that none went meanwhile."""
 
     first_entry: int

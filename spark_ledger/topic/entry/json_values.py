@@ -156,11 +156,28 @@ def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         try:
             columns.append(column if column.type == kind else column.cast(kind))
         except pa.ArrowInvalid as error:
+            path = _no_date_in(column, field.type, field.name)
             raise errors.SchemaIncompatible(
-                f"column {field.name!r} is a date, {error}",
+                f"column {path!r} is a date, {error}",
                 "Write dates as 2024-05-01, or read text.",
             ) from error
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _no_date_in(column: pa.Array, kind: pa.DataType, path: str) -> str:
+    """Where in the column, which has one, a text is that is no date."""
+    inner: list[tuple[pa.Array, pa.DataType, str]] = []
+    if pa.types.is_struct(kind):
+        fields = zip(column.flatten(), kind, strict=True)
+        inner = [(one, field.type, f"{path}.{field.name}") for one, field in fields]
+    elif pa.types.is_list(kind):
+        inner = [(column.flatten(), kind.value_type, f"{path}.element")]
+    for one, its_kind, its_path in inner:
+        try:
+            one.cast(_carrier(its_kind, its_path, dates=pa.date32()))
+        except pa.ArrowInvalid:
+            return _no_date_in(one, its_kind, its_path)
+    return path
 
 
 def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompatible:

@@ -169,6 +169,18 @@ def test_times_are_read_with_their_zones_and_dates_must_be_dates():
         parsed(texts(b'{"d":"2024-13-01"}'), stamp)
 
 
+def test_a_text_that_is_no_date_is_named_by_where_it_is_inside_a_column():
+    inner = pa.struct([("n", pa.int64()), ("d", pa.date32())])
+    deep = schema(("s", inner), ("l", pa.list_(inner)))
+    good = '{"n": 1, "d": "2024-05-01"}'
+    for text, path in (
+        ('{"s": {"d": "nope"}}', "s.d"),
+        (f'{{"s": {good}, "l": [{good}, null, {{"d": "nope"}}]}}', "l.element.d"),
+    ):
+        with pytest.raises(errors.SchemaIncompatible, match=rf"column '{path}' is a date.*nope"):
+            parsed(texts(b"{}", text.encode()), deep)
+
+
 def test_a_null_for_a_column_that_is_not_null_is_an_error():
     with pytest.raises(errors.SchemaIncompatible, match="column 'a' is NOT NULL"):
         parsed(texts(b'{"a":1}', b"{}"), schema(("a", pa.int32(), False)))
