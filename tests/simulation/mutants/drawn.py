@@ -95,8 +95,8 @@ def policy_asked_once(place: Any) -> Any:
 def last_record_left_out(put: Any) -> Any:
     """An index that is made anew lacks the last record of each log."""
 
-    async def without(chunk: Any, *others: Any) -> None:
-        await put(chunk._replace(records=chunk.records[:-1]), *others)
+    async def without(self: Any, chunk: Any, counts: Any) -> None:
+        await put(self, chunk._replace(records=chunk.records[:-1]), counts)
 
     return without
 
@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "last record left out of a new index",
         "rebuild",
-        rebuild,
+        rebuild._Rebuild,
         "_put",
         last_record_left_out,
         REBUILT,
