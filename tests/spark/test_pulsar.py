@@ -1,5 +1,7 @@
 """Spark and Pulsar's client on the same topics."""
 
+from contextlib import suppress
+
 import pulsar
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -107,11 +109,10 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
 
     def is_let_go():
         nonlocal consumer
-        try:
+        with suppress(pulsar.ConsumerBusy):
             consumer = subscribe()
-        except pulsar.ConsumerBusy:
-            return False
-        return True
+            return True
+        return False
 
     def receive(count):
         found = [consumer.receive(20_000) for _ in range(count)]
@@ -136,7 +137,6 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
     with pytest.raises(StreamingQueryException, match=r"LEDGER_SUBSCRIPTION\.BUSY"):
         start("refused").start().processAllAvailable()
     consumer.close()
-
     query = start("one").start()
     query.processAllAvailable()
     with pytest.raises(pulsar.ConsumerBusy):
