@@ -141,9 +141,9 @@ class SimStore:
     def child_count(self, path: str) -> int:
         return len(self.tree.children.get(path, ()))
 
-    def ephemerals_of(self, owner: int) -> int:
-        """How many nodes go when that session ends."""
-        return sum(node.owner == owner for node in self.tree.nodes.values())
+    def ephemerals_of(self, owner: int) -> list[str]:
+        """The paths that go when that session ends."""
+        return [path for path, node in self.tree.nodes.items() if node.owner == owner]
 
     def walk(self, path: str = "/") -> list[tuple[str, Versioned]]:
         """Every node at or below `path`, in the order of paths."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tests.simulation.brokers.truth import Truth
 
 EPHEMERALS_MAX = 2
+LOCKS = paths.UNDERREPLICATED_LOCKS  # of these a worker has some more
 """Of a session (hazard 45): a bookie makes its new one before the other goes."""
 LISTING_BYTES_MAX = 1 << 20
 """As much as ZooKeeper answers with (jute.maxbuffer)."""
@@ -284,8 +285,9 @@ class TopicJudge:
         for change in written.changes:
             if change.before is not None or change.after is None:
                 continue
-            if change.after.owner and not change.path.startswith(paths.UNDERREPLICATED_LOCKS):
-                count = self._world.store.ephemerals_of(change.after.owner)
+            if change.after.owner and not change.path.startswith(LOCKS):
+                owned = self._world.store.ephemerals_of(change.after.owner)
+                count = sum(not path.startswith(LOCKS) for path in owned)
                 invariants.a_session_has_few_ephemerals(
                     ghost, written.session, count, EPHEMERALS_MAX
                 )
