@@ -144,11 +144,9 @@ class AsyncLedgerWriter:
         self._next_entry, self._bytes, self._rows = entry_id + 1, bytes_so_far, rows_so_far
         self._appended_at = now = self._loop.time()
         packed = encode_add(Add([header, *parts], False, self._tokens.add))
+        stored = size + HEADER_BYTES
         self._pipeline.push(
-            PendingAdd(
-                *(entry_id, packed, size + HEADER_BYTES),
-                *(self._bytes, self._rows, now, waiter),
-            )
+            PendingAdd(entry_id, packed, stored, bytes_so_far, rows_so_far, now, waiter)
         )
 
     async def room(self) -> None:
