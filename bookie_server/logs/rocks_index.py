@@ -4,7 +4,7 @@ Always true: RocksDB's own log is not used, for a flipped bit in it silently dro
 (the journal covers what was not synced); `sync` makes a table of what memory holds, and RocksDB
 checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is not opened;
 memory is bounded by the constants below (about 40 MiB); all calls run in the threads named
-"<name>-write" and "<name>-read", under a deadline (threads.IoDeadline), any error of RocksDB
+"<name>-write" and "<name>-read", under a deadline (IoDeadline), any error of RocksDB
 is DiskFailed, and what it calls corruption IndexDamaged: the tables are not to be trusted, and
 `--rebuild-index` makes them anew.
 """

@@ -29,7 +29,7 @@ SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the auditor, process `pid` of `host`, found last. `absent`: the bookies that are not
-    registered, and since when by its clock, in ms; `lost`, `too_many`: as absence.Judgement;
+    registered, and since when by its clock, in ms; `lost`, `too_many`: as auditor.Judgement;
     `unlisted`: of so many ledgers the latter keep copies."""
 
     host: str = ""

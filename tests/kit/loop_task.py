@@ -1,6 +1,6 @@
-"""A task's writing on an event loop: what task_writer.TaskWriter does in a task's thread, for tests
-(and the simulation) that are on the loop themselves. Rows, entries and ledgers are made by the
-product's BatchEncoder and EntrySender."""
+"""A task's writing on an event loop: what TaskWriter (topic/write.py) does in a task's thread, for
+tests (and the simulation) that are on the loop themselves. Rows, entries and ledgers are made by
+the product's BatchEncoder and EntrySender."""
 
 from dataclasses import replace
 from typing import Any

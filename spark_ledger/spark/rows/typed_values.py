@@ -196,7 +196,7 @@ class ValueReader:
         self, declared: StructType, *, with_key: bool = False
     ) -> frozenset[str] | None:
         """What must be decoded of an entry for all the columns `declared`, the payload's among
-        them; None: everything. See schema.entry_columns."""
+        them; None: everything. See columns.entry_columns."""
         if self.stored is None:
             return None
         return entry_columns(declared, self.value_format, self.stored, with_key=with_key)
