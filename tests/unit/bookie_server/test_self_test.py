@@ -1,8 +1,8 @@
 import asyncio
 import logging
 
-from bookie_server.start import opening
-from bookie_server.start.opening import Measured, measure, verdict
+from bookie_server.start import self_test
+from bookie_server.start.self_test import Measured, measure, verdict
 
 GOOD = [0.0005] * 50
 
@@ -41,7 +41,7 @@ def test_a_memory_file_system_is_named_whatever_its_speed():
 
 def test_measuring_takes_its_budget_at_most_and_leaves_nothing(tmp_path):
     measured = measure(tmp_path)
-    assert 1 <= len(measured.syncs_s) <= opening.SYNCS_MAX
+    assert 1 <= len(measured.syncs_s) <= self_test.SYNCS_MAX
     assert measured.file_system
     assert list(tmp_path.iterdir()) == []
 
@@ -52,17 +52,17 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path):
     inner.mkdir()
     escaped = str(inner).replace(" ", "\\040")
     mounts.write_text(f"d / ext4 rw 0 0\nt {escaped} tmpfs rw 0 0\nx /proc proc rw 0 0\n")
-    assert opening.file_system(inner / "deeper", mounts) == "tmpfs"
-    assert opening.file_system(tmp_path, mounts) == "ext4"
-    assert opening.file_system(tmp_path, tmp_path / "no-such-file") == ""
+    assert self_test.file_system(inner / "deeper", mounts) == "tmpfs"
+    assert self_test.file_system(tmp_path, mounts) == "ext4"
+    assert self_test.file_system(tmp_path, tmp_path / "no-such-file") == ""
 
 
 def test_what_is_found_is_one_line_for_a_directory_and_a_failure_is_no_end(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(opening, "file_system", lambda _: "tmpfs")
+    monkeypatch.setattr(self_test, "file_system", lambda _: "tmpfs")
     with caplog.at_level(logging.WARNING):
-        asyncio.run(opening.test_disks([("ledger", tmp_path), ("journal", tmp_path / "gone")]))
+        asyncio.run(self_test.run([("ledger", tmp_path), ("journal", tmp_path / "gone")]))
     assert len(caplog.messages) == 2
     assert "is in memory" in caplog.messages[0]
     assert "the sync test failed" in caplog.messages[1]
