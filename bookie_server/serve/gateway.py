@@ -48,6 +48,7 @@ class BookieService:
     def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
         self._ready_bookie = bookie
         self._streams: dict[Credit, None] = {}
+        self._stopping = False
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=CALLS_MAX,
             options=[
@@ -89,6 +90,7 @@ class BookieService:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; those under way get `grace_s` to end."""
+        self._stopping = True
         for credit in self._streams:  # a stream that waits for credit holds up no stop
             credit.end()
         await self._server.stop(grace_s)
@@ -115,6 +117,8 @@ class BookieService:
         calling.set(context.peer())
         credit = Credit()
         self._streams[credit] = None
+        if self._stopping:
+            credit.end()
         hearing = asyncio.ensure_future(hear(requests, credit))
         try:
             async with aclosing(serve_stream(bookie, credit)) as responses:
