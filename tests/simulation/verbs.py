@@ -43,6 +43,7 @@ REPLACED: Mapping[str, str] = {
     "bookie_server.serve.frames": "a port: the simulated network calls the handler",
     "bookie_server.disk.identity": "a file of the start of the program (test_bookie_start.py)",
     "bookie_server.start.opening": "how the program opens real directories; world.py does here",
+    "bookie_server.start.self_test": "real disks (test_self_test.py)",
     "bookie_server.disk.os_disk": "the real disk: disk.py",
     "bookie_server.serve.registration": "of the program: registering.py",
     "bookie_server.logs.rocks_index": "the real index: index.py, held to the same tests",
