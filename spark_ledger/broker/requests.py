@@ -48,6 +48,7 @@ from spark_ledger.broker.wire.commands import (
     signed,
 )
 from spark_ledger.broker.wire.frames import encode
+from spark_ledger.metadata.store import StoreUnavailable
 
 _TEXT_MAX = 1000
 _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
@@ -62,6 +63,7 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.RowsLost, ServerError.PERSISTENCE),
     (errors.Unauthorized, ServerError.PERSISTENCE),
     (errors.LedgerError, ServerError.SERVICE_NOT_READY),
+    (StoreUnavailable, ServerError.SERVICE_NOT_READY),
 )
 HEAD_BYTES_MAX = 16 << 10
 HEAD_S = 10.0

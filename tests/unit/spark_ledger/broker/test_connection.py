@@ -9,8 +9,10 @@ from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Stored
 from spark_ledger.broker.producer import RUN_BYTES_MAX, Producer
+from spark_ledger.broker.requests import refusal_of
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.metadata.store import StoreUnavailable
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 
 BATCH_BYTES, BATCHES = 1 << 18, 200
@@ -103,6 +105,13 @@ def test_what_a_producer_sends_that_was_never_here_is_answered_by_its_end():
             assert found[1].command.close_producer.producer_id == 5
 
     asyncio.run(main())
+
+
+def test_a_request_that_the_metadata_store_does_not_serve_in_time_is_tried_again_by_the_client():
+    away = StoreUnavailable("the metadata store did not answer in time")
+    refusal = refusal_of(away)
+    assert refusal.code is ServerError.SERVICE_NOT_READY, "an unknown error would end the client's"
+    assert str(away) in str(refusal)
 
 
 def test_a_name_that_is_not_utf_8_is_refused_and_logged_as_no_defect(caplog):
