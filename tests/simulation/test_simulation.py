@@ -14,6 +14,7 @@ from spark_ledger.ledger.client import LedgerStore
 from tests.simulation import invariants, parallel, replay, verbs
 from tests.simulation.chaos import FAULTS
 from tests.simulation.ghost import Ghost
+from tests.simulation.mutants.brokers import SERVES
 from tests.simulation.parallel import Chunk, Tally
 from tests.simulation.scenario import run_seed
 from tests.simulation.sometimes import SOMETIMES, missed
@@ -26,6 +27,8 @@ FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
 HOSTED = 34
 """A seed in which a process of production heals (service.py): what it publishes is in the store."""
+DELETED = 5
+"""A seed in which a consumer, where brokers serve, hears that its subscription is deleted."""
 CHECK = "ledger.LedgerStore.check_registered"
 JUDGED = [
     *(str(number) for number in range(1, 26)),
@@ -89,7 +92,12 @@ def test_every_invariant_is_a_function():
 @pytest.mark.slow
 def test_every_invariant_was_judged(total):
     unjudged = [name for name in JUDGED if name not in total.checks]
-    assert unjudged == ["33"]  # by the tests below
+    assert set(unjudged) <= {"33", "B13"}  # by the tests below
+
+
+def test_a_subscription_that_its_only_consumer_deletes_is_looked_for_where_one_does():
+    plan = replay.changed_plan(DELETED, SERVES)
+    assert "B13" in run_seed(DELETED, plan).checks
 
 
 def test_overload_alone_is_judged_where_there_is_nothing_else_and_not_counted_elsewhere():
