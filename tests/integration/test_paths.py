@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from spark_ledger import process
 from spark_ledger.process import background_loop
 from spark_ledger.spark.data_source import LedgerDataSource
 from spark_ledger.spark.options.options import stream_write_options
@@ -94,6 +95,16 @@ def of_a_bookie() -> tuple[set[str], set[str]]:
     return run(all_of_it())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def of_its_own() -> Iterator[None]:
+    """A loop and connections, as in a process that has begun: what other tests' clients do by and
+    by, as to close ledgers that nobody used for long, is no part of a path."""
+    with pytest.MonkeyPatch.context() as patched:
+        for kept in process._kept:
+            patched.setattr(kept, "_made", {})
+        yield
+
+
 @pytest.fixture(scope="module")
 def written(cluster) -> tuple[WriteJob, set[str], set[str]]:
     """A job, and what ran while a task of it wrote, and while its batch was committed."""
@@ -104,9 +115,9 @@ def written(cluster) -> tuple[WriteJob, set[str], set[str]]:
     intent = query_intent(job, "query", "run")
     with files_that_run() as writing:
         result = write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=0)
+    assert eventually(no_add_is_acknowledged)
     with files_that_run() as committing:
         commit_rows(job, intent, 0, [result], last=False)
-    assert eventually(no_add_is_acknowledged)
     return job, writing, committing
 
 
