@@ -59,8 +59,10 @@ def test_a_second_signal_ends_it_at_once_and_the_next_start_replays(fresh_cluste
         writer = client.create_ledger(1, 1, 1)
         writer.append(PAYLOAD)
         assert bookie.pid is not None
+        os.kill(bookie.pid, signal.SIGSTOP)  # so that it has not ended before the second comes
         os.kill(bookie.pid, signal.SIGTERM)
         os.kill(bookie.pid, signal.SIGINT)
+        os.kill(bookie.pid, signal.SIGCONT)
         bookie.wait_until_stopped()
         assert bookie.exit_code == HASTENED
         assert "told twice to stop" in bookie.log.read_text()

@@ -19,6 +19,7 @@ from tests.integration.test_broker import TIMEOUT_MS, connected
 from tests.kit.processes import eventually
 
 PARTITIONS = 16  # that all fall on one of two brokers happens to nobody
+TAKEN_FOR_DEAD = "does not answer: others take its partitions over"
 
 
 class Stage:
@@ -100,13 +101,14 @@ def test_a_topic_and_its_subscription_are_served_by_two_brokers_and_by_one_when_
         )
         stage.send(client, 40)
         both = {stage.first.url, stage.other.url}  # one that was too slow gets its share back later
-        assert eventually(lambda: set(stage.owners().values()) == both, patience_s=60)
+        assert eventually(lambda: set(stage.owners().values()) == both)
         assert sorted(received(consumer, 40)) == list(range(40))
         assert eventually(lambda: sum(stage.positions("s").values()) == 40)
         (listed,) = stage.topics.run(stage.topics.client.subscriptions.list(stage.info.id))
         assert listed.live
         stage.other.kill()
-        assert eventually(lambda: set(stage.owners().values()) == {stage.first.url}, patience_s=10)
+        assert eventually(lambda: set(stage.owners().values()) == {stage.first.url})
+        assert TAKEN_FOR_DEAD in stage.first.log.read_text(), "before the end of its session"
         stage.send(client, 40, first=40)
         assert sorted(received(consumer, 40)) == list(range(40, 80))
         assert eventually(lambda: sum(stage.positions("s").values()) == 80)
@@ -122,19 +124,18 @@ def test_what_a_hung_broker_had_is_served_by_another_and_it_does_no_harm_when_it
     before = stage.owners()
     mine = [p for p, url in before.items() if url == stage.other.url]
     with stopped(stage.other):
-        began_s = time.monotonic()
-        assert eventually(lambda: stage.other.url not in stage.owners().values(), patience_s=15)
-        assert time.monotonic() - began_s < 10
+        assert eventually(lambda: stage.other.url not in stage.owners().values())
+        assert TAKEN_FOR_DEAD in stage.first.log.read_text(), "before the end of its session"
         with connected(stage.first.url) as client:
             stage.send(client, 40, first=40)
     # it goes on with the session it had, or without, and learns that others have its partitions
     with connected(stage.hosts) as client:
         stage.send(client, 40, first=80)
+        assert {stage.owners()[p] for p in mine} == {stage.first.url}  # it gets a share back later
         reader = client.create_reader(stage.name, pulsar.MessageId.earliest)
         found = [int(reader.read_next(TIMEOUT_MS).data()) for _ in range(120)]
         assert sorted(found) == list(range(120))
         assert not reader.has_message_available()
-    assert {stage.owners()[p] for p in mine} == {stage.first.url}
 
 
 def test_what_a_broker_that_stops_in_good_order_had_goes_on_at_once(stage):
@@ -162,7 +163,7 @@ def test_what_a_broker_that_stops_in_good_order_had_goes_on_at_once(stage):
         stop.set()
         thread.join()
     gaps = [b - a for a, b in pairwise(sent)]
-    assert max(gaps) < 5
+    assert max(gaps) < 10
     with connected(stage.first.url) as client:
         reader = client.create_reader(stage.name, pulsar.MessageId.earliest)
         found = sorted(int(reader.read_next(TIMEOUT_MS).data()) for _ in range(len(sent)))
@@ -176,7 +177,7 @@ def test_a_service_url_of_http_works_unchanged(stage):
         )
         stage.send(client, 40)
         both = {stage.first.url, stage.other.url}  # one that was too slow gets its share back later
-        assert eventually(lambda: set(stage.owners().values()) == both, patience_s=60)
+        assert eventually(lambda: set(stage.owners().values()) == both)
         assert sorted(received(consumer, 40)) == list(range(40))
         alone = client.create_producer(f"{stage.name}-alone")
         alone.send(b"made by naming it")

@@ -59,8 +59,8 @@ def test_long_polls_cost_no_thread_and_leave_nothing_when_their_caller_goes_away
             await channel.close()
         await until(lambda: node.bookie.long_polls == 0)
         assert handle.waiter_count == 0
-        assert node.bookie.under_way == 0
-        assert node.bookie.received.used == 0
+        await until(lambda: node.bookie.under_way == 0)
+        await until(lambda: node.bookie.received.used == 0)
         await channel.close()
 
     over_grpc(test)

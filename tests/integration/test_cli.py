@@ -21,7 +21,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
 from tests.kit import commands
 from tests.kit.loop_task import LoopTask
-from tests.kit.processes import alive, descendants
+from tests.kit.processes import alive, descendants, eventually
 
 TIMEOUT_S = 120
 
@@ -154,6 +154,7 @@ def test_status_of_a_cluster_whose_zookeeper_died_says_how_to_mend_it(up):
     running = json.loads((folder / "cluster.json").read_text())["pid"]
     (zookeeper,) = [pid for pid in descendants(running) if "java" in comm(pid)]
     os.kill(zookeeper, signal.SIGKILL)
+    assert eventually(lambda: not alive([zookeeper]))
     assert "`spark-ledger down`, then" in fails("status", "--data-dir", folder)
     succeeds("down", "--data-dir", folder)
     succeeds("up", "--data-dir", folder, "--port", port, "--no-broker")

@@ -1,5 +1,6 @@
 """The embedded cluster, with real processes."""
 
+import contextlib
 import json
 import os
 import resource
@@ -33,8 +34,7 @@ def listening_addresses(pids: list[int]) -> set[str]:
     """Addresses (hexadecimal, as the kernel writes them) that the processes listen on."""
     sockets = set()
     for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(fd)
+        for target in open_files(pid):
             if target.startswith("socket:["):
                 sockets.add(target[8:-1])
     found = set()
@@ -115,11 +115,17 @@ def test_a_data_dir_that_cannot_be_written_is_one_clear_error(tmp_path: Path):
 
 def has_open(pid: int, folder: Path) -> bool:
     """Whether the process has a file of the folder open."""
-    return any(link.is_relative_to(folder) for link in map(Path.readlink, open_files(pid)))
+    return any(Path(target).is_relative_to(folder) for target in open_files(pid))
 
 
-def open_files(pid: int) -> list[Path]:
-    return [link for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+def open_files(pid: int) -> list[str]:
+    """What its descriptors are of; one that it closes meanwhile is in the list or not."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # the process has just ended
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(fd))
+    return found
 
 
 def test_a_cluster_without_a_data_dir_leaves_nothing(fresh_cluster):
@@ -191,7 +197,7 @@ def bookie_server(*arguments: str) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-m", "bookie_server", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -1,11 +1,13 @@
 """The contract of the metadata store over a real ZooKeeper, and what only a real one can show."""
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from kazoo.client import KazooClient
@@ -27,6 +29,7 @@ from tests.kit.processes import descendants, eventually
 from tests.kit.store_contract import CONTRACT, PATIENCE_S, Bell
 
 _roots = itertools.count()
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,10 @@ def _all_stopped(pid: int) -> bool:
         for each in (pid, *descendants(pid))
         for task in Path(f"/proc/{each}/task").glob("*/stat")
     ]
-    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+    try:
+        return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # one has just ended
 
 
 class _Frozen:
@@ -107,6 +113,14 @@ class _Frozen:
         self._server.signal(signal.SIGCONT)
 
 
+async def answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Of a store that goes on: the first answers may take longer than it waits for one."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                return await call()
+
+
 def test_a_write_without_an_answer_is_unknown_and_a_read_unavailable(
     zookeeper: EmbeddedZooKeeper, url: str
 ) -> None:
@@ -118,8 +132,8 @@ def test_a_write_without_an_answer_is_unknown_and_a_read_unavailable(
                 await store.set("/a", b"?", 0)
             with pytest.raises(StoreUnavailable):
                 await store.get("/a")
-        await store.sync()
-        assert (await store.get("/a")).value == b"?"
+        await answered(store.sync)
+        assert (await answered(lambda: store.get("/a"))).value == b"?"
         await store.close()
 
     asyncio.run(scenario())
@@ -168,8 +182,8 @@ def test_an_outage_longer_than_is_waited_for_is_an_error_that_names_the_option(
     zookeeper: EmbeddedZooKeeper, url: str
 ) -> None:
     async def scenario() -> None:
-        store = await connect(url, call_timeout_s=0.1, outage_timeout_s=0.5)
-        with frozen(zookeeper), pytest.raises(StoreUnavailable, match=r"outageTimeout is 0\.5 s"):
+        store = await connect(url, call_timeout_s=0.5, outage_timeout_s=3)
+        with frozen(zookeeper), pytest.raises(StoreUnavailable, match=r"outageTimeout is 3 s"):
             await store.get("/a")
         await store.close()
 
@@ -181,7 +195,7 @@ def test_a_handshake_that_zookeeper_never_answers_is_given_up_long_before_the_se
 ) -> None:
     async def scenario() -> None:
         with Proxy(int(zookeeper.address.rpartition(":")[2])) as proxy:
-            store = await connect(f"zk://{proxy.address}/forgotten", session_timeout_s=30)
+            store = await connect(f"zk://{proxy.address}/forgotten", session_timeout_s=60)
             session = store.session_id
             proxy.drop(answers=True)
             proxy.reset()
@@ -189,7 +203,7 @@ def test_a_handshake_that_zookeeper_never_answers_is_given_up_long_before_the_se
             proxy.drop()
             asked = time.monotonic()
             await store.sync()
-            assert time.monotonic() - asked < 3 * HANDSHAKE_S
+            assert time.monotonic() - asked < 6 * HANDSHAKE_S
             assert store.session_id == session
             await store.close()
 

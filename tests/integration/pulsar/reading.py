@@ -286,7 +286,7 @@ def a_topic_that_nobody_may_make_is_not_found(case: Case) -> None:
     topic = case.topic(ns="closed")
     client = pulsar.Client(
         case.world.closed_url,
-        operation_timeout_seconds=5,
+        operation_timeout_seconds=30,
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
     try:

@@ -56,7 +56,8 @@ def world(cluster, tmp_path_factory):
         yield Ours(cluster, json.loads(closed.first_line(60))["broker_url"])
         assert cluster.broker_url == url
     finally:
-        closed.kill()
+        closed.terminate()  # in good order: who shares the cluster finds nothing of it
+        closed.wait(60)
 
 
 @pytest.mark.parametrize("step", program.STEPS, ids=lambda step: step.__name__)
