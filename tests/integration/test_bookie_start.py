@@ -14,7 +14,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBookie
 from tests.kit import commands
 
-TIMEOUT_S = 20
+TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module")

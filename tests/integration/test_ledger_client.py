@@ -253,5 +253,5 @@ def test_a_restarted_bookie_is_used_again_at_its_new_address(fresh_cluster):
 
 def test_a_forked_process_connects_by_itself_and_is_refused_what_its_parent_connected(cluster):
     command = [sys.executable, "-c", FORKS, cluster.service_url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from spark_ledger.topic.write import TaskSettings
 from tests.kit.processes import eventually
 from tests.kit.segments_seen import segments_of
 
-PATIENCE_S = 30
+PATIENCE_S = 90
 MANY_SEGMENTS = 8  # so many are merged at once
 
 

@@ -15,6 +15,7 @@ from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import SERVICE, BookieService
 from spark_ledger.bookies.frame_network import FrameNetwork
 from tests.kit.settings import with_settings
+from tests.kit.waiting import until
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
 READS = 100
@@ -109,11 +110,3 @@ async def served(transport, test):
         await network.close()
         await service.stop(0)
         node.bookie.abandon()
-
-
-async def until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 POLL_S = 0.02
 
 

@@ -27,7 +27,7 @@ from spark_ledger.metadata.store import (
 
 OpenStore = Callable[[], Awaitable[MetadataStore]]
 CONTRACT: dict[str, Callable[[OpenStore], Awaitable[None]]] = {}
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def contract(test: Callable[[OpenStore], Awaitable[None]]):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 async def until(condition: Callable[[], object]) -> None:
