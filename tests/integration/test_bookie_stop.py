@@ -27,7 +27,7 @@ def replayed(log: Path) -> list[str]:
 def test_sigterm_under_load_loses_nothing_acknowledged_and_leaves_nothing_to_replay(fresh_cluster):
     cluster: LocalCluster = fresh_cluster(bookies=1)
     bookie = cluster.bookies[0]
-    config = client_config(add_timeout_s=5.0)
+    config = client_config(replica_timeout_s=30.0, spare_grace_s=2.0)
     with LedgerClient(cluster.service_url, config) as client:
         writer = client.create_ledger(1, 1, 1)
         adds: list[Future[int]] = []

@@ -75,9 +75,10 @@ def test_a_thousand_polls_cancelled_timed_out_or_answered_leave_no_waiter_at_the
         handle = await node.handles.meet(1)
         async with grpc.aio.insecure_channel(address) as channel:
             ask = BookieStub(channel).ReadLac
-            cancelled = [ask(waiting_request(50_000), timeout=50) for _ in range(400)]
-            timed_out = [ask(waiting_request(50_000), timeout=5) for _ in range(300)]
-            answered = [ask(waiting_request(5_000), timeout=50) for _ in range(300)]
+            cancelled = [ask(waiting_request(100_000), timeout=100) for _ in range(400)]
+            await until(lambda: handle.waiter_count == 400)
+            timed_out = [ask(waiting_request(100_000), timeout=7) for _ in range(300)]
+            answered = [ask(waiting_request(7_000), timeout=100) for _ in range(300)]
             await until(lambda: handle.waiter_count == 1000)
             for call in cancelled:
                 call.cancel()

@@ -50,7 +50,7 @@ def test_a_bookie_whose_disk_is_filled_up_turns_read_only_loses_nothing_and_come
 ):
     bookie = SmallDiskBookie(tmp_path / "b", home.service_url, SETTINGS, small, size_bytes)
     bookie.start()
-    config = client_config(add_timeout_s=2.0)
+    config = client_config(spare_grace_s=2.0)
     try:
         with LedgerClient(home.service_url, config) as client:
             writer = client.create_ledger(1, 1, 1)

@@ -19,7 +19,7 @@ def payload(number: int) -> bytes:
 
 def test_a_writer_goes_on_with_others_and_one_copy_that_is_back_is_enough_to_read(fresh_cluster):
     cluster = fresh_cluster(bookies=6)
-    with LedgerClient(cluster.service_url, ClientConfig(read_timeout_s=2)) as client:
+    with LedgerClient(cluster.service_url, ClientConfig(read_timeout_s=10)) as client:
         writer = client.create_ledger(3, 3, 3)  # so that each has every entry
         for number in range(FIRST):
             writer.append(payload(number))
