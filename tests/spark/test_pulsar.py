@@ -148,10 +148,10 @@ def test_a_query_goes_on_behind_consumers_and_consumers_behind_the_query(
     assert eventually(is_let_go, 30), "Spark ends a source's process after `stop` has returned"
     assert receive(4) == list(range(30, 34))  # in the middle of a batch
     consumer.close()
-    start("two").trigger(availableNow=True).start().awaitTermination(60)
+    start("two").trigger(availableNow=True).start().awaitTermination(120)
     assert sorted(read) == list(range(10, 30)) + list(range(34, 40))
 
-    start("one").trigger(availableNow=True).start().awaitTermination(60)
+    start("one").trigger(availableNow=True).start().awaitTermination(120)
     assert sorted(read[26:]) == list(range(30, 40)), "its checkpoint decides"
 
 
