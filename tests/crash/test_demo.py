@@ -15,7 +15,7 @@ from tests.kit.processes import as_from_a_terminal
 
 DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
 TIMEOUT_S = 480
-GONE_S = 30
+GONE_S = 120
 
 
 def start(output: Path, *arguments: str) -> subprocess.Popen[str]:

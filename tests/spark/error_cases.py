@@ -306,9 +306,9 @@ def _deleted_under_a_stream(scene: Scene) -> str:
     rows = scene.topics.stream(scene.topic, startingOffsets="earliest")
     query = rows.writeStream.format("noop").start()
     try:
-        wait_until(lambda: query.lastProgress is not None, 60)
+        wait_until(lambda: query.lastProgress is not None)
         scene.admin.delete_topic(scene.topic)
-        return error_of(lambda: query.awaitTermination(60))
+        return error_of(lambda: query.awaitTermination(120))
     finally:
         query.stop()
 

@@ -7,6 +7,7 @@ import typer
 
 from spark_ledger import LedgerClient, errors
 from spark_ledger.cli import ledger as cli
+from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import paths
 from spark_ledger.repair.audit import audit, referred_by
 from spark_ledger.repair.service import tokens_of
@@ -25,16 +26,24 @@ def without_spark(service_url: str) -> "jobs.Audit":
     return cluster.run(work())
 
 
+@pytest.fixture(scope="module")
+def own():
+    """Where nobody else's ledgers are closed between two audits, as those that Spark's workers keep
+    for their next batch."""
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
+        yield cluster.service_url
+
+
 @pytest.fixture
-def some(monkeypatch, topics):
+def some(monkeypatch, own):
     """Ledgers enough for several tasks: the service URL."""
     monkeypatch.setattr(jobs, "TASK_LEDGERS_MIN", 2)
-    with LedgerClient(topics.service_url) as client:
+    with LedgerClient(own) as client:
         for number in range(5):
             with client.create_ledger(3, 3, 2) as writer:
                 for _ in range(number):
                     writer.append(b"entry")
-    return topics.service_url
+    return own
 
 
 def test_counts_of_all_tasks_add_up_to_those_of_the_audit_without_spark(spark, some):

@@ -19,7 +19,7 @@ def streamed(topics, tmp_path):
         rows = reader.options(**options).load(topic) if topic else reader.options(**options).load()
         writer = rows.writeStream.format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        return error_of(lambda: query.awaitTermination(60))
+        return error_of(lambda: query.awaitTermination(120))
 
     return run
 

@@ -28,7 +28,7 @@ def test_the_ten_things_and_the_ten_lines_of_the_readme_work_as_they_stand(clust
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     for page in (README, PAGE):

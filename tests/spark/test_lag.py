@@ -11,10 +11,10 @@ def test_a_listener_hears_how_far_a_query_is_behind(topics, topic, keyed, tmp_pa
     try:
         rows = topics.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=5)
         rows = rows.select("key", "value")
-        topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint")
-        wait_until(lambda: bool(listener.lags()) and listener.last().rowsBehind == 0)
+        query = topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint").id
+        wait_until(lambda: listener.lags(query) and listener.last(query).rowsBehind == 0)
     finally:
         topics.spark.streams.removeListener(listener)
-    behind = [lag.rowsBehind for lag in listener.lags() if lag.rowsBehind]
+    behind = [lag.rowsBehind for lag in listener.lags(query) if lag.rowsBehind]
     assert behind == [15, 10, 5]
     assert all(lag.maxOffsetsBehindLatest <= lag.rowsBehind for lag in listener.lags())

@@ -108,6 +108,6 @@ def test_a_query_plans_and_reads_with_pyspark_from_where_it_has_byte_code(spark,
     spark.dataSource.register(Places)
     found = spark.readStream.format("places").load().writeStream.format("memory")
     found = found.queryName("places_found").option("checkpointLocation", str(tmp_path))
-    assert found.trigger(availableNow=True).start().awaitTermination(60)
+    assert found.trigger(availableNow=True).start().awaitTermination(120)
     (row,) = spark.table("places_found").collect()
     assert (row.plans, row.reads) == (pyspark.__file__, pyspark.__file__)

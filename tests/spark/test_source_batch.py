@@ -215,7 +215,7 @@ def test_rows_of_a_live_segment_have_their_own_times_before_and_after_it_is_seal
 
     for seal in (lambda: None, owner.seal):
         seal()
-        wait_until(lambda: since(50) == list(range(12)), 10)  # the last add is announced, or sealed
+        wait_until(lambda: since(50) == list(range(12)))  # the last add is announced, or sealed
         assert since(25) == list(range(6, 12))
         assert since(20, endingTimestamp=str(now_ms - 15_000)) == list(range(6, 9))
         assert since(5, startingOffsetsByTimestampStrategy="latest") == []

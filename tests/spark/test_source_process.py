@@ -215,7 +215,7 @@ def test_a_subscription_has_one_query_and_of_it_the_newest_run(by_hand, source, 
             return True
         return False
 
-    wait_until(fenced, 60)
+    wait_until(fenced)
     assert poll(new, end) is end
 
 
@@ -352,14 +352,14 @@ def test_a_topic_deleted_while_others_are_read_is_told_or_left_out_with_its_rows
     if not whole:
         by_hand.run(remove_tree(by_hand.client.store, info.id))
     by_hand.write(here, range(5, 9))
-    wait_until(lambda: poll(lossy, start) is not start and gone not in poll(lossy, start), 60)
+    wait_until(lambda: poll(lossy, start) is not start and gone not in poll(lossy, start))
     end = poll(lossy, start)
     assert read(lossy, start, end) == list(range(5, 9))
     assert poll(lossy, end) is end
     again = source(subscribePattern=f"{topic}-[ab]", failOnDataLoss="false")
     assert read(again, start, poll(again, start)) == list(range(5, 9))
     with pytest.raises(TopicDeleted, match=f"topic '{gone}' .* was deleted"):
-        wait_until(lambda: poll(strict, start) is None, 10)
+        wait_until(lambda: poll(strict, start) is None)
 
 
 def delete(by_hand, topic) -> str:
@@ -382,7 +382,7 @@ def test_a_running_source_whose_topic_is_made_again_says_so_whatever_may_be_lost
     new = by_hand.info(topic).id
     told = f"topic '{topic}' with id {old} was deleted; the topic of that name now has id {new}"
     with pytest.raises(TopicRecreated, match=told):
-        wait_until(lambda: poll(run, end) is not end, 10)
+        wait_until(lambda: poll(run, end) is not end)
 
 
 def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_made_again(
@@ -400,7 +400,7 @@ def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_m
         said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
         return [text for text in said if old in text]
 
-    wait_until(warnings, 10)
+    wait_until(warnings)
     looks, find = [], driver.topics.find
 
     async def looked(name, **how):
@@ -408,13 +408,13 @@ def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_m
         return await find(name, **how)
 
     monkeypatch.setattr(driver.topics, "find", looked)
-    wait_until(lambda: poll(run, end) is end and looks, 10)
+    wait_until(lambda: poll(run, end) is end and looks)
     assert warnings() == [
         f"topic '{topic}' (id {old}) was deleted: as failOnDataLoss is false, it is left out"
     ]
     by_hand.write(topic, range(5, 9))
     with pytest.raises(TopicRecreated, match=f"of that name now has id {by_hand.info(topic).id}"):
-        wait_until(lambda: poll(run, end) is not end, 10)
+        wait_until(lambda: poll(run, end) is not end)
 
 
 def test_the_first_poll_after_a_pause_sees_that_a_topic_it_left_out_is_made_again(

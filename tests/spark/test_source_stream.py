@@ -35,7 +35,7 @@ def reached(query, topic) -> tuple[int, int]:
 
 def failure_of(query) -> str:
     with pytest.raises(Exception) as caught:
-        query.awaitTermination(90)
+        query.awaitTermination(120)
     return str(caught.value)
 
 
@@ -59,11 +59,11 @@ def test_a_running_query_reads_topics_and_partitions_that_come(
     copy = f"{topic}-copy"
     query = topics.start_copy(rows, copy, tmp_path / "checkpoint", once=False)
     try:
-        wait_until(lambda: query.lastProgress is not None, 60)
+        wait_until(lambda: query.lastProgress is not None)
         by_hand.grow(f"{topic}-a", 3)
         topics.write(keyed(50, keys=50, start=5), f"{topic}-a")
         topics.write(keyed(5, start=55), f"{topic}-b")
-        wait_until(lambda: topics.numbers(copy) == list(range(60)), 60)
+        wait_until(lambda: topics.numbers(copy) == list(range(60)))
     finally:
         query.stop()
 
@@ -108,13 +108,13 @@ def test_fewer_rows_than_the_least_wait_and_come_when_the_delay_is_over(
             rows = stream(topics, **least, maxTriggerDelay=delay).writeStream.format("noop")
             started.append(rows.option("checkpointLocation", str(tmp_path / delay)).start())
         patient, hasty = started
-        wait_until(lambda: sizes(patient) == sizes(hasty) == [5], 60)
+        wait_until(lambda: sizes(patient) == sizes(hasty) == [5])
         topics.write(keyed(4, tasks=1, start=5), topic)
-        wait_until(lambda: sizes(hasty) == [5, 4], 60)
-        wait_until(lambda: reached(patient, topic) == (5, 9), 60)
+        wait_until(lambda: sizes(hasty) == [5, 4])
+        wait_until(lambda: reached(patient, topic) == (5, 9))
         assert sizes(patient) == [5]
         topics.write(keyed(6, tasks=1, start=9), topic)
-        wait_until(lambda: sizes(patient) == [5, 10], 60)
+        wait_until(lambda: sizes(patient) == [5, 10])
     finally:
         spark.conf.unset(IDLE_PROGRESS)
         for query in started:
@@ -137,14 +137,14 @@ def test_a_subscription_follows_its_query_to_the_end_and_belongs_to_it_alone(
 
     query = topics.start_copy(stream(topics, **options), copy, checkpoint, once=False)
     try:
-        wait_until(lambda: topics.numbers(copy) == list(range(25)), 60)
-        wait_until(lambda: lag()[0].rows == 0, 30)
+        wait_until(lambda: topics.numbers(copy) == list(range(25)))
+        wait_until(lambda: lag()[0].rows == 0)
         other = topics.start_copy(stream(topics, **options), f"{topic}-2", tmp_path / "other")
         assert "[LEDGER_SUBSCRIPTION.BUSY]" in failure_of(other)
     finally:
         query.stop()
     used = lambda: by_hand.run(by_hand.client.subscriptions.list(topic_id))[0].live  # noqa: E731
-    wait_until(lambda: not used(), 30)
+    wait_until(lambda: not used())
     topics.write(keyed(5, tasks=1, start=25), topic)
     topics.copy(stream(topics, **options), f"{topic}-2", tmp_path / "another")
     assert topics.numbers(f"{topic}-2") == list(range(30))
@@ -236,13 +236,13 @@ def test_a_query_follows_a_live_segment_through_its_seal_without_a_row_lost_or_d
     rows = stream(topics, subscribe=topic, startingOffsets="earliest")
     query = topics.start_copy(rows, copy, tmp_path / "checkpoint", once=False)
     try:
-        wait_until(lambda: topics.numbers(copy) == list(range(15)), 60)
+        wait_until(lambda: topics.numbers(copy) == list(range(15)))
         owner.append(7)
         owner.append(3)
-        wait_until(lambda: topics.numbers(copy) == list(range(25)), 60)
+        wait_until(lambda: topics.numbers(copy) == list(range(25)))
         owner.seal()
         topics.write(keyed(5, tasks=1, start=25), topic)
-        wait_until(lambda: topics.numbers(copy) == list(range(30)), 60)
+        wait_until(lambda: topics.numbers(copy) == list(range(30)))
         assert query.exception() is None
     finally:
         query.stop()
@@ -254,6 +254,6 @@ def test_a_batch_reads_what_is_confirmed_of_a_live_segment(topics, topic, keyed,
     owner = Owner(by_hand, topic, 10)
     owner.append(5)
     owner.append(7)
-    wait_until(lambda: topics.numbers(topic) == list(range(22)), 60)
+    wait_until(lambda: topics.numbers(topic) == list(range(22)))
     at = json.dumps({topic: {"0": 13}})
     assert topics.numbers(topic, startingOffsets=at, minPartitions=3) == list(range(13, 22))

@@ -58,7 +58,7 @@ def run_again(spark: SparkSession, url: str, query: str, folder: Path) -> None:
     """From its checkpoint, to the end of what is there."""
     rows = contents.source(spark, url, query)
     checkpoints = folder / contents.CHECKPOINTS
-    contents.start(rows, url, query, checkpoints, ends=True).awaitTermination(60)
+    contents.start(rows, url, query, checkpoints, ends=True).awaitTermination(120)
 
 
 def position(url: str, topic: str, name: str) -> dict[str, int]:

@@ -56,10 +56,15 @@ def test_an_idle_query_sees_new_rows_and_stays_idle_otherwise(topics, topic, key
         topics.write(keyed(7, start=5), topic)
         wait_until(lambda: len(topics.numbers(copy)) == 7)
         assert topics.numbers(copy) == list(range(5, 12))  # latest: nothing of the first five
+
+        def reached() -> dict[str, int]:
+            progress = json.loads(query.lastProgress.json)
+            assert progress["batchId"] <= batches + 2
+            return progress["sources"][0]["endOffset"][topic]
+
+        wait_until(lambda: reached() == {"0": 12})  # Spark tells of a batch after its commit
         time.sleep(1.0)  # a hundred polls, none of which may make a batch
-        progress = json.loads(query.lastProgress.json)
-        assert progress["batchId"] <= batches + 2
-        assert progress["sources"][0]["endOffset"][topic] == {"0": 12}
+        assert reached() == {"0": 12}
     finally:
         query.stop()
 

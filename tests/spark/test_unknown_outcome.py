@@ -81,7 +81,7 @@ def test_a_batch_of_unknown_outcome_is_told_so_and_done_again_changes_nothing_tw
     spark.dataSource.register(ImpatientLedger)
     topics.write(keyed(5), topic, txnAppId="job", txnVersion=1)
     url = f"zk://{proxy.address}{ROOT}"
-    options = {"serviceUrl": url, "outageTimeout": "2s", "txnAppId": "job", "txnVersion": 2}
+    options = {"serviceUrl": url, "outageTimeout": "5s", "txnAppId": "job", "txnVersion": 2}
     rows = keyed(5, start=5)
     writer = rows.write.format("impatient-ledger").options(**options).mode("append")
     topic_id = Cluster(topics.service_url).info(topic).id
@@ -108,7 +108,7 @@ def test_a_micro_batch_of_unknown_outcome_is_told_so_and_a_restart_adds_nothing_
     through = SparkTopics(spark, f"zk://{proxy.address}{ROOT}")
     rows = topics.stream(topic, startingOffsets="earliest").select("key", "value")
     writer = rows.writeStream.format("impatient-ledger").option("serviceUrl", through.service_url)
-    writer = writer.option("outageTimeout", "2s")
+    writer = writer.option("outageTimeout", "5s")
     writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
     copy_id = Cluster(topics.service_url).info(copy).id
     with proxy.trap(is_commit(copy_id), hold="answer") as trap:
@@ -116,7 +116,7 @@ def test_a_micro_batch_of_unknown_outcome_is_told_so_and_a_restart_adds_nothing_
         trap.wait()
         proxy.cut()
         with pytest.raises(Exception, match=r"\[LEDGER_WRITE.OUTCOME_UNKNOWN\]"):
-            query.awaitTermination(60)
+            query.awaitTermination(120)
     assert topics.numbers(copy) == list(range(10))
     proxy.heal()
     through.copy(rows, copy, tmp_path / "checkpoint")

@@ -10,6 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+PATIENCE_S = 120.0
+
 
 class SparkTopics:
     def __init__(self, spark: SparkSession, service_url: str) -> None:
@@ -51,7 +53,7 @@ class SparkTopics:
 
     def copy(self, rows: DataFrame, topic: str, checkpoint: Path, **options: Any) -> StreamingQuery:
         query = self.start_copy(rows, topic, checkpoint, **options)
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE_S)
         return query
 
 
@@ -61,12 +63,15 @@ def too_large_for_a_commit(rows: DataFrame) -> DataFrame:
 
 
 def files_of_numbers(folder: Path, *batches: range) -> None:
-    """One file of numbered rows for each batch, in the order of their names."""
+    """One file of numbered rows for each batch, in the order of their names; each is there whole or
+    not at all, for a query may be looking."""
     folder.mkdir(exist_ok=True)
     have = len(list(folder.iterdir()))
     for at, numbers in enumerate(batches, have):
         lines = (json.dumps({"key": f"k{n % 5}", "value": str(n)}) for n in numbers)
-        (folder / f"{at:05d}.json").write_text("\n".join(lines))
+        hidden = folder / f".{at:05d}.json"
+        hidden.write_text("\n".join(lines))
+        hidden.rename(folder / f"{at:05d}.json")
 
 
 def stream_of_files(spark: SparkSession, folder: Path) -> DataFrame:
@@ -83,8 +88,9 @@ def forget_the_newest(folder: Path) -> None:
     (folder / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(holds: Callable[[], object]) -> None:
+    """Until it is true. Raises AssertionError after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.05)

@@ -85,11 +85,11 @@ def test_a_query_that_is_stopped_and_started_reads_every_row_once_and_its_subscr
     for start in (20, 40):
         query = topics.start_copy(rows, copy, checkpoint, once=False)
         try:
-            wait_until(lambda start=start: topics.numbers(copy) == list(range(start)), 90)
-            wait_until(lambda: lag()[0].rows == 0, 30)
+            wait_until(lambda start=start: topics.numbers(copy) == list(range(start)))
+            wait_until(lambda: lag()[0].rows == 0)
             topics.write(keyed(10, tasks=1, start=start), topic)
             end = start + 10
-            wait_until(lambda end=end: topics.numbers(copy) == list(range(end)), 90)
+            wait_until(lambda end=end: topics.numbers(copy) == list(range(end)))
         finally:
             query.stop()
         topics.write(keyed(10, tasks=1, start=end), topic)

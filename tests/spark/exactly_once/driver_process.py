@@ -14,7 +14,7 @@ from tests.crash.procfs import command_line
 from tests.kit.processes import descendants
 from tests.spark.exactly_once.query import Gate, Query
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 POLL_S = 0.01
 Event = dict[str, Any]
 

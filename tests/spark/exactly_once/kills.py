@@ -95,7 +95,7 @@ class Point:
 
 
 # Those whose requests are held come late: a client that hears nothing for the most of its session's
-# time-out sends again on another connection.
+# time-out sends again on another connection, and an answer that was held is not needed any more.
 POINTS = (
     Point(before_tasks, applied=False),
     Point(during_tasks, applied=False),

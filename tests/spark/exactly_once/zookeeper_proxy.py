@@ -21,7 +21,7 @@ from typing import Literal
 from tests.integration.proxy import Proxy, _Link
 
 MULTI = 14
-WAIT_S = 60.0
+WAIT_S = 120.0
 Matches = Callable[[bytes], bool]
 
 
@@ -37,7 +37,9 @@ def names(text: str) -> Matches:
 
 
 class Trap:
-    """Springs once, at the first request that matches."""
+    """Springs once, at the first request that matches. One that holds requests holds every further
+    one that matches, too: a client that hears nothing for the most of its session's time-out sends
+    again on another connection."""
 
     def __init__(
         self, matches: Matches, hold: Literal["request", "answer"], loop: asyncio.AbstractEventLoop
@@ -70,10 +72,12 @@ class Trap:
 
     async def let_request(self, link: _Link, request: bytes) -> bool:
         """Whether it may go on, as soon as that is decided."""
-        if self._sprung is None and not self._open.is_set() and self._matches(request):
+        if self._open.is_set() or not self._matches(request):
+            return True
+        if self._hold == "request":
+            return await self._held()
+        if self._sprung is None:
             self._sprung = (link, request[:4])
-            if self._hold == "request":
-                return await self._held()
         return True
 
     async def let_answer(self, link: _Link, answer: bytes) -> bool:
