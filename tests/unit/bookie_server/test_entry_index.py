@@ -27,7 +27,6 @@ from bookie_server.logs.index import (
 )
 from bookie_server.logs.rocks_index import RocksIndex
 from spark_ledger.metadata.ledger_record import Verifiers
-from tests.kit.processes import eventually
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
@@ -326,27 +325,6 @@ def test_marks_that_were_not_synced_are_as_before_when_the_power_is_lost(an_inde
     an_index(put, look, end="crashed")
 
 
-def copied_at_rest(folder, copy):
-    """As it is at one moment: what RocksDB writes and removes by itself is over."""
-
-    def files():
-        return {path: path.stat().st_size for path in sorted(folder.rglob("*")) if path.exists()}
-
-    def copied():
-        before = files()
-        try:
-            shutil.copytree(folder, copy)
-        except shutil.Error:  # a file went meanwhile
-            pass
-        else:
-            if files() == before:
-                return True
-        shutil.rmtree(copy)
-        return False
-
-    assert eventually(copied)
-
-
 def test_a_mark_that_a_crash_spared_brings_all_that_was_put_before_it(tmp_path, monkeypatch):
     """RocksDB writes more than was synced: here it was not asked to sync at all."""
     monkeypatch.setattr(rocks_index, "WRITE_BUFFER_BYTES", 2 << 20)
@@ -356,7 +334,7 @@ def test_a_mark_that_a_crash_spared_brings_all_that_was_put_before_it(tmp_path, 
         for start in range(0, 100_000, 5_000):
             await index.put([Location(7, e, 1, e, 100) for e in range(start, start + 5_000)])
             await index.mark_logs({1: start + 5_000})
-        copied_at_rest(tmp_path / "alive", tmp_path / "crashed")
+        shutil.copytree(tmp_path / "alive", tmp_path / "crashed")
         await index.close()
         after = await RocksIndex.open(tmp_path / "crashed" / "index")
         mark = (await after.marked_logs()).get(1, 0)
