@@ -4,7 +4,6 @@ it, or says so and ends."""
 import asyncio
 import os
 import threading
-import time
 
 import pytest
 from rocksdict import Rdict
@@ -15,6 +14,9 @@ from bookie_server.disk.os_disk import DiskThreads, OsDisk
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.logs import rocks_index
 from bookie_server.logs.rocks_index import RocksIndex
+from tests.kit.forward import forward
+from tests.kit.forward import run as run_forward
+from tests.kit.waiting import until
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
 from tests.unit.bookie_server.test_bookie_directories import (
@@ -25,6 +27,7 @@ from tests.unit.bookie_server.test_bookie_directories import (
 
 OK, ABSENT, LIMBO, IO_ERROR = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR
 HANG_S = CONFIG.disk_hang_s
+LIMIT_S = 60.0
 
 
 def test_a_ledger_directory_that_hangs_is_given_up_and_the_others_take_its_part():
@@ -124,6 +127,15 @@ def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
     on_a_wide_node(test)
 
 
+async def too_long() -> None:
+    """A call that is under way has had LIMIT_S, and by the loop's clock alone: real disks and
+    threads have all the time that they need."""
+    for _ in range(PARTS + 1):
+        forward(LIMIT_S / PARTS)
+        for _ in range(2):  # the timer of this part fires, and sets that of the next
+            await asyncio.sleep(0)
+
+
 def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
     asked, go = [], threading.Event()
 
@@ -136,12 +148,18 @@ def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
         return what
 
     async def main():
-        threads = DiskThreads(3, "disk", IoDeadline(0.1))
+        threads = DiskThreads(3, "disk", IoDeadline(LIMIT_S))
+        hanging = threads.run(hang, 1)
+        await until(lambda: asked == [1])
+        await too_long()
         with pytest.raises(DiskHung):
-            await threads.run(hang, 1)
+            await hanging
         assert await threads.run(look, 2) == 2
-        with pytest.raises(DiskHung, match=r"0\.1 s"):
-            await threads.run(hang, 3, alters=True)
+        hanging = threads.run(hang, 3, alters=True)
+        await until(lambda: asked == [1, 2, 3])
+        await too_long()
+        with pytest.raises(DiskHung, match=f"{LIMIT_S:g} s"):
+            await hanging
         for alters in (False, True):
             with pytest.raises(DiskHung, match="not used any more"):
                 threads.run(look, 4, alters=alters)
@@ -149,15 +167,16 @@ def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
         go.set()
         threads.shut_down()
 
-    asyncio.run(main())
+    run_forward(main())
 
 
 def test_a_call_that_waits_behind_one_that_hangs_is_given_up_and_never_made():
     made, go = [], threading.Event()
 
     async def main():
-        threads = DiskThreads(1, "disk", IoDeadline(0.1))
+        threads = DiskThreads(1, "disk", IoDeadline(LIMIT_S))
         hanging, waiting = threads.run(go.wait, 30), threads.run(made.append, 1)
+        await too_long()
         for each in (hanging, waiting):
             with pytest.raises(DiskHung):
                 await each
@@ -166,20 +185,26 @@ def test_a_call_that_waits_behind_one_that_hangs_is_given_up_and_never_made():
         assert made == [2]
         threads.shut_down()
 
-    asyncio.run(main())
+    run_forward(main())
 
 
 def test_what_takes_the_longer_the_more_there_is_has_no_limit():
+    go = threading.Event()
+
     async def main():
-        threads = DiskThreads(1, "disk", IoDeadline(0.05))
-        slow = threads.run(time.sleep, 0.2, limited=False)
+        threads = DiskThreads(1, "disk", IoDeadline(LIMIT_S))
+        slow = threads.run(go.wait, 30, limited=False)
+        behind = threads.run(divmod, 1, 1, alters=True)
+        await too_long()
         with pytest.raises(DiskHung):
-            await threads.run(time.sleep, 0, alters=True)
-        await slow
+            await behind
+        assert not slow.done()
+        go.set()
+        assert await slow
         assert await threads.run(divmod, 7, 2, limited=False) == (3, 1)
         threads.shut_down()
 
-    asyncio.run(main())
+    run_forward(main())
 
 
 def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
@@ -203,45 +228,64 @@ def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
 
 
 def test_a_loop_that_was_held_up_makes_no_disk_hang():
+    go = threading.Event()
+
     async def main():
-        threads = DiskThreads(1, "disk", IoDeadline(0.05 * PARTS))
-        call = threads.run(time.sleep, 0.01, alters=True)
+        threads = DiskThreads(1, "disk", IoDeadline(LIMIT_S))
+        call = threads.run(go.wait, 30, alters=True)
         for _ in range(3):
             await asyncio.sleep(0)
-            time.sleep(0.2)  # noqa: ASYNC251 (it holds the loop up for longer than the limit)
-        await call
+            forward(2 * LIMIT_S)  # it is held up for longer than the limit
+        go.set()
+        assert await call
         threads.shut_down()
 
-    asyncio.run(main())
+    run_forward(main())
 
 
-def test_a_hung_call_of_the_operating_system_leaves_its_thread_behind(tmp_path):
+def test_a_hung_call_of_the_operating_system_leaves_its_thread_behind(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
+    begun, plain = threading.Event(), os.open
+
+    def noted(*how):
+        begun.set()
+        return plain(*how)
 
     async def main():
-        disk = OsDisk(tmp_path, limit_s=0.1)
+        disk = OsDisk(tmp_path, limit_s=LIMIT_S)
+        monkeypatch.setattr(os, "open", noted)
+        opening = asyncio.ensure_future(disk.open("pipe"))  # waits for a writer
+        await until(begun.is_set)
+        await too_long()
         with pytest.raises(DiskHung):
-            await disk.open("pipe")  # waits for a writer
+            await opening
         file = await disk.create("file")
         await file.append([b"bytes"], sync=True)
         await file.close()
         os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
         disk.shut_down()
 
-    asyncio.run(main())
+    run_forward(main())
 
 
 def test_a_write_that_hangs_ends_the_disk_and_closing_its_files_waits_for_nothing(
     tmp_path, monkeypatch
 ):
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
+
+    def hang(*_):
+        begun.set()
+        go.wait(30)
 
     async def main():
-        disk = OsDisk(tmp_path, limit_s=0.1)
+        disk = OsDisk(tmp_path, limit_s=LIMIT_S)
         file, other = await disk.create("file"), await disk.create("other")
-        monkeypatch.setattr(os, "pwritev", lambda *_: go.wait(30))
+        monkeypatch.setattr(os, "pwritev", hang)
+        appending = asyncio.ensure_future(file.append([b"bytes"], sync=True))
+        await until(begun.is_set)
+        await too_long()
         with pytest.raises(DiskHung):
-            await file.append([b"bytes"], sync=True)
+            await appending
         for asked in (other.append([b"bytes"]), disk.list(), disk.create("more")):
             with pytest.raises(DiskHung, match="not used any more"):
                 await asked
@@ -250,11 +294,11 @@ def test_a_write_that_hangs_ends_the_disk_and_closing_its_files_waits_for_nothin
         go.set()
         disk.shut_down()
 
-    asyncio.run(main())
+    run_forward(main())
 
 
 def test_an_index_that_hangs_fails_as_hung_and_takes_and_says_nothing_more(tmp_path, monkeypatch):
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
 
     class Hung:
         """A database whose flush hangs."""
@@ -266,17 +310,21 @@ def test_an_index_that_hangs_fails_as_hung_and_takes_and_says_nothing_more(tmp_p
             return getattr(self.db, name)
 
         def flush(self, wait):
+            begun.set()
             go.wait(30)
 
     async def main():
         monkeypatch.setattr(rocks_index, "Rdict", Hung)
-        index = await RocksIndex.open(tmp_path, limit_s=0.1)
+        index = await RocksIndex.open(tmp_path, limit_s=LIMIT_S)
+        syncing = asyncio.ensure_future(index.sync())
+        await until(begun.is_set)
+        await too_long()
         with pytest.raises(DiskHung, match="did not return"):
-            await index.sync()
+            await syncing
         for asked in (index.get(1, 2), index.mark_logs({1: 2}), index.close()):
             with pytest.raises(DiskHung, match="not used any more"):
                 await asked
         assert await index.ledgers() == []
         go.set()
 
-    asyncio.run(main())
+    run_forward(main())

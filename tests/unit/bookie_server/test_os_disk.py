@@ -167,10 +167,10 @@ def test_the_space_of_a_file_that_nobody_reads_is_given_back_in_parts_after_its_
 
 def test_a_disk_that_is_slow_with_each_part_of_a_removed_file_has_not_hung(tmp_path, monkeypatch):
     monkeypatch.setattr(os_disk, "FREED_BYTES", 4096)
-    monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.05))
+    monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.1))
 
     async def main():
-        disk = OsDisk(tmp_path / "disk", "journal", limit_s=0.8)
+        disk = OsDisk(tmp_path / "disk", "journal", limit_s=2.0)
         await (await disk.create("a", 32 * 4096)).close()
         await disk.remove("a", unread=True)
         await disk.create("b")

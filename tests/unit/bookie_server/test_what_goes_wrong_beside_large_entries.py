@@ -191,7 +191,7 @@ def test_writes_to_a_disk_wait_for_no_reads_and_not_for_two_long_syncs(tmp_path,
         busy += [asyncio.ensure_future(log.read(0, 1)) for _ in range(8)]
         await until(lambda: len(began) == 10)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert await disk.free_bytes() > 0
                 file = await disk.create("a")
                 await file.append([b"abc"], sync=True)

@@ -8,9 +8,11 @@ from bookie_server.api.frames import HEAD_BYTES, FrameKind, pack_head, unpack_he
 from spark_ledger.bookies import frame_network
 from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
+from tests.kit.forward import forward, run
 from tests.kit.waiting import until
 
 PATIENCE_S = 20
+CONNECT_S = 60.0
 NOBODY = "127.0.0.1:1"
 HELLO = pack_head(FrameKind.HELLO)
 HTTP2_SETTINGS = bytes.fromhex("00000c040000000000000300004000000400400000")
@@ -57,7 +59,7 @@ class Peer:
 
 
 def real(test):
-    def run():
+    def real_test():
         async def main():
             network = FrameNetwork()
             try:
@@ -65,10 +67,10 @@ def real(test):
             finally:
                 await network.close()
 
-        asyncio.run(main())
+        run(main())
 
-    run.__name__ = test.__name__
-    return run
+    real_test.__name__ = test.__name__
+    return real_test
 
 
 def calling(network, address, timeout_s=PATIENCE_S, request=(b"how ", b"are you")):
@@ -95,12 +97,13 @@ async def test_nobody_there_is_told_at_once(network):
 @real
 async def test_a_call_that_is_too_late_is_given_up_at_the_bookie(network):
     async with Peer() as peer:
-        call = calling(network, peer.address, 0.3)
-        other = calling(network, peer.address)
-        head, _ = await peer.hears(1)
-        await peer.hears(2)
-        peer.say(FrameKind.ANSWER, peer.heard[1][0].call)
+        other = calling(network, peer.address, 10 * PATIENCE_S)
+        await peer.hears(1)
+        call = calling(network, peer.address)
+        head, _ = await peer.hears(2)
+        peer.say(FrameKind.ANSWER, peer.heard[0][0].call)
         await other  # heard meanwhile, so the connection is alive
+        forward(PATIENCE_S)
         with pytest.raises(TooLate):
             await call
         given_up, _ = await peer.hears(3)
@@ -116,9 +119,13 @@ async def test_a_call_that_is_too_late_is_given_up_at_the_bookie(network):
 @real
 async def test_a_connection_on_which_nothing_is_heard_is_made_anew(network):
     async with Peer() as peer:
-        other = calling(network, peer.address)
+        other = calling(network, peer.address, 10 * PATIENCE_S)
+        await peer.hears(1)
+        call = calling(network, peer.address)
+        await peer.hears(2)
+        forward(PATIENCE_S)
         with pytest.raises(TooLate):
-            await calling(network, peer.address, 0.2)
+            await call
         with pytest.raises(CallFailed):
             await other
         call = calling(network, peer.address)
@@ -158,26 +165,30 @@ async def test_what_a_bookie_never_says_ends_the_connection(network):
 
 def test_a_bookie_that_says_no_hello_costs_one_call_some_time_and_later_calls_none(monkeypatch):
     monkeypatch.setattr(frame_network, "RETRY_S", 0)  # each call begins an attempt
-    asyncio.run(_a_bookie_that_says_no_hello())
+    run(_a_bookie_that_says_no_hello())
 
 
 async def _a_bookie_that_says_no_hello():
-    network = FrameNetwork(connect_s=0.3)
+    network = FrameNetwork(connect_s=CONNECT_S)
     async with Peer(hello=b"") as peer:
         loop = asyncio.get_running_loop()
+        first = calling(network, peer.address, 2 * CONNECT_S)
+        await until(lambda: peer.writers)
+        forward(CONNECT_S)
         with pytest.raises(NotConnected, match=f"no frames at {peer.address}: nobody answers"):
-            await network.call(peer.address, "Info", [b""], PATIENCE_S)
+            await first
         for _ in range(3):
             began = loop.time()
             with pytest.raises(NotConnected):
-                await network.call(peer.address, "Info", [b""], PATIENCE_S)
-            assert loop.time() - began < 0.2
+                await network.call(peer.address, "Info", [b""], 2 * CONNECT_S)
+            assert loop.time() - began < CONNECT_S
         peer.hello = HELLO
+        forward(CONNECT_S)  # the attempt under way ends
 
         async def again():
             while True:
                 try:
-                    return await network.call(peer.address, "Info", [b""], 5)
+                    return await network.call(peer.address, "Info", [b""], PATIENCE_S)
                 except NotConnected:
                     await asyncio.sleep(0.02)
 
@@ -189,17 +200,22 @@ async def _a_bookie_that_says_no_hello():
 
 
 @real
-async def test_the_time_of_a_call_begins_when_it_is_asked_for_not_when_there_is_a_connection(
-    network,
-):
+async def test_the_time_of_a_call_begins_when_it_is_asked_for_not_when_there_is_a_connection(_):
+    slow = FrameNetwork(connect_s=CONNECT_S)
     async with Peer(hello=b"") as peer:
         loop = asyncio.get_running_loop()
-        loop.call_later(0.5, lambda: peer.writers[-1].write(HELLO))
         began = loop.time()
+        call = calling(slow, peer.address, CONNECT_S)
+        await until(lambda: peer.writers)
+        forward(CONNECT_S / 2)
+        peer.writers[-1].write(HELLO)
+        await peer.hears(1)
+        forward(CONNECT_S / 2)
         with pytest.raises(TooLate):
-            await network.call(peer.address, "Info", [b""], 1.0)
-        assert loop.time() - began < 1.4
+            await call
+        assert loop.time() - began < 1.4 * CONNECT_S
         assert len(peer.heard) == 1
+    await slow.close()
 
 
 def test_a_bookie_that_refused_a_connection_and_came_back_gets_the_very_next_call(monkeypatch):

@@ -1,7 +1,6 @@
 """Whether another broker lives, and who asks."""
 
 import asyncio
-import time
 
 from spark_ledger.broker.owner.ownership import (
     FRESH_S,
@@ -15,7 +14,7 @@ from spark_ledger.broker.owner.ownership import (
 )
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
-from tests.simulation.loop import run
+from tests.simulation.loop import current, run
 
 
 class Asked:
@@ -69,12 +68,15 @@ def test_who_stood_still_itself_gives_the_other_a_whole_probe_before_it_buries_i
             except TimeoutError:
                 return Heard.NOTHING
 
-        probing = asyncio.create_task(Probes(slow).answers("u"))
+        process = current().process("who asks")
+        probing = process.spawn(Probes(slow).answers("u"))
         await asyncio.sleep(0.1)
-        time.sleep(1.5)  # noqa: ASYNC251 -- the process stands still
+        process.pause()
+        await asyncio.sleep(1.5)
+        process.resume()
         assert await probing
 
-    asyncio.run(main())
+    run(main(), 0)
 
 
 def test_a_broker_is_asked_once_however_many_want_to_know_and_again_after_a_while():
@@ -100,7 +102,8 @@ def test_each_is_probed_by_a_few_and_by_one_at_least():
 
 
 def test_a_broker_answers_by_its_loop_and_a_port_that_only_accepts_is_no_answer(monkeypatch):
-    monkeypatch.setattr("spark_ledger.broker.owner.ownership.PROBE_S", 0.3)
+    def given(probe_s):
+        monkeypatch.setattr("spark_ledger.broker.owner.ownership.PROBE_S", probe_s)
 
     async def main():
         async def serve(reader, writer):
@@ -111,11 +114,13 @@ def test_a_broker_answers_by_its_loop_and_a_port_that_only_accepts_is_no_answer(
             await reader.read(-1)
             writer.close()
 
-        for what, heard in ((serve, Heard.ANSWER), (silent, Heard.NOTHING)):
+        for what, heard, probe_s in ((serve, Heard.ANSWER, 30), (silent, Heard.NOTHING, 0.3)):
+            given(probe_s)
             server = await asyncio.start_server(what, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
             assert await connects(f"pulsar://127.0.0.1:{port}") is heard
             server.close()
+        given(30)
         assert await connects(f"pulsar://127.0.0.1:{port}") is Heard.REFUSAL
 
     asyncio.run(main())

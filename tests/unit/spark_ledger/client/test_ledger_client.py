@@ -38,7 +38,7 @@ def test_an_append_given_up_before_it_is_refused_keeps_back_none_after_it(
     assert given_up.cancel()
     after = writer.append_async(b"1")
     loop_held.set()
-    assert after.result(timeout=5) == 0
+    assert after.result(timeout=30) == 0
     with pytest.raises(CancelledError):
         given_up.result()
 
@@ -47,7 +47,7 @@ def test_an_append_given_up_before_it_is_sent_is_written_all_the_same(writer, lo
     given_up, after = writer.append_async(b"0"), writer.append_async(b"1")
     assert given_up.cancel()
     loop_held.set()
-    assert after.result(timeout=5) == 1
+    assert after.result(timeout=30) == 1
 
 
 @pytest.mark.parametrize("wrap", [lambda b: b, memoryview, lambda b: [b"", b]])
@@ -61,7 +61,7 @@ def test_a_buffer_may_be_used_again_as_soon_as_append_async_returned(wrap):
     added = writer.append_async(wrap(buffer))
     buffer[:] = b"other"
     held.set()
-    assert added.result(timeout=5) == 0
+    assert added.result(timeout=30) == 0
     writer.close()
     for bookie in cluster.bookies.values():
         stored = unpack_entry(bookie.entries[core.ledger_id, 0])

@@ -22,6 +22,12 @@ class Sleeps(LocalAutorecovery):
         return [sys.executable, "-c", "import signal; signal.pause()"]
 
 
+@pytest.fixture(autouse=True)
+def _those_of_other_tests_have_ended() -> None:
+    """The thread of a process that was killed sees that a moment later."""
+    assert eventually(lambda: not restarting())
+
+
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[LocalAutorecovery]:
     process = Sleeps(tmp_path / "log", "zk://nowhere:1/ledger", pause_s=0.05)
