@@ -38,6 +38,7 @@ SETTLE_S = 30.0
 """Partitions move to the brokers on which they fall once these have been the same for so long."""
 GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 CLOCK_EVERY_S = 300.0
+CLOCK_TRIES, CLOCK_WITHIN_MS = 5, 20
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
 ROLL_BYTES_MIN = 1 << 20
@@ -70,14 +71,22 @@ class StoreClock:
         return time.time_ns() // 1_000_000 + self._off_ms
 
     async def measure(self, client: TopicClient) -> None:
+        """Anew every CLOCK_EVERY_S. It may be wrong by half of what the answer took: an answer that
+        took longer than CLOCK_WITHIN_MS is asked for again, and the fastest counts."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return
-        before_ms = time.time_ns() // 1_000_000
-        store_ms = await store_now_ms(client.store)
-        after_ms = time.time_ns() // 1_000_000
-        if store_ms:
-            self._off_ms = store_ms - (before_ms + after_ms) // 2
+        found: list[tuple[int, int]] = []
+        for _ in range(CLOCK_TRIES):
+            before_ms = time.time_ns() // 1_000_000
+            store_ms = await store_now_ms(client.store)
+            after_ms = time.time_ns() // 1_000_000
+            if store_ms:
+                found.append((after_ms - before_ms, store_ms - (before_ms + after_ms) // 2))
+                if after_ms - before_ms <= CLOCK_WITHIN_MS:
+                    break
+        if found:
+            _, self._off_ms = min(found)
             self._measured_s = now_s
 
 

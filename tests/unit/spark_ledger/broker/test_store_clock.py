@@ -1,0 +1,58 @@
+"""How far this machine's clock is from the metadata store's: what an answer that took long says."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger.broker import broker
+from spark_ledger.broker.broker import CLOCK_TRIES, StoreClock
+
+OFF_MS = 7_000  # of the store's clock, ahead of this machine's
+
+
+class Clocks:
+    """This machine's and the store's, which tells its own after the first time and answers after
+    the second, of each question."""
+
+    store = None
+
+    def __init__(self, *answers_ms):
+        self.now_ms = 1_000_000
+        self.answers_ms = [*answers_ms]
+
+    def time_ns(self):
+        return self.now_ms * 1_000_000
+
+    async def store_now_ms(self, _):
+        there_ms, back_ms = self.answers_ms.pop(0)
+        self.now_ms += there_ms
+        told_ms = self.now_ms + OFF_MS
+        self.now_ms += back_ms
+        return told_ms
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    def measured(*answers_ms):
+        """By how much the clock is wrong then, and how many questions were left."""
+        clocks, clock = Clocks(*answers_ms), StoreClock()
+        monkeypatch.setattr(broker, "store_now_ms", clocks.store_now_ms)
+        monkeypatch.setattr(broker, "time", clocks)
+        asyncio.run(clock.measure(clocks))
+        return clock.now_ms() - (clocks.now_ms + OFF_MS), len(clocks.answers_ms)
+
+    return measured
+
+
+def test_an_answer_that_comes_soon_is_asked_for_once(measured):
+    assert measured((2, 2), (2, 2)) == (0, 1)
+
+
+def test_an_answer_that_was_held_up_does_not_count_where_another_comes_sooner(measured):
+    assert measured((2, 1000), (1000, 2), (5, 3)) == (1, 0)
+
+
+def test_of_answers_that_are_all_slow_the_fastest_counts(measured):
+    answers_ms = [(100, 400)] * CLOCK_TRIES
+    answers_ms[1] = (50, 10)
+    assert measured(*answers_ms) == (20, 0)
