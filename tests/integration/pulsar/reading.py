@@ -156,9 +156,9 @@ def a_consumer_seeks_by_time(case: Case) -> None:
     producer = case.client.create_producer(topic, batching_enabled=False)
     before_ms = int(time.time() * 1000) - 60_000
     sent(producer, numbered(3))
-    time.sleep(0.2)
+    time.sleep(0.5)
     middle_ms = int(time.time() * 1000)
-    time.sleep(0.2)
+    time.sleep(0.5)
     sent(producer, [b"3", b"4"])
     received(consumer, 5)
     consumer.seek(middle_ms)
