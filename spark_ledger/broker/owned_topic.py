@@ -402,10 +402,18 @@ class OwnedTopic:
                 self._aside(self._release(name))
         self._aside(consumer.close())
 
-    def _aside(self, doing: Coroutine[Any, Any, None]) -> None:
+    async def released(self, name: str) -> None:
+        """Return once the subscription, if nobody uses it here any more, is written and released:
+        after RELEASE_S at most. One that was sought is kept for the consumers it sent away."""
+        subscription = self._subscriptions.get(name)
+        if subscription is not None and not subscription.used and not subscription.sought:
+            await asyncio.wait([self._aside(self._release(name))])  # it goes on without its client
+
+    def _aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(doing)
         self._beside[task] = None
         task.add_done_callback(lambda done: self._beside.pop(done, None))
+        return task
 
     async def _release(self, name: str) -> None:
         subscription = self._subscriptions.get(name)

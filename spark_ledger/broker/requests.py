@@ -298,7 +298,9 @@ def _of(connection: Client, part: Any) -> tuple[Consumer, OwnedTopic, str]:
 async def _close_consumer(connection: Client, part: Any) -> None:
     found = connection.consumers.get(part.consumer_id)
     if found is not None:
-        connection.forget_consumer(found[0])
+        consumer, topic, name = found
+        connection.forget_consumer(consumer)
+        await topic.released(name)  # what it acknowledged is durable, and a query may be the next
     _reply(connection, part, "success")
 
 

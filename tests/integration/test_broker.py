@@ -273,6 +273,21 @@ def test_a_cumulative_ack_in_the_middle_is_where_the_next_consumer_begins(client
     assert client.subscribe(name, "s").receive(TIMEOUT_MS).data() == b"7"
 
 
+def test_once_close_returned_the_positions_are_durable_and_a_query_may_have_the_subscription(
+    client, topics, name
+):
+    topic_id = topics.run(topics.client.topics.create(name)).id
+    producer = client.create_producer(name)
+    earliest = pulsar.InitialPosition.Earliest
+    for count in range(1, 6):
+        producer.send(b"one")
+        consumer = client.subscribe(name, "s", initial_position=earliest)
+        received(consumer, 1)
+        consumer.close()
+        (listed,) = topics.run(topics.client.subscriptions.list(topic_id, exact=True))
+        assert (listed.live, dict(listed.positions)) == (False, {0: count})
+
+
 def test_of_failover_consumers_one_is_active_and_the_next_goes_on(client, cluster, name):
     producer = client.create_producer(name)
     failover = pulsar.ConsumerType.Failover

@@ -46,8 +46,8 @@ class Ours:
 @pytest.fixture(scope="module")
 def world(cluster, tmp_path_factory):
     """With a second broker, which makes no topics."""
-    options = ["--parent-pipe", "--broker-port", "0", "--no-auto-create"]
-    options += ["--service-url", cluster.service_url]
+    options = ["--parent-pipe", "--broker-port", "0", "--admin-port", "0"]
+    options += ["--no-auto-create", "--service-url", cluster.service_url]
     command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
     log = tmp_path_factory.mktemp("closed") / "broker.log"
     url = cluster.broker_url
