@@ -179,7 +179,7 @@ class LocalProcess:
             self._child.wait(self.STOP_TIMEOUT_S)
 
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 
 
 class LocalBookie(LocalProcess):
@@ -257,9 +257,6 @@ def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return json.dumps([str(each) for each in value], ensure_ascii=False)
     return str(value)
-
-
-START_TIMEOUT_S = 60.0
 
 
 class LocalBroker(LocalProcess):
