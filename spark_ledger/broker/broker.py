@@ -78,13 +78,18 @@ class StoreClock:
             return
         found: list[tuple[int, int]] = []
         for _ in range(CLOCK_TRIES):
-            before_ms = time.time_ns() // 1_000_000
-            store_ms = await store_now_ms(client.store)
-            after_ms = time.time_ns() // 1_000_000
+            asked_ms, asked_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
+            try:
+                store_ms = await store_now_ms(client.store)
+            except StoreError:
+                if not found:
+                    raise
+                break
+            took_ms = (time.monotonic_ns() - asked_ns) // 1_000_000
             if store_ms:
-                found.append((after_ms - before_ms, store_ms - (before_ms + after_ms) // 2))
-                if after_ms - before_ms <= CLOCK_WITHIN_MS:
-                    break
+                found.append((took_ms, store_ms - asked_ms - took_ms // 2))
+            if store_ms and took_ms <= CLOCK_WITHIN_MS:
+                break
         if found:
             _, self._off_ms = min(found)
             self._measured_s = now_s

@@ -28,6 +28,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 LOOK_S = 5.0
 RELEASE_S = 5.0
+LET_GO_S = 1.0
+"""A consumer's close waits no longer until its subscription is free."""
 EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
 DECIDE_S = 10.0
 COME_BACK_S = 10.0
@@ -403,11 +405,12 @@ class OwnedTopic:
         self._aside(consumer.close())
 
     async def released(self, name: str) -> None:
-        """Return once the subscription, if nobody uses it here any more, is written and released:
-        after RELEASE_S at most. One that was sought is kept for the consumers it sent away."""
+        """Wait until a subscription that nobody uses here any more is written and released, for
+        LET_GO_S at most; it is released all the same. One that was sought is kept for the
+        consumers that it sent away."""
         subscription = self._subscriptions.get(name)
         if subscription is not None and not subscription.used and not subscription.sought:
-            await asyncio.wait([self._aside(self._release(name))])  # it goes on without its client
+            await asyncio.wait([self._aside(self._release(name))], timeout=LET_GO_S)
 
     def _aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(doing)

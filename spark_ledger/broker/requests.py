@@ -300,7 +300,7 @@ async def _close_consumer(connection: Client, part: Any) -> None:
     if found is not None:
         consumer, topic, name = found
         connection.forget_consumer(consumer)
-        await topic.released(name)  # what it acknowledged is durable, and a query may be the next
+        await topic.released(name)  # a query may begin behind the last one
     _reply(connection, part, "success")
 
 

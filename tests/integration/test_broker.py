@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.owned_topic import LET_GO_S
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
@@ -25,6 +26,7 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.write import TaskSettings
+from tests.integration.test_store_contract import frozen
 from tests.kit.processes import eventually
 from tests.kit.rows import parts_of
 
@@ -273,19 +275,37 @@ def test_a_cumulative_ack_in_the_middle_is_where_the_next_consumer_begins(client
     assert client.subscribe(name, "s").receive(TIMEOUT_MS).data() == b"7"
 
 
-def test_once_close_returned_the_positions_are_durable_and_a_query_may_have_the_subscription(
-    client, topics, name
+def test_a_close_waits_until_its_subscription_is_free_but_not_long_where_zookeeper_does_not_answer(
+    fresh_cluster, name
 ):
+    cluster = fresh_cluster(bookies=3)
+    topics = blocking.topics(cluster.service_url)
     topic_id = topics.run(topics.client.topics.create(name)).id
-    producer = client.create_producer(name)
-    earliest = pulsar.InitialPosition.Earliest
-    for count in range(1, 6):
-        producer.send(b"one")
+
+    def listed():
+        (one,) = topics.run(topics.client.subscriptions.list(topic_id))
+        return one.live, dict(one.positions)
+
+    def read(client):
+        earliest = pulsar.InitialPosition.Earliest
         consumer = client.subscribe(name, "s", initial_position=earliest)
         received(consumer, 1)
-        consumer.close()
-        (listed,) = topics.run(topics.client.subscriptions.list(topic_id, exact=True))
-        assert (listed.live, dict(listed.positions)) == (False, {0: count})
+        return consumer
+
+    with connected(cluster.broker_url) as client:
+        producer = client.create_producer(name)
+        for _ in range(3):
+            producer.send(b"one")
+        read(client).close()
+        assert listed() == (False, {0: 1})
+        read(client).close()
+        assert listed() == (False, {0: 2})
+        consumer = read(client)
+        with frozen(cluster.zookeeper):
+            began_s = time.monotonic()
+            consumer.close()
+            assert LET_GO_S <= time.monotonic() - began_s < 20
+        assert eventually(lambda: listed() == (False, {0: 3}))
 
 
 def test_of_failover_consumers_one_is_active_and_the_next_goes_on(client, cluster, name):

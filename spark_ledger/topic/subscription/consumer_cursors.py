@@ -120,9 +120,10 @@ class ConsumerCursor:
         self._cursors.changed()
 
     def leave(self) -> None:
-        """Nobody uses it at this broker; written soon."""
+        """Nobody uses it at this broker; written soon, and released then."""
         self.used = False
         self.told += 1
+        self._cursors.changed()
 
     def end(self, why: str) -> None:
         """It writes nothing more, but for what is under way."""
@@ -314,13 +315,16 @@ class ConsumerCursors:
 
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Nobody uses it here: write where it is, and let it go: it fails. What cannot be written
-        in time is left as it is."""
+        in time is written later, as soon as that goes, unless it was opened again."""
         cursor.leave()
         cursor.on_failure = _nothing
-        with suppress(errors.LedgerError):
+        try:
             await self.written(cursor, timeout_s)
-        cursor.end("was released")
-        self._forget_failed([cursor])
+        except errors.Unavailable as error:
+            _log.warning("subscription '%s' is released later: %s", cursor.name, error)
+        except errors.LedgerError:
+            pass  # it is another's, or was deleted
+        self._end_released([cursor])
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Return once what it was told before this call is durable: it may be told more all the
@@ -375,10 +379,17 @@ class ConsumerCursors:
                 for one in [one for one in dirty if one.goes_back]:
                     await self._write([one])
                 await self._write([one for one in dirty if not one.goes_back])
+                self._end_released(some)
             except (StoreError, errors.LedgerError) as error:
                 _log.warning("where consumers are is written later: %s", error)
             if any(one.dirty or one.doubt for one in some):
                 self.changed()
+
+    def _end_released(self, some: list[ConsumerCursor]) -> None:
+        for one in some:
+            if not (one.used or one.dirty or one.doubt):
+                one.end("was released")
+        self._forget_failed(some)
 
     def _forget_failed(self, some: list[ConsumerCursor]) -> None:
         for one in some:

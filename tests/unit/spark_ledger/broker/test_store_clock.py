@@ -6,7 +6,9 @@ import pytest
 
 from spark_ledger.broker import broker
 from spark_ledger.broker.broker import CLOCK_TRIES, StoreClock
+from spark_ledger.metadata.store import StoreUnavailable
 
+NEVER = -1
 OFF_MS = 7_000  # of the store's clock, ahead of this machine's
 
 
@@ -23,8 +25,12 @@ class Clocks:
     def time_ns(self):
         return self.now_ms * 1_000_000
 
+    monotonic_ns = time_ns
+
     async def store_now_ms(self, _):
         there_ms, back_ms = self.answers_ms.pop(0)
+        if back_ms == NEVER:
+            raise StoreUnavailable("no answer")
         self.now_ms += there_ms
         told_ms = self.now_ms + OFF_MS
         self.now_ms += back_ms
@@ -56,3 +62,9 @@ def test_of_answers_that_are_all_slow_the_fastest_counts(measured):
     answers_ms = [(100, 400)] * CLOCK_TRIES
     answers_ms[1] = (50, 10)
     assert measured(*answers_ms) == (20, 0)
+
+
+def test_an_answer_counts_where_the_next_does_not_come(measured):
+    assert measured((100, 100), (5, NEVER), (5, 5)) == (0, 1)
+    with pytest.raises(StoreUnavailable):
+        measured((5, NEVER), (5, 5))

@@ -277,6 +277,38 @@ def test_a_released_one_is_free_and_its_positions_stay():
     play_here(act)
 
 
+def test_what_is_not_released_in_time_is_written_and_free_once_the_store_answers():
+    async def act(stage):
+        a = await broker(stage, "a")
+        at_a = await a.open()
+        await at_a.adopt(1, 1)
+        at_a.advance(1, 8)
+        stage.world.store.stall(8)
+        await a.cursors.release(at_a, 2)
+        assert at_a.failure is None
+        await asyncio.sleep(10)
+        (listed,) = await stage.client.subscriptions.list(stage.topic.id)
+        assert (listed.live, listed.positions[1]) == (False, 8)
+        with pytest.raises(errors.LedgerFenced, match="was released"):
+            at_a.check()
+
+    play_here(act)
+
+
+def test_one_that_is_opened_again_before_it_was_released_stays_in_use():
+    async def act(stage):
+        a = await broker(stage, "a")
+        before = await a.open()
+        stage.world.store.stall(8)
+        await a.cursors.release(before, 2)
+        again = await a.open()
+        await asyncio.sleep(10)
+        assert again.failure is None
+        assert await stage.client.subscriptions.used_by_consumers(stage.topic.id, NAME)
+
+    play_here(act)
+
+
 def test_a_step_back_fails_a_trim_that_was_planned_before_it():
     async def act(stage):
         a = await broker(stage, "a")
