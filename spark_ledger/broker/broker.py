@@ -71,8 +71,9 @@ class StoreClock:
         return time.time_ns() // 1_000_000 + self._off_ms
 
     async def measure(self, client: TopicClient) -> None:
-        """Anew every CLOCK_EVERY_S. It may be wrong by half of what the answer took: an answer that
-        took longer than CLOCK_WITHIN_MS is asked for again, and the fastest counts."""
+        """Measure again, CLOCK_EVERY_S after the last time. The clock may be wrong by half of what
+        the answer took: after an answer that took longer than CLOCK_WITHIN_MS the store is asked
+        again, and the fastest answer counts. Raises StoreError where there is none."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return

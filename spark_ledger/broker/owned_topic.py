@@ -29,7 +29,7 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 LOOK_S = 5.0
 RELEASE_S = 5.0
 LET_GO_S = 1.0
-"""A consumer's close waits no longer until its subscription is free."""
+"""So long a consumer's close waits at most until its subscription is free."""
 EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
 DECIDE_S = 10.0
 COME_BACK_S = 10.0

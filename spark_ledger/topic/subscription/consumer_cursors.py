@@ -314,8 +314,8 @@ class ConsumerCursors:
         return False
 
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
-        """Nobody uses it here: write where it is, and let it go: it fails. What cannot be written
-        in time is written later, as soon as that goes, unless it was opened again."""
+        """Nobody uses it here: write where it is, and let it go: it fails. What the store does not
+        take in time is written once the store does, unless the subscription is opened again."""
         cursor.leave()
         cursor.on_failure = _nothing
         try:
@@ -323,7 +323,7 @@ class ConsumerCursors:
         except errors.Unavailable as error:
             _log.warning("subscription '%s' is released later: %s", cursor.name, error)
         except errors.LedgerError:
-            pass  # it is another's, or was deleted
+            pass  # released by `_work` meanwhile, taken by another broker, sought or deleted
         self._end_released([cursor])
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
@@ -361,8 +361,10 @@ class ConsumerCursors:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._changed.wait()
             self._changed.clear()
+            some = list(self._open.values())
             try:
-                await self._round(list(self._open.values()))
+                await self._round(some)
+                self._end_released(some)
             except Exception:  # a defect: the next round is made all the same
                 _log.exception("where consumers are is not written")
             await asyncio.sleep(WRITE_EVERY_S)
@@ -379,13 +381,13 @@ class ConsumerCursors:
                 for one in [one for one in dirty if one.goes_back]:
                     await self._write([one])
                 await self._write([one for one in dirty if not one.goes_back])
-                self._end_released(some)
             except (StoreError, errors.LedgerError) as error:
                 _log.warning("where consumers are is written later: %s", error)
             if any(one.dirty or one.doubt for one in some):
                 self.changed()
 
     def _end_released(self, some: list[ConsumerCursor]) -> None:
+        """What nobody uses and is written fails, and is forgotten."""
         for one in some:
             if not (one.used or one.dirty or one.doubt):
                 one.end("was released")

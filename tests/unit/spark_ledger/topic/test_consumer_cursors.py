@@ -295,20 +295,6 @@ def test_what_is_not_released_in_time_is_written_and_free_once_the_store_answers
     play_here(act)
 
 
-def test_one_that_is_opened_again_before_it_was_released_stays_in_use():
-    async def act(stage):
-        a = await broker(stage, "a")
-        before = await a.open()
-        stage.world.store.stall(8)
-        await a.cursors.release(before, 2)
-        again = await a.open()
-        await asyncio.sleep(10)
-        assert again.failure is None
-        assert await stage.client.subscriptions.used_by_consumers(stage.topic.id, NAME)
-
-    play_here(act)
-
-
 def test_a_step_back_fails_a_trim_that_was_planned_before_it():
     async def act(stage):
         a = await broker(stage, "a")
