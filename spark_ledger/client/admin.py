@@ -142,7 +142,8 @@ class Admin:
         return self._run(self._client.topics.set_namespace(namespace, changes))
 
     def truncate(self, topic: str, *, force: bool = False) -> Trimmed:
-        """Remove all committed rows; the next row gets the next offset. See `trim`."""
+        """Remove all committed rows; the next row gets the next offset. Durable on
+        return, errors: as `trim`."""
         return self._run(self._topics.trim(topic, End.LATEST, force=force))
 
     def trim(self, topic: str, before: Place, *, force: bool = False) -> Trimmed:
@@ -193,8 +194,9 @@ class Admin:
         retention does not keep, delete ledgers that no topic needs, close those that writers left
         open, merge small segments. With `dry_run` only the report. Without `force` it deletes no
         more than a tenth of the ledgers merely because no topic refers to them. What only passes
-        that follow each other can tell (a writer that fell silent) is left to the cluster. Raises
-        errors.Unavailable; what fails for one topic is in the report's `problems`."""
+        that follow each other can tell (a writer that fell silent) is left to the cluster. Durable
+        on return: what the report says was done. Raises errors.Unavailable; what fails for one
+        topic is in the report's `problems`."""
 
         async def work() -> UpkeepReport:
             upkeep = Upkeep(self._client)

@@ -171,11 +171,16 @@ def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
 
 
 def test_a_call_that_waits_behind_one_that_hangs_is_given_up_and_never_made():
-    made, go = [], threading.Event()
+    made, begun, go = [], threading.Event(), threading.Event()
+
+    def hang():
+        begun.set()
+        go.wait(30)
 
     async def main():
         threads = DiskThreads(1, "disk", IoDeadline(LIMIT_S))
-        hanging, waiting = threads.run(go.wait, 30), threads.run(made.append, 1)
+        hanging, waiting = threads.run(hang), threads.run(made.append, 1)
+        await until(begun.is_set)  # a call that is given up before is not made: it hangs nobody
         await too_long()
         for each in (hanging, waiting):
             with pytest.raises(DiskHung):
