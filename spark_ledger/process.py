@@ -24,7 +24,7 @@ from spark_ledger.errors import ClientClosed, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.placement import resolve
 from spark_ledger.metadata import cluster
-from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store import MetadataStore, StoreError
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -216,23 +216,35 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     )
     directory = BookieDirectory(metadata, settings.directory_refresh_s)
     try:
-        if await cluster.read(metadata) is None:
-            raise Unavailable(
-                f"ZooKeeper answers, but there is no cluster at {service_url}",
-                "Check the root, the part after the port.",
-            )
+        await cluster_at(metadata, service_url)
         await directory.start()
     except BaseException as failure:  # given up by the caller, too: the session must end
         await metadata.close()
         if isinstance(failure, StoreError):
             text = f"the bookies of {service_url} cannot be listed: {failure!r}"
             raise Unavailable(text) from failure
-        if isinstance(failure, cluster.BadClusterRecord):
-            raise UnsupportedFormat(f"the cluster at {service_url}: {failure}") from failure
         raise
     bookies = BookieClient(FrameNetwork(), directory, settings)
     rng = random.Random(os.urandom(16))
     return LedgerStore(metadata, bookies, directory, settings, rng, placement)
+
+
+async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.Cluster:
+    """The cluster at the root of the store that `service_url` names.
+
+    Raises Unavailable when there is none (an empty answer of such a store means nothing),
+    UnsupportedFormat when the cluster's record is damaged or of a later version, StoreError.
+    """
+    try:
+        here = await cluster.read(metadata)
+    except cluster.BadClusterRecord as error:
+        raise UnsupportedFormat(f"the cluster at {service_url}: {error}") from error
+    if here is None:
+        raise Unavailable(
+            f"ZooKeeper answers, but there is no cluster at {service_url}",
+            "Check the root, the part after the port.",
+        )
+    return here
 
 
 def end_with_parent() -> None:

@@ -260,9 +260,11 @@ async def alive(service_url: str) -> list[dict[str, str | int]]:
 async def _of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
     from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
+    from spark_ledger.process import cluster_at
 
     store = await connect(service_url, make_root=False)
     try:
+        await cluster_at(store, service_url)
         return await ask(store)
     except StoreUnavailable as error:
         raise Unavailable(str(error), "Its ZooKeeper is down, or very slow: try again.") from None

@@ -30,6 +30,10 @@ TRIES_MAX = 30
 CALLS_AT_ONCE = 64
 LONG_AGO_MS = 0
 CLOCK_TRIES_MAX = 5
+REFUSED = (
+    "The store is up, and what it holds does not fit: check that the service URL is this cluster's,"
+    " and that no older backup of the store was restored."
+)
 _PAUSE_S = 0.004
 _PAUSE_S_MAX = 1.0
 
@@ -114,12 +118,17 @@ async def names_in(store: MetadataStore, folder: str) -> list[str]:
 
 @contextmanager
 def reachable(doing: str) -> Iterator[None]:
-    """The store's failures as errors.Unavailable, saying what was being done."""
+    """The store's failures as errors.Unavailable, with what was being done: a store that did not
+    answer is not one that answered and refused."""
     try:
         yield
-    except StoreError as error:
+    except (StoreUnavailable, OutcomeUnknown) as error:
         raise errors.Unavailable(
             f"the metadata store did not answer while {doing}: {error}"
+        ) from error
+    except StoreError as error:
+        raise errors.Unavailable(
+            f"the metadata store refused a request while {doing}: {error!r}", REFUSED
         ) from error
 
 

@@ -7,18 +7,19 @@ Always true:
 - a write is sent at most once; once sent, losing the connection, the session or patience before
   its response is OutcomeUnknown; before it is sent, StoreUnavailable;
 - a watch asked for twice by the same function on the same path is one watch;
-- while ZooKeeper is away reads, and writes that were not sent, wait: until `outage_timeout_s` after
-  the outage began, and `call_timeout_s` at least. An outage begins when contact is lost or, where
-  the connection stands and nothing comes, with the oldest call without a response; the next
-  response ends it. Something is said only where there is an `outage_timeout_s`, and while a call
-  waits: after NOTICE_S, every REPEAT_S, and at the end.
+- while ZooKeeper is away reads, and writes that were not sent, wait as outage.py has it;
+- a server that closes every connection without a greeting refuses, which errors say: it has no
+  quorum, or its data are older than what this process has seen (a restored backup). After
+  FORGET_SESSIONS times the session's timeout this process no longer insists on what it has seen:
+  the session is then another one, and what it reads shows which store that is.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from kazoo.protocol.states import KazooState
 
 from spark_ledger.config import ServiceUrl, parse
 from spark_ledger.errors import Unavailable
+from spark_ledger.metadata.outage import Outage
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     VALUE_BYTES_MAX,
@@ -56,8 +58,11 @@ CLOSE_TIMEOUT_S = 5.0
 HANDSHAKE_S = 2.0
 """Patience for an address to greet; doubled each time it is in vain, up to the session's timeout.
 A server that is just starting may take a connection and never respond on it."""
+FORGET_SESSIONS = 1.5
+"""A session of an older store, which its snapshot may hold, has ended by then."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
+_log = logging.getLogger(__name__)
 _LOST_CONTACT = (zk.ConnectionLoss, zk.SessionExpiredError, zk.OperationTimeoutError)
 _MEANINGS: tuple[tuple[type[Exception], type[StoreError]], ...] = (
     (zk.NoNodeError, NoNode),
@@ -94,9 +99,14 @@ async def connect(
         async with asyncio.timeout(connect_timeout_s):
             await store.start(make_root)
     except (TimeoutError, StoreError) as error:
+        refused = store.refused
         store.abandon()
+        within = f"within {connect_timeout_s:g} s"
+        what = f"ZooKeeper at {url} closes every connection without a greeting, {within}"
         raise Unavailable(
-            f"no ZooKeeper answers at {url} within {connect_timeout_s:g} s", service_url=str(url)
+            what if refused else f"no ZooKeeper answers at {url} {within}",
+            "Its quorum is missing, or it is starting: its own log tells." if refused else None,
+            service_url=str(url),
         ) from error
     except BaseException:
         store.abandon()
@@ -110,11 +120,19 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     hand over to the event loop.
 
     Waits for a connection to be made and greeted only HANDSHAKE_S at first: kazoo would wait for
-    the whole timeout of the session, and so lose it."""
+    the whole timeout of the session, and so lose it.
 
-    def __init__(self) -> None:
+    `refused_since_s` (monotonic): since when the server closes each connection without a greeting;
+    None while it greets, hangs or cannot be reached. `forget` is called once that has lasted
+    `forget_after_s`, on the connection's thread, before it connects again."""
+
+    def __init__(self, forget_after_s: float, forget: Callable[[], None]) -> None:
         super().__init__()
+        self.refused_since_s: float | None = None
+        self._forget_after_s = forget_after_s
+        self._forget = forget
         self._greeted = False
+        self._awaits_greeting = False
         self._patience_s = HANDSHAKE_S
 
     def met(self, connected: bool) -> None:
@@ -122,14 +140,34 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         self._greeted = connected
         if connected:
             self._patience_s = HANDSHAKE_S
+            self._awaits_greeting, self.refused_since_s = False, None
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
+        self._note_refusal()
         limit = min(timeout, self._patience_s)
         try:
-            return super().create_connection(*args, timeout=limit, **kwargs)
+            connection = super().create_connection(*args, timeout=limit, **kwargs)
         except TimeoutError:
             self._patience_s *= 2
+            self.refused_since_s = None
             raise
+        except OSError:
+            self.refused_since_s = None
+            raise
+        self._awaits_greeting = True
+        return connection
+
+    def _note_refusal(self) -> None:
+        """The connection before this one, if the server closed it without a greeting."""
+        if not self._awaits_greeting:
+            return
+        self._awaits_greeting = False
+        now_s = time.monotonic()
+        if self.refused_since_s is None:
+            self.refused_since_s = now_s
+        elif now_s - self.refused_since_s >= self._forget_after_s:
+            self.refused_since_s = now_s
+            self._forget()
 
     def select(self, readers: Any, writers: Any, others: Any, timeout: float) -> Any:
         if self._greeted:
@@ -137,6 +175,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         found = super().select(readers, writers, others, min(timeout, self._patience_s))
         if not any(found):
             self._patience_s *= 2
+            self._awaits_greeting, self.refused_since_s = False, None
         return found
 
     @property
@@ -224,8 +263,9 @@ class ZooKeeperStore:
         self._session_id = 0
         self._listeners: list[Callable[[SessionState], None]] = []
         self._closed = False
-        self._outage = Outage(f"ZooKeeper at {url}", call_timeout_s, outage_timeout_s)
-        self._handler = _InOrder()
+        self._where = f"ZooKeeper at {url}"
+        self._outage = Outage(self._why_silent, call_timeout_s, outage_timeout_s)
+        self._handler = _InOrder(FORGET_SESSIONS * session_timeout_s, self._forget_seen)
         self._client = KazooClient(
             hosts=",".join(url.hosts),
             timeout=session_timeout_s,
@@ -254,6 +294,27 @@ class ZooKeeperStore:
 
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server takes connections and closes each without a greeting."""
+        return self._handler.refused_since_s is not None
+
+    def _why_silent(self) -> str:
+        if self.refused:
+            return (
+                f"{self._where} closes every connection (it has no quorum, or its data are older"
+                " than what this process has read: a restored backup) and"
+            )
+        return self._where
+
+    def _forget_seen(self) -> None:
+        """Let a server take this process whose last transaction is an earlier one than this
+        process has seen: ZooKeeper refuses it for ever otherwise."""
+        _log.warning(
+            "%s did not take the session; it is tried as a new process would", self._why_silent()
+        )
+        self._client.last_zxid = 0
 
     def _heard_of_session(self, state: str) -> None:
         self._handler.met(state == KazooState.CONNECTED)
@@ -492,92 +553,3 @@ def _quieten_kazoo() -> None:
     logger = logging.getLogger("kazoo")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
-
-
-NOTICE_S = 5.0
-REPEAT_S = 30.0
-
-_log = logging.getLogger(__name__)
-
-
-class Outage:
-    """Of one connection, on its event loop; `where` is the store, for people."""
-
-    def __init__(self, where: str, call_timeout_s: float, timeout_s: float) -> None:
-        self._where = where
-        self._call_timeout_s = call_timeout_s
-        self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._lost_s: float | None = self._loop.time()
-        self._calls: dict[object, tuple[float, str]] = {}  # oldest first: since when, what for
-        self._told_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def lost(self) -> None:
-        """There is no contact."""
-        if self._lost_s is None:
-            self._lost_s = self._loop.time()
-
-    def regained(self) -> None:
-        """There is contact again."""
-        self._lost_s = None
-
-    def responded(self) -> None:
-        """A response came."""
-        if self._told_s is not None:
-            away_s = self._loop.time() - self._told_s
-            _log.warning("%s answers again, after %.0f s", self._where, away_s)
-            self._told_s = None
-
-    @contextmanager
-    def call(self, doing: str) -> Iterator[float]:
-        """One call, whatever becomes of it: when it began."""
-        began_s = self._loop.time()
-        call = object()
-        self._calls[call] = (began_s, doing)
-        if self._timer is None and self._timeout_s:
-            self._timer = self._loop.call_later(NOTICE_S, self._look)
-        try:
-            yield began_s
-        finally:
-            del self._calls[call]
-
-    def until(self, began_s: float) -> float:
-        """How long a call that began then waits."""
-        since_s = began_s if self._lost_s is None else self._lost_s
-        return max(began_s + self._call_timeout_s, since_s + self._timeout_s)
-
-    def over(self, began_s: float) -> bool:
-        """Whether a call that began then has waited long enough."""
-        return self._loop.time() >= self.until(began_s)
-
-    def why(self, doing: str, began_s: float) -> str:
-        """What a call that waited long enough says."""
-        text = f"{self._where} did not answer for {self._loop.time() - began_s:.0f} s ({doing})"
-        if self._timeout_s:
-            text += f"; option outageTimeout is {self._timeout_s:g} s"
-        return text
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        """Say what waits, if it has for long; look again while something may."""
-        self._timer = None
-        if not self._calls:
-            return
-        now_s = self._loop.time()
-        began_s, doing = next(iter(self._calls.values()))
-        pause_s = began_s + NOTICE_S - now_s
-        if pause_s <= 0:
-            since_s = began_s if self._lost_s is None else self._lost_s
-            self._told_s = since_s if self._told_s is None else self._told_s
-            _log.warning(
-                "%s has not answered for %.0f s; calls that wait: %d, the oldest for %s, for %.0f s"
-                " more (option outageTimeout is %g s)",
-                *(self._where, now_s - since_s, len(self._calls), doing),
-                *(max(0.0, self.until(began_s) - now_s), self._timeout_s),
-            )
-            pause_s = REPEAT_S
-        self._timer = self._loop.call_later(pause_s, self._look)

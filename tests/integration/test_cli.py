@@ -96,6 +96,15 @@ def test_a_cluster_that_never_had_a_broker_has_none(fresh_cluster):
     assert "no brokers" in succeeds("status", *url)
 
 
+@pytest.mark.parametrize("verb", [("status",), ("bookie", "list"), ("broker", "list")])
+def test_where_there_is_no_cluster_a_list_is_an_error_and_not_empty(
+    cluster: LocalCluster, verb: tuple[str, ...]
+):
+    elsewhere = f"zk://{cluster.zookeeper.address}/elsewhere"
+    error = fails(*verb, "--service-url", elsewhere)
+    assert f"there is no cluster at {elsewhere}" in error
+
+
 def test_what_is_up_already_is_said_with_the_remedy(up):
     ports = ("--port", free_port(), "--broker-port", free_port(), "--admin-port", free_port())
     assert "up already" in fails("up", "--data-dir", up[0], *ports)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -241,6 +242,44 @@ def test_a_lost_session_is_told_and_followed_by_a_new_one(
         await other.close()
 
     asyncio.run(scenario())
+
+
+def test_a_session_that_an_older_store_refuses_is_named_so_and_followed_by_a_new_one(
+    tmp_path: Path,
+) -> None:
+    """ZooKeeper closes the connection of a client that has seen a later transaction than it has."""
+    server = EmbeddedZooKeeper(tmp_path / "zookeeper")
+    server.start()
+
+    async def scenario() -> None:
+        url = f"zk://{server.address}/restored"
+        store = await connect(url, session_timeout_s=2, call_timeout_s=1)
+        await store.create("/before", b"")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(shutil.copytree, tmp_path / "zookeeper", tmp_path / "copy")
+        await asyncio.to_thread(server.start)
+        await answered(store.sync)
+        for number in range(50):
+            await store.create(f"/after-{number}", b"")
+        first, renewed = store.session_id, Bell()
+        store.add_session_listener(lambda now: renewed() if now is SessionState.CONNECTED else None)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(shutil.rmtree, tmp_path / "zookeeper")
+        await asyncio.to_thread(shutil.move, tmp_path / "copy", tmp_path / "zookeeper")
+        await asyncio.to_thread(server.start)
+        with pytest.raises(StoreUnavailable, match="closes every connection"):
+            await store.get("/before")
+        await renewed.rung()
+        assert store.session_id not in (0, first)
+        with pytest.raises(NoNode):
+            await answered(lambda: store.get("/after-0"))
+        await store.get("/before")
+        await store.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
 
 
 def end_session(zookeeper: EmbeddedZooKeeper, store: ZooKeeperStore) -> None:

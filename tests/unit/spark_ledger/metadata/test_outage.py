@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from spark_ledger.metadata.zookeeper import Outage
+from spark_ledger.metadata.outage import Outage
 from tests.unit.spark_ledger.ledger.fakes import simulated
 
 
@@ -16,7 +16,7 @@ def said(caplog):
 
 
 def outage(timeout_s: float = 300.0) -> Outage:
-    made = Outage("the store", 15.0, timeout_s)
+    made = Outage(lambda: "the store", 15.0, timeout_s)
     made.regained()
     return made
 
