@@ -96,7 +96,8 @@ def taken(queue: deque[Waiting], bytes_max: int, rows_max: int) -> tuple[list[Wa
 
 
 class SequenceIds:
-    """Of one partition; `of_segment` are those that are stored in the segment at hand."""
+    """Of one partition; `of_segment` are those that are stored in the segment at hand, the producer
+    that sent last at the end."""
 
     def __init__(self) -> None:
         self.of_segment: dict[str, int] = {}
@@ -139,7 +140,7 @@ class SequenceIds:
             return
         name, last = run.producer_name, run.last_sequence_id
         self._stored[name] = max(last, self._stored.get(name, last))
-        self.of_segment[name] = max(last, self.of_segment.get(name, last))
+        self.of_segment[name] = max(last, self.of_segment.pop(name, last))
         if self._again:
             waiting, self._again = self._again, deque()
             for one in waiting:

@@ -107,11 +107,11 @@ class LagListener(StreamingQueryListener):
 
     def _keep(self, lag: QueryLag) -> None:
         with self._lock:
-            if lag.query_id not in self._lags:
-                while len(self._lags) >= QUERIES_KEPT:
-                    del self._lags[next(iter(self._lags))]
-                self._lags[lag.query_id] = deque(maxlen=LAGS_KEPT)
-            self._lags[lag.query_id].append(lag)
+            lags = self._lags.pop(lag.query_id, None) or deque(maxlen=LAGS_KEPT)
+            lags.append(lag)
+            self._lags[lag.query_id] = lags  # at the end: the query heard of longest ago goes
+            while len(self._lags) > QUERIES_KEPT:
+                del self._lags[next(iter(self._lags))]
 
 
 def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:

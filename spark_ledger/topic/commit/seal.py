@@ -19,6 +19,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
+from spark_ledger.topic.log.state import PRODUCERS_MAX
 
 EVENT_MS_MAX = 2**62
 """What producers sent is not decoded to seal it: its event times may be any."""
@@ -67,7 +68,8 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
 
 
 async def _read_producers(reader: AsyncLedgerReader, ids: range, producers: dict[str, int]) -> None:
-    """How far each producer has come with the batches of these entries."""
+    """How far each producer has come with the batches of these entries, the one that sent last at
+    the end."""
     from spark_ledger.topic.entry import pulsar_batch
 
     async with aclosing(reader.read_entries(ids, known_confirmed=ids.stop - 1)) as runs:
@@ -77,7 +79,7 @@ async def _read_producers(reader: AsyncLedgerReader, ids: range, producers: dict
                 if header.batches:
                     body = memoryview(payload)[header.body_at :]
                     for name, last in pulsar_batch.producers_of(body, header.rows):
-                        producers[name] = max(last, producers.get(name, last))
+                        producers[name] = max(last, producers.pop(name, last))
 
 
 def ended_at(known: VersionedRecord, entries: int, rows: int) -> Extent:
@@ -116,7 +118,7 @@ def seal_of(
         event_max_ms=EVENT_MS_MAX,
         rows_before=live.rows_before,
     )
-    known = tuple(sorted(producers.items()))
+    known = tuple(producers.items())[-PRODUCERS_MAX:]
     rowless = rowless.moved(-live.base)
     return SealLive(live.partition, live.ledger_id, segment, known, live.opened, rowless)
 

@@ -100,9 +100,9 @@ class SealLive:
     """The live segment of that ledger is over, which commit `opened` brought in (ANY_OPENING: the
     only one that the ledger had): its rows are `segment`, or none, as its owner that had stopped or
     the ledger's CLOSED record says. Of a deduplicated one `producers` are those that sent its
-    messages, by name, with the last sequence id that it has of each. `rowless` are rows of the
-    segment, counted from its first, that are none: chunks of messages, each message's last one left
-    out."""
+    messages, by name, with the last sequence id that it has of each, the one that sent last at the
+    end. `rowless` are rows of the segment, counted from its first, that are none: chunks of
+    messages, each message's last one left out."""
 
     partition: int
     ledger_id: int

@@ -405,12 +405,14 @@ class Subscriptions:
         if node is None:
             return False
         now_s = asyncio.get_running_loop().time()
-        seen = self._sightings.get(intent.id)
-        if seen is None or not seen.same(node.version, self._session):
-            self._sightings.pop(intent.id, None)
-            self._sightings[intent.id] = Sighting(node.version, now_s, self._session)
-            if len(self._sightings) > SIGHTINGS_MAX:
-                del self._sightings[next(iter(self._sightings))]
+        seen = self._sightings.pop(intent.id, None)
+        changed = seen is None or not seen.same(node.version, self._session)
+        if seen is None or changed:
+            seen = Sighting(node.version, now_s, self._session)
+        self._sightings[intent.id] = seen  # at the end, so the one asked about longest ago goes
+        if len(self._sightings) > SIGHTINGS_MAX:
+            del self._sightings[next(iter(self._sightings))]
+        if changed:
             return True
         connected = self.store.session_state is SessionState.CONNECTED
         return not connected or now_s - seen.since_s < self._lease_s

@@ -10,6 +10,8 @@ from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit import seal
+from spark_ledger.topic.log import state as topic_state
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
@@ -18,10 +20,11 @@ from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
 
 class Sent:
-    def __init__(self, *values, first=0):
-        self.batches = [batch_of([message(value) for value in values], sequence_id=first)]
+    def __init__(self, *values, first=0, producer="p"):
+        messages = [message(value) for value in values]
+        self.batches = [batch_of(messages, producer=producer, sequence_id=first)]
         self.size, self.batched = len(self.batches[0]), True
-        self.producer_name, self.chunk = "p", None
+        self.producer_name, self.chunk = producer, None
         self.first_sequence_id = self.last_sequence_id = first + len(values) - 1
         self.doubled = False
         self.messages = len(values)
@@ -330,6 +333,26 @@ def test_a_successor_knows_what_producers_have_sent_to_those_before(by_spark):
         assert third.writer.last_sequence_id("p") == 5
         values = [value for _, value in await stage.rows() if value != b"of spark"]
         assert values == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_of_too_many_producers_a_successor_knows_those_that_sent_last(dies, monkeypatch):
+    for module in (topic_state, seal):
+        monkeypatch.setattr(module, "PRODUCERS_MAX", 2)
+
+    async def act(stage):
+        old = await deduplicating(Owner(stage, stage.client, "a"))
+        for number, name in enumerate(("b", "y", "z", "b", "a")):
+            one = Sent(b"%d" % number, first=number, producer=name)
+            old.writer.append(one)
+            await one.over.wait()
+        if not dies:
+            await old.writer.close()
+        new = await (await another_of(stage)).take()
+        last = {name: new.writer.last_sequence_id(name) for name in "abyz"}
+        assert last == {"a": 4, "b": 3, "y": -1, "z": -1}
 
     play(act)
 

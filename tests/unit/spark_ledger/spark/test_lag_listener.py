@@ -101,6 +101,8 @@ def test_what_is_kept_is_bounded(monkeypatch):
         heard(listener, *(progress({}, {"0": n}, query=query, second=n) for n in range(1, 4)))
     assert {lag.query_id for lag in listener.lags()} == {"b", "c"}
     assert [lag.rowsBehind for lag in listener.lags("c")] == [2, 3]
+    heard(listener, *(progress({}, {"0": 9}, query=query, second=9) for query in ("b", "d")))
+    assert {lag.query_id for lag in listener.lags()} == {"b", "d"}  # those heard of last
 
 
 def test_each_lag_is_printed_as_one_line():
