@@ -400,14 +400,15 @@ class Connection(asyncio.Protocol):
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
         place, moved = consumer.place, False
+        confirmed = place.partition.end  # nothing beyond was sent
         for found in part.message_id:
             offset = names.offset_of(found, place.partition.ledger)
             if part.ack_type == AckType.CUMULATIVE:
                 end = consumer.acknowledged_up_to(found, offset)
-                moved |= place.acks.up_to(min(end, place.partition.end))
+                moved |= end <= confirmed and place.acks.up_to(end)
             else:
                 for lo, hi in consumer.acknowledged(found, offset):
-                    moved |= place.acks.add(lo, min(hi, place.partition.end))
+                    moved |= hi <= confirmed and place.acks.add(lo, hi)
         if moved:
             topic.subscription(name).moved(place)
 

@@ -7,18 +7,17 @@ subscription is a cursor of the topic layer, of kind CONSUMER: acknowledging mov
 background, a second apart at most, and the last one to leave writes where it is. What is sent is
 bounded by the permits that the consumer gave, and by the connection's room. A message's chunks are
 sent with its last one, all with its id, wherever the consumer began: so none is sent of a message
-that is not whole, and its other offsets need no acknowledgement. Only the mark of what is
-acknowledged is made durable.
+that is not whole, and its other offsets need no acknowledgement. Only up to where all is
+acknowledged is made durable, and without a seek that never goes back.
 """
 
 import asyncio
 import logging
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
 from spark_ledger.broker.owner.partition import Partition, Stored
 from spark_ledger.broker.wire.commands import (
     MessageId,
@@ -38,104 +37,10 @@ from spark_ledger.topic.entry.pulsar_batch import (
 )
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
-RANGES_MAX = 10_000
-_BITS = 64
-SENT_BATCHES_MAX = 20_000
 RETRY_S = 1.0
 SOON_S = 0.01
 
 _log = logging.getLogger(__name__)
-
-
-class Acks:
-    """What of a partition is acknowledged. Always true: every offset below `mark` is; `ranges` are
-    those beyond it that are, apart from each other and rising, RANGES_MAX at most: of more, the
-    highest are forgotten and come again. Acknowledging twice changes nothing."""
-
-    def __init__(self, mark: int) -> None:
-        self.mark = mark
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-
-    @property
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        return zip(self._starts, self._ends, strict=True)
-
-    def reset(self, mark: int) -> None:
-        """Nothing from there on is acknowledged."""
-        self.mark = mark
-        self._starts.clear()
-        self._ends.clear()
-
-    def up_to(self, end: int) -> bool:
-        """Everything below `end` is acknowledged; whether the mark moved."""
-        if end <= self.mark:
-            return False
-        self.mark = end
-        self._swallow()
-        return True
-
-    def add(self, start: int, end: int) -> bool:
-        """Offsets [start, end) are acknowledged; whether the mark moved."""
-        if start <= self.mark:
-            return self.up_to(end)
-        if start >= end:
-            return False
-        first = bisect_left(self._ends, start)
-        last = bisect_right(self._starts, end)
-        if first < last:
-            start = min(start, self._starts[first])
-            end = max(end, self._ends[last - 1])
-        self._starts[first:last] = [start]
-        self._ends[first:last] = [end]
-        if len(self._starts) > RANGES_MAX:
-            self._starts.pop()
-            self._ends.pop()
-        return False
-
-    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """What of [start, end) is not acknowledged."""
-        found, at = [], max(start, self.mark)
-        for i in range(bisect_right(self._ends, at), len(self._starts)):
-            if self._starts[i] >= end or at >= end:
-                break
-            if at < self._starts[i]:
-                found.append((at, self._starts[i]))
-            at = self._ends[i]
-        if at < end:
-            found.append((at, end))
-        return found
-
-    def _swallow(self) -> None:
-        while self._starts and self._starts[0] <= self.mark:
-            self.mark = max(self.mark, self._ends[0])
-            del self._starts[0], self._ends[0]
-
-
-def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[int]:
-    """The bits of the batch that begins at `start` whose messages are not acknowledged, in signed
-    words of 64, as CommandMessage has them; none where all are missing."""
-    if missing == [(start, start + messages)]:
-        return []
-    bits = 0
-    for lo, hi in missing:
-        bits |= ((1 << (hi - lo)) - 1) << (lo - start)
-    words = [(bits >> at) & (2**_BITS - 1) for at in range(0, messages, _BITS)]
-    return [word - 2**_BITS if word >= 2 ** (_BITS - 1) else word for word in words]
-
-
-def acked_in(words: list[int], start: int, messages: int) -> list[tuple[int, int]]:
-    """The offsets of the batch at `start` that an ack's set says are acknowledged: bits that are
-    not set."""
-    found: list[tuple[int, int]] = []
-    for i in range(messages):
-        word = words[i // _BITS] if i // _BITS < len(words) else 0
-        if not (word >> (i % _BITS)) & 1:
-            if found and found[-1][1] == start + i:
-                found[-1] = (found[-1][0], start + i + 1)
-            else:
-                found.append((start + i, start + i + 1))
-    return found
 
 
 class Link(Protocol):
@@ -172,7 +77,7 @@ class Consumer:
         self._rewound = 0
         self._wake = asyncio.Event()
         place.partition.listeners[self._wake] = None
-        self._sent: OrderedDict[int, int] = OrderedDict()
+        self._sent = SentBatches()
         self._task = asyncio.get_running_loop().create_task(self._pump())
 
     def flow(self, permits: int) -> None:
@@ -189,35 +94,34 @@ class Consumer:
         """Send again what is not acknowledged."""
         self._position = self.place.acks.mark
         self._rewound += 1
-        self._sent.clear()
         self._wake.set()
 
     def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
         """The offsets that an id acknowledges by itself: one message of a batch, or a batch, all or
-        what its set says."""
-        words = list(found.ack_set)
-        if found.batch_index >= 0 and not words:
-            return [(offset, offset + 1)]
+        what its set says. What a batch has is known from when it was sent, never from the id: of a
+        batch that was not sent to this consumer (another broker sent it, say) a set is not believed,
+        and an id without one acknowledges one message."""
         start = signed(found.entryId)
-        messages = self._sent.get(start, 1)
-        if words:
-            return acked_in(words, start, max(messages, found.batch_size))
-        self._sent.pop(start, None)
-        return [(start, start + messages)]
+        messages = self._sent.messages(start)
+        if found.ack_set:
+            return [] if messages is None else acked_in(found.ack_set, start, messages)
+        if found.batch_index >= 0:
+            inside = messages is None or found.batch_index < messages
+            return [(offset, offset + 1)] if inside else []
+        return [(start, start + (messages or 1))]
 
     def acknowledged_up_to(self, found: MessageId, offset: int) -> int:
-        """One past the last offset that a cumulative ack names. An id that is no batch of those
-        sent names the last message before a batch (its consumer is in the middle of that)."""
+        """One past the last offset that a cumulative ack names, by what was sent, as above. An id
+        that is no batch of those sent names the last message before a batch (its consumer is in the
+        middle of that)."""
+        start = signed(found.entryId)
+        messages = self._sent.messages(start)
         if found.ack_set:
-            start = signed(found.entryId)
-            parts = acked_in(list(found.ack_set), start, self._sent.get(start, found.batch_size))
+            parts = acked_in(found.ack_set, start, messages or 0)
             return parts[0][1] if parts and parts[0][0] == start else start
         if found.batch_index >= 0:
-            return offset + 1
-        end = offset + self._sent.get(offset, 1)
-        for start in [one for one in self._sent if one < end]:
-            del self._sent[start]
-        return end
+            return offset + 1 if messages is None else min(offset + 1, start + messages)
+        return start + (messages or 1)
 
     def end(self) -> None:
         """Send it away: it is to look its topic up again."""
@@ -296,16 +200,15 @@ class Consumer:
     def _pass_over(self, offset: int) -> None:
         """Nothing is between the position and the offset: there is nothing to acknowledge."""
         if offset > self._position:
-            self.place.acks.add(self._position, offset)
+            self.place.acks.pass_over(self._position, offset)
             self._position = offset
 
     async def _send_message(self, last: Stored) -> None:
         """A message in its chunks, of which `last` is the last; once begun it is sent whole."""
         partition = self.place.partition
         sent = self._messages.command(last.offset, ())
-        self._note(last)
+        self._sent.note(last.offset, last.messages)
         offsets = earlier_offsets(last.data)
-        self.place.on_its_way(min(offsets, default=last.offset), last.offset)
         for offset in offsets:
             chunk = await partition.chunk(offset)
             if chunk is None:
@@ -331,12 +234,7 @@ class Consumer:
         for one in chunks:  # each takes a permit, and together they have one id
             self.link.send(with_batch(sent, one))
         self._permits -= sum(hi - lo for lo, hi in missing) + len(chunks) - 1
-        self._note(batch)
-
-    def _note(self, sent: Stored) -> None:
-        self._sent[sent.offset] = sent.messages
-        if len(self._sent) > SENT_BATCHES_MAX:
-            self._sent.popitem(last=False)
+        self._sent.note(batch.offset, batch.messages)
 
 
 class PlaceInPartition:
@@ -346,27 +244,6 @@ class PlaceInPartition:
         self.partition = partition
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
-        self._firsts: dict[int, int] = {}  # by the last chunk of a message that was sent, its first
-
-    def on_its_way(self, first: int, last: int) -> None:
-        """A message with chunks from `first` to `last` is sent."""
-        self._firsts[last] = first
-        if len(self._firsts) > SENT_BATCHES_MAX:
-            del self._firsts[next(iter(self._firsts))]
-
-    @property
-    def kept_from(self) -> int:
-        """The mark, but not beyond the first chunk of a message that was sent and is not
-        acknowledged: retention is to leave it whole."""
-        mark = self.acks.mark
-        self._firsts = {last: first for last, first in self._firsts.items() if last >= mark}
-        return min([mark, *self._firsts.values()])
-
-    def reset(self, offset: int) -> None:
-        """It is there, whatever was sent."""
-        self.acks.reset(offset)
-        self._firsts.clear()
-
     def active(self, kind: SubscriptionType) -> Consumer | None:
         if not self.consumers:
             return None
@@ -450,11 +327,11 @@ class Subscription:
         """Make durable where it is."""
         if self.cursor is not None:
             self.cursor.check()
-            self.cursor.advance(place.partition.number, place.kept_from)
+            self.cursor.advance(place.partition.number, place.acks.durable)
 
     def seek(self, place: PlaceInPartition, offset: int) -> None:
         """Put it to the offset in that partition; its consumers there are sent away."""
-        place.reset(offset)
+        place.acks.reset(offset)
         self.sought = True
         self.moved(place)
         for one in list(place.consumers):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.broker.consumers import Acks, Consumer, Subscription
+from spark_ledger.broker.acks import Acks
+from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import live_writer, ownership, topic_commits
 from spark_ledger.broker.owner.live_writer import LiveWriter
@@ -228,10 +229,10 @@ def never_asks_who_owns(check: Any) -> Any:
 
 def moves_past_what_is_not_acknowledged(moved: Any) -> Any:
     def past(self: Any, place: Any) -> None:
-        mark = place.acks.mark
-        place.acks.mark = min(mark + 1, place.partition.end)
+        durable = place.acks.durable
+        place.acks.durable = min(place.acks.mark + 1, place.partition.end)
         moved(self, place)
-        place.acks.mark = mark
+        place.acks.durable = durable
 
     return past
 

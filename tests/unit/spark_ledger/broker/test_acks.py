@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.broker import consumers as rules
-from spark_ledger.broker.consumers import Acks, ack_set, acked_in
+from spark_ledger.broker import acks as rules
+from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
 
 OFFSETS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(OFFSETS, OFFSETS), max_size=30)
@@ -27,6 +27,26 @@ def test_acks_are_what_a_set_of_offsets_says(mark, some, asked):
     ranges = list(acks.ranges)
     assert ranges == sorted(ranges)
     assert all(a[1] < b[0] for a, b in pairwise(ranges))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 9), st.lists(st.tuples(st.integers(0, 59), st.integers(1, 9), st.booleans())))
+def test_what_is_durable_is_past_the_last_acknowledged_row_and_never_goes_back(mark, some):
+    """Of offsets whose ten's digit is odd none has a row."""
+    acks, rows = Acks(mark), set()
+    for start, length, up_to in some:
+        durable = acks.durable
+        if start // 10 % 2:
+            acks.pass_over(start, min(start + length, start // 10 * 10 + 10))
+        elif up_to:
+            acks.up_to(start + 1)
+            rows.add(start)
+        else:
+            end = min(start + length, start // 10 * 10 + 10)
+            acks.add(start, end)
+            rows |= set(range(start, end))
+        assert acks.durable >= durable
+    assert acks.durable == max([mark, *(row + 1 for row in rows if row < acks.mark)])
 
 
 def test_a_cumulative_ack_swallows_what_was_acknowledged_one_by_one():
@@ -55,8 +75,39 @@ def test_an_ack_set_says_which_messages_of_a_batch_are_left(start, messages, dat
     acks.up_to(start)
     words = ack_set(acks.missing(start, start + messages), start, messages)
     assert all(-(2**63) <= word < 2**63 for word in words)
+    assert acks.durable <= acks.mark
     if not acked:
         assert words == []  # a whole batch needs no set
     else:
         found = acked_in(words, start, messages)
         assert {n for lo, hi in found for n in range(lo, hi)} == acked
+
+
+def test_a_set_says_nothing_of_messages_that_its_batch_does_not_have():
+    assert acked_in([0b101], 10, 3) == [(11, 12)]
+    assert acked_in([0b101, 0, 0], 10, 3) == [(11, 12)]
+    assert acked_in([], 10, 3) == [(10, 13)]  # clients leave out words that are 0
+    assert acked_in([0], 10, 0) == []
+
+
+def test_of_a_set_no_more_stretches_are_taken_than_are_kept(monkeypatch):
+    monkeypatch.setattr(rules, "RANGES_MAX", 2)
+    assert acked_in([0b10101010], 0, 8) == [(0, 1), (2, 3)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5))))
+def test_what_was_sent_is_known_by_where_it_begins_also_after_it_was_sent_again(batches):
+    sent, model = SentBatches(), {}
+    for start, messages in batches:
+        sent.note(start, messages)
+        model[start] = messages
+    assert {at: sent.messages(at) for at in range(51) if sent.messages(at)} == model
+
+
+def test_of_too_many_batches_the_lowest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(rules, "SENT_BATCHES_MAX", 4)
+    sent = SentBatches()
+    for start in range(5):
+        sent.note(start, 1)
+    assert [sent.messages(start) for start in range(5)] == [None, None, 1, 1, 1]

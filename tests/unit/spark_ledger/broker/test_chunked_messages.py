@@ -485,3 +485,41 @@ def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowle
         await closed(owner)
 
     play(act)
+
+
+@pytest.mark.parametrize("comes_later", [True, False])
+def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_before_it(
+    comes_later,
+):
+    async def act(stage):
+        owner = await owner_of(stage)
+        made = await Consuming().begin(stage, owner)
+        long, other, at = Sending(owner), Sending(owner), []
+        cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
+        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
+        first, last = chunked(WHOLE, 2)
+        long.send(first)
+        for n in range(10):
+            other.lone(b"%d" % n)
+        if not comes_later:
+            long.send(last)
+        await all_sent(owner)
+        await made.got(10 if comes_later else 12)
+        for offset in range(1, 9):
+            made.place.acks.add(offset, offset + 1)
+            subscription.moved(made.place)
+        if comes_later:
+            long.send(last)
+            await all_sent(owner)
+            await made.got(12)
+            made.place.acks.add(9, 10)
+            subscription.moved(made.place)
+        assert at == sorted(at) and at[-1] == (10 if comes_later else 9)
+        await made.consumer.close()
+        again = await Consuming().begin(stage, owner, at[-1], kept=False)
+        left = [10] if comes_later else [9, 10]
+        assert [number for number, _ in await again.got(len(left) + 2)] == [*left, 11, 11]
+        await again.consumer.close()
+        await closed(owner)
+
+    play(act)

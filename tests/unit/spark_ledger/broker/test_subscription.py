@@ -185,6 +185,9 @@ def test_after_a_rewind_come_those_batches_and_messages_that_are_not_acknowledge
         (MessageId(entryId=2), 3),  # the message before a batch: its consumer is within that
         (MessageId(entryId=3, batch_index=1), 5),
         (MessageId(entryId=3, ack_set=[0b100]), 5),
+        (MessageId(entryId=3, ack_set=[0], batch_size=10_000_000), 6),
+        (MessageId(entryId=2, ack_set=[0], batch_size=10_000_000), 2),  # no batch that was sent
+        (MessageId(entryId=3, batch_index=2**31 - 1), 6),
     ],
 )
 def test_a_cumulative_ack_ends_where_its_id_says(found, end):
@@ -195,6 +198,32 @@ def test_a_cumulative_ack_ends_where_its_id_says(found, end):
         await settle()
         offset = found.entryId + max(0, found.batch_index)
         assert one.acknowledged_up_to(found, offset) == end
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("found", "ranges"),
+    [
+        (MessageId(entryId=3), [(3, 6)]),
+        (MessageId(entryId=3, batch_index=2), [(5, 6)]),
+        (MessageId(entryId=3, batch_index=3), []),
+        (MessageId(entryId=3, batch_size=10_000_000), [(3, 6)]),
+        (MessageId(entryId=3, batch_size=10_000_000, ack_set=[0]), [(3, 6)]),
+        (MessageId(entryId=7, batch_size=10_000_000, ack_set=[0]), []),  # not sent from here
+        (MessageId(entryId=7, batch_size=10_000_000), [(7, 8)]),
+    ],
+)
+def test_an_ack_is_judged_by_what_was_sent_never_by_its_own_counts(found, ranges):
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
+        made.append(one)
+        one.flow(100)
+        await settle()
+        for _ in range(2):  # what is sent again is known before it comes
+            offset = found.entryId + max(0, found.batch_index)
+            assert one.acknowledged(found, offset) == ranges
+            one.rewind()
 
     play(act)
 
