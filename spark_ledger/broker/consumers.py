@@ -98,9 +98,9 @@ class Consumer:
 
     def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
         """The offsets that an id acknowledges by itself: one message of a batch, or a batch, all or
-        what its set says. What a batch has is known from when it was sent, never from the id: of a
-        batch that was not sent to this consumer (another broker sent it, say) a set is not believed,
-        and an id without one acknowledges one message."""
+        what its set says. What a batch has is known from when it was sent, never from the id. A
+        batch that was not sent to this consumer (another broker sent it, say): a set is not
+        believed, and an id without one acknowledges one message."""
         start = signed(found.entryId)
         messages = self._sent.messages(start)
         if found.ack_set:
@@ -244,6 +244,7 @@ class PlaceInPartition:
         self.partition = partition
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
+
     def active(self, kind: SubscriptionType) -> Consumer | None:
         if not self.consumers:
             return None
