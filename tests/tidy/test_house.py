@@ -63,6 +63,7 @@ FLOORS = {
         broker
         owned_topic
         consumers producer
+        acks
         owner
         names
         wire
