@@ -138,6 +138,7 @@ class Consumer:
             try:
                 await self._until_it_may_send()
                 rewound = self._rewound
+                self._pass_over(self.place.partition.start)
                 found = await self.place.partition.read(self._position)
                 if rewound == self._rewound:
                     await self._send_all(found)
@@ -174,6 +175,8 @@ class Consumer:
             if not batch.has_rows:
                 self._pass_over(batch.end)
                 continue
+            for lo, hi in self.place.partition.removed(batch.offset, batch.end):
+                self.place.acks.add(lo, hi)
             missing = self.place.acks.missing(max(batch.offset, self._position), batch.end)
             if missing and is_last_chunk(batch.data):
                 await self._send_message(batch)
@@ -244,6 +247,8 @@ class PlaceInPartition:
         self.partition = partition
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
+        self.sought = False
+        """A seek has sent its consumers away, and they come back to where that put it."""
 
     def active(self, kind: SubscriptionType) -> Consumer | None:
         if not self.consumers:
@@ -263,13 +268,20 @@ class Subscription:
         self.name = name
         self.kind = kind
         self.cursor = cursor
-        self.sought = False
-        """Its consumers were sent away by a seek, and come back to where that put it."""
         self._places: dict[int, PlaceInPartition] = {}
+
+    @property
+    def durable(self) -> bool:
+        return self.cursor is not None
 
     @property
     def used(self) -> bool:
         return any(place.consumers for place in self._places.values())
+
+    @property
+    def sought(self) -> bool:
+        """Whether a seek has sent consumers away that are not back."""
+        return any(place.sought for place in self._places.values())
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -286,7 +298,8 @@ class Subscription:
     def place(self, partition: Partition, mark: int) -> PlaceInPartition:
         """Its place in that partition; new, or of a reader that comes, it is at `mark`."""
         place = self._places.get(partition.number)
-        if place is None or (self.cursor is None and not self.sought):
+        left = place is not None and not place.sought and not place.consumers
+        if place is None or (left and not self.durable):
             place = PlaceInPartition(partition, mark)
             self._places[partition.number] = place
         return place
@@ -307,6 +320,7 @@ class Subscription:
 
     def join(self, consumer: Consumer) -> None:
         consumer.place.consumers.append(consumer)
+        consumer.place.sought = False
         self._choose(consumer.place)
 
     def leave(self, consumer: Consumer) -> None:
@@ -333,7 +347,7 @@ class Subscription:
     def seek(self, place: PlaceInPartition, offset: int) -> None:
         """Put it to the offset in that partition; its consumers there are sent away."""
         place.acks.reset(offset)
-        self.sought = True
+        place.sought = True
         self.moved(place)
         for one in list(place.consumers):
             one.end()

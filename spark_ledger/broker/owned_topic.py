@@ -28,6 +28,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 LOOK_S = 5.0
 RELEASE_S = 5.0
+CATCH_UP_S = 0.1
+"""So long a read of a partition waits at most for a commit that was heard of."""
 LET_GO_S = 1.0
 """So long a consumer's close waits at most until its subscription is free."""
 EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
@@ -101,10 +103,15 @@ class OwnedTopic:
             return failed
 
     async def _open(self, number: int) -> Partition:
-        one = Partition(self._client, self.info, number, self._follower.state, self._budget)
+        state, budget = self._follower.state, self._budget
+        one = Partition(self._client, self.info, number, state, budget, self._catch_up)
         one.writer = LiveWriter(self._commits, number, self._limits, one.stored)
         await one.writer.start()
         return one
+
+    async def _catch_up(self) -> None:
+        if self._follower.behind:
+            await self._follower.caught_up(CATCH_UP_S)
 
     def has(self, number: int) -> bool:
         return number in self._partitions
@@ -327,14 +334,20 @@ class OwnedTopic:
         async with self._turns.setdefault(name, asyncio.Lock()):
             subscription = self._subscriptions.get(name)
             unused = subscription is None or not subscription.used
-            if subscription is None or (unused and subscription.kind is not kind):
+            same = subscription is not None and subscription.durable is durable
+            if not unused and not same:
+                raise Refusal(
+                    ServerError.NOT_ALLOWED,
+                    f"subscription '{name}' is used by a {'reader' if durable else 'consumer'}:"
+                    f" a {'consumer' if durable else 'reader'} cannot join it",
+                )
+            if subscription is None or (unused and not (same and subscription.kind is kind)):
                 await self._release_now(name)
                 subscription = await self._opened(name, kind, durable, earliest)
                 self._subscriptions[name] = subscription
             try:
                 place = await self._place(subscription, kind, partition, start)
                 consumer = make(place)
-                subscription.sought = False
                 subscription.join(consumer)
             finally:
                 if not subscription.used:  # it was opened in vain, and others may want it

@@ -29,7 +29,7 @@ from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.partition import Partition, Stored
 from spark_ledger.broker.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
     EARLIEST,
@@ -333,11 +333,17 @@ async def _get_last_message_id(connection: Client, part: Any) -> None:
         found = message_id(ledger, last.offset, number, index)
         if last.batched:
             found.batch_size = last.messages
-    fields = {
-        "last_message_id": found,
-        "consumer_mark_delete_position": message_id(ledger, place.acks.mark - 1, number),
-    }
+    mark = message_id(ledger, marked_entry(place.acks.mark, last), number)
+    fields = {"last_message_id": found, "consumer_mark_delete_position": mark}
     _reply(connection, part, "last_message_id_response", **fields)
+
+
+def marked_entry(mark: int, last: Stored | None) -> int:
+    """The entry of the last batch of which all lies below the mark, as clients compare it with that
+    of the partition's last batch: they take it for an entry, never for a message within one."""
+    if last is None or mark <= last.offset:
+        return mark - 1
+    return last.offset if mark >= last.end else last.offset - 1
 
 
 # -- schemas ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ what came first, of whichever partition.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import cached_property
 from itertools import accumulate, repeat
@@ -150,8 +150,13 @@ class Tail:
         return found
 
 
+async def _nothing_heard() -> None:
+    """The state that is known is the newest."""
+
+
 class Partition:
-    """`state` is the topic as it is known now."""
+    """`state` is the topic as it is known now; `catch_up` returns once it has the commits that were
+    heard of, or soon after: so that rows which were trimmed are not given out of memory."""
 
     def __init__(
         self,
@@ -160,6 +165,7 @@ class Partition:
         number: int,
         state: Callable[[], TopicState],
         budget: TailBudget,
+        catch_up: Callable[[], Awaitable[None]] = _nothing_heard,
     ) -> None:
         self.number = number
         self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
@@ -172,8 +178,9 @@ class Partition:
         self._client = client
         self._topic = topic
         self._state = state
+        self._catch_up = catch_up
         self._tail, self._read = Tail(budget), Tail(budget.apart)
-        self._end = 0
+        self._start = self._end = 0
         self._last: Stored | None = None
         self._last_until = 0
         """Up to there no other batch with a row comes after it."""
@@ -186,7 +193,11 @@ class Partition:
 
     @property
     def start(self) -> int:
-        return self.held.start_offset
+        """The first offset that is kept: what lies below it in memory is not given out. While the
+        metadata store is away it is where it was."""
+        with suppress(errors.Unavailable):
+            self._start = max(self._start, self.held.start_offset)
+        return self._start
 
     @property
     def end(self) -> int:
@@ -215,14 +226,16 @@ class Partition:
 
     async def read(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
         """Batches from the offset on, at least one where there is one, about so many bytes; none
-        where nothing is confirmed there yet. Raises as task_reader.fetch_kept."""
+        where nothing is confirmed there yet. A batch comes whole, also where rows of it were
+        removed. Raises as task_reader.fetch_kept."""
+        await self._catch_up()
+        offset = max(offset, self.start)
         found = self._tail.since(offset, bytes_max)
-        if not found and offset >= self.start:  # what a consumer had no permits for comes again
+        if not found:  # what a consumer had no permits for comes again
             found = self._read.since(offset, bytes_max)
         if found:
             return found
         size = 0
-        offset = max(offset, self.start)
         for task in await self._planned(offset):
             async with aclosing(fetch_kept(self._client, task)) as runs:
                 async for run in runs:
@@ -238,8 +251,9 @@ class Partition:
     async def last(self) -> Stored | None:
         """The last batch with a row that is confirmed, None where there is none. Raises as
         `_read_at`."""
+        await self._catch_up()
         until = end = self.end
-        if self._last is not None and self._last_until == end:
+        if self._last is not None and self._last_until == end and self._last.end > self.start:
             return self._last
         while end > self.start:
             found = [one for one in await self._read_at(end - 1) if one.offset < end]
@@ -248,6 +262,15 @@ class Partition:
                 return self._last
             end = found[-1].offset if found else self._before_hole(end)
         return None
+
+    def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
+        """What of the offsets [lo, hi) was trimmed or taken out: no consumer gets it."""
+        start = self.start
+        gone = [(lo, min(hi, start))] if lo < start else []
+        with suppress(errors.Unavailable):
+            kept = self.held.intervals.between(max(lo, start), hi)
+            gone += [(max(lo, one.lo), min(hi, one.hi)) for one in kept if one.source is None]
+        return gone
 
     async def chunk(self, offset: int) -> Stored | None:
         """The chunk of a message at that offset, which is confirmed; None where it is not kept any

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.partition import Partition, TailBudget
+from spark_ledger.broker.owner.partition import Partition, Stored, TailBudget
+from spark_ledger.broker.requests import marked_entry
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
+from spark_ledger.topic.log.actions import Trim
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
@@ -99,6 +101,45 @@ def test_the_last_batch_is_known_and_the_end_never_goes_back():
         assert (await reading.partition.last()).offset == 2506
 
     play(act)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_rows_that_were_trimmed_are_not_given_out_of_memory(kept):
+    async def act(stage):
+        reading = await Reading().made(stage, kept=kept)
+        partition = reading.partition
+        await partition.read(0)
+        heard = []
+
+        async def hear():
+            heard.append(1)
+            reading.state = trimmed
+
+        await reading.owner.writer.close()
+        reading.state = await reading.owner.commits.state()
+        assert (await partition.last()).end == 2507
+        intent = await stage.intent()
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 2),))], intent)
+        trimmed = await reading.owner.commits.state()
+        partition._catch_up = hear
+        first = (await partition.read(0))[0]
+        assert heard
+        assert (first.offset, first.end) == (0, 3)  # the batch that has a row still
+        assert partition.removed(0, 4) == [(0, 2)]
+        assert partition.removed(2, 4) == []
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 2507),))], intent)
+        trimmed = await reading.owner.commits.state()
+        assert await partition.last() is None
+        assert await partition.read(0) == []
+
+    play(act)
+
+
+def test_the_mark_is_given_out_as_the_entry_of_a_batch():
+    last = Stored(4, 3, b"", True)
+    marks = [marked_entry(mark, last) for mark in (0, 3, 4, 5, 6, 7)]
+    assert marks == [-1, 2, 3, 3, 3, 4]
+    assert marked_entry(5, None) == 4
 
 
 def test_a_moment_is_found_within_ledgers_by_the_brokers_clock_and_of_commits_by_theirs():

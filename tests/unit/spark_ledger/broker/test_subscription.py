@@ -34,7 +34,10 @@ class Batches:
             listener.set()
 
     async def read(self, offset):
-        return [one for one in self.stored if one.end > offset][:2]
+        return [one for one in self.stored if one.end > max(offset, self.start)][:2]
+
+    def removed(self, lo, hi):
+        return [(lo, min(hi, self.start))] if lo < self.start else []
 
 
 class Wire:
@@ -246,7 +249,6 @@ def test_of_failover_consumers_the_next_begins_at_the_mark():
     async def act(made):
         partition, subscription = Batches(1, 1, 1), Subscription("s", FAILOVER, None)
         first = consumer_of(subscription, partition, "a")
-        subscription.sought = True  # as a durable one, it keeps its place
         second = consumer_of(subscription, partition, "b")
         made += [first, second]
         for one in made:
@@ -264,11 +266,45 @@ def test_of_failover_consumers_the_next_begins_at_the_mark():
     play(act)
 
 
+def test_a_seek_of_one_partition_keeps_its_place_while_consumers_of_others_come_back():
+    async def act(made):
+        subscription = Subscription("s", EXCLUSIVE, None)
+        partitions = [Batches(1, 1, 1, number=number) for number in range(3)]
+        made += [consumer_of(subscription, partition) for partition in partitions]
+        for one, offset in zip(made, (1, 2, 3), strict=True):
+            subscription.seek(one.place, offset)
+            subscription.leave(one)
+        assert subscription.sought
+        back = [consumer_of(subscription, partition) for partition in partitions]
+        assert [one.place.acks.mark for one in back] == [1, 2, 3]
+        assert not subscription.sought
+        made += back
+        for one in back:
+            subscription.leave(one)
+        again = consumer_of(subscription, partitions[1], mark=0)  # a reader begins where it asks
+        assert again.place.acks.mark == 0
+        made.append(again)
+
+    play(act)
+
+
+def test_messages_of_a_batch_that_were_removed_are_masked_and_acknowledged():
+    async def act(made):
+        partition = Batches(3, 3, 1)
+        partition.start = 4
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(100)
+        await settle()
+        assert one.link.messages == [(3, [0b110]), (6, [])]
+        assert one.place.acks.mark == 4
+
+    play(act)
+
+
 def test_partitions_are_shared_out_among_the_consumers_of_the_best_priority():
     async def act(made):
-        subscription = Subscription("s", FAILOVER, None)
-        subscription.sought = True
-        active = []
+        subscription, active = Subscription("s", FAILOVER, None), []
         for number in range(3):
             partition = Batches(number=number)
             some = [

@@ -1,0 +1,79 @@
+"""Where readers begin, and what they get of what was removed: Pulsar's own client, real parts."""
+
+import time
+import uuid
+
+import pulsar
+import pytest
+
+import spark_ledger
+from spark_ledger.topic import blocking
+from tests.integration.test_broker import connected, write
+from tests.kit.processes import eventually
+
+TIMEOUT_MS = 30_000
+
+
+@pytest.fixture
+def name():
+    return f"t-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def client(cluster):
+    with connected(cluster.broker_url) as one:
+        yield one
+
+
+@pytest.fixture
+def admin(cluster):
+    return spark_ledger.Admin(cluster.service_url)
+
+
+def rest_of(reader):
+    values = []
+    while reader.has_message_available():
+        values.append(reader.read_next(TIMEOUT_MS).data())
+    return values
+
+
+def test_a_reader_that_seeks_to_a_time_reads_on_in_every_partition(client, admin, name):
+    admin.create_topic(name, 3)
+    round_robin = pulsar.PartitionsRoutingMode.RoundRobinDistribution
+    producer = client.create_producer(name, message_routing_mode=round_robin)
+    for _ in range(6):
+        producer.send(b"before")
+    time.sleep(0.1)
+    moment_ms = int(time.time() * 1000)
+    time.sleep(0.1)
+    for i in range(6):
+        producer.send(b"%d" % i)
+    reader = client.create_reader(name, pulsar.MessageId.earliest)
+    assert len(rest_of(reader)) == 12
+    reader.seek(moment_ms)
+    assert sorted(rest_of(reader)) == [b"%d" % i for i in range(6)]
+
+
+def test_messages_that_were_truncated_are_not_handed_out_of_memory(client, admin, name):
+    producer = client.create_producer(name)
+    for i in range(10):
+        producer.send(b"old%d" % i)
+    reader = client.create_reader(name, pulsar.MessageId.earliest, receiver_queue_size=1)
+    reader.read_next(TIMEOUT_MS)
+    admin.truncate(name)
+    producer.send(b"new")
+    values = rest_of(reader)
+    assert values[-1] == b"new"
+    assert values[:-1] in ([], [b"old1"])  # what was on its way
+    admin.truncate(name)
+    late = client.create_reader(name, pulsar.MessageId.earliest)
+    assert eventually(lambda: not late.has_message_available())
+
+
+def test_the_last_message_inclusive_is_found_within_a_batch(client, cluster, admin, name):
+    admin.create_topic(name)
+    write(blocking.topics(cluster.service_url), name, [b"1", b"2", b"3"])
+    reader = client.create_reader(name, pulsar.MessageId.latest, start_message_id_inclusive=True)
+    assert rest_of(reader) == [b"3"]
+    behind = client.create_reader(name, pulsar.MessageId.latest)
+    assert not behind.has_message_available()
