@@ -54,6 +54,7 @@ _CPP = "Pulsar-CPP"
 by ChecksumError; by another error it connects again, and sends it again. Others drop what is
 refused by NotAllowedError."""
 ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
+NO_TRANSACTIONS = "there are no transactions here"
 SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
 
@@ -299,6 +300,10 @@ class Connection(asyncio.Protocol):
             raise MalformedFrame("SEND without a batch")
         ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
         send = Send(*ids, part.is_chunk)
+        if part.HasField("txnid_most_bits"):
+            self._hand_on()
+            producer.refuse(send.sequence_id, Refusal(self._drop, NO_TRANSACTIONS))
+            return
         parsed = self._parsed(producer, send, batch)
         if parsed is None:
             return
@@ -348,7 +353,7 @@ class Connection(asyncio.Protocol):
         except pulsar_batch.Damaged as error:
             raise Refusal(ServerError.CHECKSUM, str(error)) from error
         if parsed.metadata.HasField("txnid_most_bits"):
-            raise Refusal(self._drop, "there are no transactions here")
+            raise Refusal(self._drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):
             raise Refusal(self._drop, "its producer's name is not UTF-8")
         if not parsed.plausible:
@@ -398,7 +403,7 @@ class Connection(asyncio.Protocol):
 
     def _acknowledge(self, part: Any, consumer: Consumer, topic: OwnedTopic, name: str) -> None:
         if part.HasField("txnid_most_bits"):
-            raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+            raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
         place, moved = consumer.place, False
         confirmed = place.partition.end  # nothing beyond was sent
         for found in part.message_id:
@@ -414,7 +419,8 @@ class Connection(asyncio.Protocol):
 
     def _redeliver(self, part: Any) -> None:
         if part.consumer_id in self.consumers:
-            self.consumers[part.consumer_id][0].rewind()
+            epoch = part.consumer_epoch if part.HasField("consumer_epoch") else None
+            self.consumers[part.consumer_id][0].redeliver(epoch)
 
     # -- producers and consumers ---------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class Consumer:
         priority: int,
         place: "PlaceInPartition",
         on_end: Callable[["Consumer"], None],
+        epoch: int | None = None,
     ) -> None:
         self.link = link
         self.id = consumer_id
@@ -71,6 +72,7 @@ class Consumer:
         self.place = place
         self._on_end = on_end
         self._messages = Messages(consumer_id, place.partition.ledger, place.partition.shown)
+        self._messages.epoch = epoch
         self._permits = 0
         self._position = 0
         self._active = False
@@ -89,6 +91,11 @@ class Consumer:
             self.rewind()
         self._active = active
         self._wake.set()
+
+    def redeliver(self, epoch: int | None) -> None:
+        """Its client asks for all again: what it gets from now on is of that epoch."""
+        self._messages.epoch = epoch
+        self.rewind()
 
     def rewind(self) -> None:
         """Send again what is not acknowledged."""

@@ -44,6 +44,7 @@ from spark_ledger.broker.wire.commands import (
     SchemaType,
     ServerError,
     SubscriptionType,
+    TopicsMode,
     command,
     signed,
 )
@@ -161,8 +162,10 @@ async def _lookup(connection: Client, part: Any) -> None:
 
 
 async def _topics_of_namespace(connection: Client, part: Any) -> None:
-    found = await connection.broker.names_in(part.namespace)
-    _reply(connection, part, "topics_of_namespace_response", topics=found, filtered=False)
+    topics = []
+    if part.mode != TopicsMode.NON_PERSISTENT:
+        topics = await connection.broker.names_in(part.namespace)
+    _reply(connection, part, "topics_of_namespace_response", topics=topics, filtered=False)
 
 
 # -- producers -------------------------------------------------------------------------------------
@@ -172,6 +175,12 @@ async def _producer(connection: Client, part: Any) -> None:
     _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+    if part.initial_subscription_name:
+        raise Refusal(
+            ServerError.NOT_ALLOWED,
+            f"subscription '{part.initial_subscription_name}', which the producer is to make, is"
+            " not built yet: subscribe before it sends",
+        )
     topic, partition = await connection.broker.partition(names.parse(part.topic))
     leave = partial(topic.remove_producer, partition.number)
     if (await connection.broker.client.schemas.of(topic.info)).versions:
@@ -230,6 +239,12 @@ async def _subscribe(connection: Client, part: Any) -> None:
             ServerError.NOT_ALLOWED,
             f"subscriptions of type {kind.name} are not built yet: use Exclusive or Failover",
         )
+    if part.keySharedMeta.hashRanges:
+        raise Refusal(
+            ServerError.NOT_ALLOWED,
+            "readers and consumers of a range of keys' hashes are not built yet: read all keys, and"
+            " pass over those of other ranges",
+        )
     topic, partition = await connection.broker.partition(names.parse(part.topic))
 
     async def start() -> int:
@@ -243,6 +258,7 @@ async def _subscribe(connection: Client, part: Any) -> None:
             part.priority_level,
             place,
             connection.send_consumer_away,
+            part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
 
     known = connection.consumers.get(part.consumer_id)

@@ -61,6 +61,12 @@ class InitialPosition(IntEnum):
     EARLIEST = 1
 
 
+class TopicsMode(IntEnum):
+    PERSISTENT = 0
+    NON_PERSISTENT = 1
+    ALL = 2
+
+
 class SchemaType(IntEnum):
     """Those that say nothing about the bytes, or only that they are text."""
 

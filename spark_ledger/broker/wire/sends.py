@@ -177,18 +177,21 @@ def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -
 
 
 class Messages:
-    """The MESSAGEs of one consumer."""
+    """The MESSAGEs of one consumer. `epoch`: how often it has asked for all again, None where its
+    client does not count that; by it a client drops what was on its way before."""
 
     def __init__(self, consumer_id: int, ledger: int, partition: int) -> None:
         self._consumer = b"\x08" + varint(consumer_id) + b"\x12"
         self._place = b"\x08" + varint(ledger) + b"\x10"
         self._shown = b"\x18" + varint(unsigned(partition))
+        self.epoch: int | None = None
 
     def command(self, entry: int, ack_set: Iterable[int]) -> bytes:
         """The command that a batch with this entry in its id follows."""
         at = varint(entry)
         place = varint(len(self._place) + len(at) + len(self._shown))
         words = b"".join(b"\x20" + varint(unsigned(word)) for word in ack_set)
-        parts = (self._consumer, place, self._place, at, self._shown, b"\x18\x00", words)
+        epoch = b"" if self.epoch is None else b"\x28" + varint(self.epoch)
+        parts = (self._consumer, place, self._place, at, self._shown, b"\x18\x00", words, epoch)
         body = b"".join(parts)
         return b"".join((_MESSAGE, varint(len(body)), body))

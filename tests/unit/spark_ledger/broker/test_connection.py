@@ -5,6 +5,8 @@ import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import pytest
+
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Stored
@@ -32,6 +34,9 @@ class Tail:
 
     async def read(self, offset):
         return self.stored[offset:]
+
+    def removed(self, lo, hi):
+        return []
 
 
 class Watched(Connection):
@@ -243,3 +248,41 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             assert [run.receipts for run in partition.appended] == [0, 2]
 
     asyncio.run(main())
+
+
+def of_a_range_of_hashes():
+    asked = command("subscribe", topic="t", subscription="s", consumer_id=1, request_id=7)
+    asked.subscribe.keySharedMeta.hashRanges.add(start=0, end=100)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (of_a_range_of_hashes(), "range of keys' hashes"),
+        (command("subscribe", topic="t", subType=3, request_id=7), "KEY_SHARED"),
+        (command("producer", topic="t", initial_subscription_name="d", request_id=7), "'d'"),
+        (command("producer", topic="t", txn_enabled=True, request_id=7), "transactions"),
+    ],
+)
+def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
+    async def main():
+        async with connected() as (connection, client):
+            connection.connected = True
+            connection.data_received(encode(asked))
+            loop, reader, found = asyncio.get_running_loop(), FrameReader(), []
+            async with asyncio.timeout(30):
+                while not found:
+                    found += reader.feed(await loop.sock_recv(client, 1 << 16))
+            assert found[0].command.error.error == ServerError.NOT_ALLOWED
+            assert what in found[0].command.error.message
+
+    asyncio.run(main())
+
+
+def test_a_send_of_a_transaction_is_refused():
+    said = command("send", producer_id=1, sequence_id=1, txnid_most_bits=0)
+    frame = encode(said, lone(message(b"x"), sequence_id=1))
+    runs, answers = asyncio.run(runs_of([sent(1, 0), frame, sent(1, 2)]))
+    assert [numbers for _, numbers in runs] == [[0], [2]]
+    assert answers[1].send_error.error == ServerError.NOT_ALLOWED

@@ -19,7 +19,7 @@ FIELDS = {
     "producer_id": NUMBERS,
     "sequence_id": NUMBERS,
     "num_messages": st.integers(-(2**31), 2**31 - 1),
-    "txnid_least_bits": NUMBERS,
+    "txnid_most_bits": NUMBERS,
     "highest_sequence_id": NUMBERS,
     "is_chunk": st.booleans(),
 }
@@ -46,6 +46,8 @@ def by_protobuf(command_, batch):
         return None
     said, part = parsed.metadata, found.send
     if parsed.batched or parsed.is_chunk or said.HasField("txnid_most_bits"):
+        return None
+    if part.HasField("txnid_most_bits"):
         return None
     ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
     return Send(*ids, part.is_chunk), said.producer_name, parsed.last_sequence_id
@@ -174,9 +176,16 @@ def test_receipts_are_the_bytes_that_protobuf_makes(ledger, partition, batches):
     st.integers(-1, 2**31 - 1),
     NUMBERS,
     st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12),
+    st.none() | NUMBERS,
 )
-def test_messages_are_the_bytes_that_protobuf_makes(consumer, ledger, partition, entry, acks):
+def test_messages_are_the_bytes_that_protobuf_makes(
+    consumer, ledger, partition, entry, acks, epoch
+):
     place = MessageId(ledgerId=ledger, entryId=entry, partition=partition)
     ids = {"consumer_id": consumer, "message_id": place, "redelivery_count": 0}
+    if epoch is not None:
+        ids["consumer_epoch"] = epoch
     expected = command("message", **ids, ack_set=acks).SerializeToString()
-    assert Messages(consumer, ledger, partition).command(entry, acks) == expected
+    messages = Messages(consumer, ledger, partition)
+    messages.epoch = epoch
+    assert messages.command(entry, acks) == expected

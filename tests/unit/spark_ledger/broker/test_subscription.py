@@ -45,6 +45,7 @@ class Wire:
 
     def __init__(self):
         self.messages, self.active, self.open = [], [], asyncio.Event()
+        self.epochs = []
         self.open.set()
 
     def send(self, frame):
@@ -52,6 +53,7 @@ class Wire:
         if one.command.HasField("message"):
             said = one.command.message
             self.messages.append((said.message_id.entryId, list(said.ack_set)))
+            self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
         else:
             self.active.append(one.command.active_consumer_change.is_active)
 
@@ -177,6 +179,21 @@ def test_after_a_rewind_come_those_batches_and_messages_that_are_not_acknowledge
         one.rewind()
         await settle()
         assert one.link.messages == [(0, [0b101]), (6, [])]
+
+    play(act)
+
+
+def test_messages_after_a_client_asked_for_all_again_are_of_the_epoch_that_it_named():
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(2, 1))
+        made.append(one)
+        one.flow(100)
+        await settle()
+        one.redeliver(5)
+        await settle()
+        one.rewind()  # as when it becomes the active one
+        await settle()
+        assert one.link.epochs == [None, None, 5, 5, 5, 5]
 
     play(act)
 
