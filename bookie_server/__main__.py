@@ -63,12 +63,14 @@ from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import autorecovery, cluster, paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 from spark_ledger.metadata.zookeeper import connect
+from spark_ledger.net import raise_descriptor_limit
 
 GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a tenth of its time
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 HEAP_KEPT_BYTES = 64 << 20  # free at the end of the heap; more is given back
 STOPPED, DEFECT, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 1, 2, 3, 4, 5
 DISK_FAILED, WRONG_DISKS, BAD_DISKS, HASTENED = 6, 7, 8, 9
+FILES_OF_A_DIRECTORY = 512  # of its index and of entry logs; others open a few more
 PAUSE_S, PAUSE_MAX_S, LASTED_S = 1.0, 60.0, 60.0  # between processes of autorecovery
 AUTORECOVERY_STOP_S = 5.0
 log = logging.getLogger("bookie_server")
@@ -95,6 +97,7 @@ def main() -> None:
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     if arguments.parent_pipe:
         threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
+    raise_descriptor_limit()
     _keep_the_heap_small()
     gc.set_threshold(GARBAGE_OBJECTS)
     try:
@@ -155,7 +158,8 @@ async def _run(config: BookieConfig) -> None:
     async with contextlib.AsyncExitStack() as closing:
         service = BookieService(None, config.message_bytes_max)
         port = await service.start(config.listen)
-        frames = FrameService(None, config.message_bytes_max)
+        files = FILES_OF_A_DIRECTORY * len(config.directories("ledger"))
+        frames = FrameService(None, config.message_bytes_max, files)
         frames_at = advertised_frames(config, await frames.start(frames_listen(config)))
         await disks.test()
         store = await connect(

@@ -11,12 +11,12 @@ from typing import ClassVar
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bookie_server.api.settings import Settings
+from spark_ledger import net
 
 MIB = 1 << 20
 _SPARE = 64 * 1024  # headers and padding around the largest entry
 _LITTLE = 4096  # the same without padding
 MESSAGE_OVERHEAD_BYTES = 64 * 1024  # what a message has beside the payload of an entry
-_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]")
 _RACK = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _NOT_AT_ENDS = "[]'\""
 
@@ -344,19 +344,22 @@ class BookieConfig(StorageConfig):
     def _host_and_port(cls, listen: str, field: ValidationInfo) -> str:
         if field.field_name == "frames_listen" and listen == "auto":
             return listen
-        host, colon, port = listen.rpartition(":")
-        if not (_is_host(host) and colon and _is_port(port)):
+        try:
+            net.split(listen)
+        except ValueError:
             auto = " or auto" if field.field_name == "frames_listen" else ""
-            raise ValueError(f"must be host:port{auto}")
+            raise ValueError(f"must be host:port{auto}, an IPv6 address in brackets") from None
         return listen
 
     @field_validator("advertised", "frames_advertised")
     @classmethod
     def _host_or_host_and_port(cls, advertised: str) -> str:
-        host, colon, port = advertised.rpartition(":")
-        with_port = _is_host(host) and colon and _is_port(port)
-        if advertised and not (with_port or _is_host(advertised)):
-            raise ValueError("must be host or host:port, an IPv6 address in brackets")
+        try:
+            if advertised:
+                net.parse(advertised)
+        except ValueError:
+            text = "must be host or host:port, an IPv6 address in brackets"
+            raise ValueError(text) from None
         return advertised
 
     @field_validator("rack")
@@ -413,35 +416,25 @@ def _named(name: str) -> str:
     return name
 
 
-def _is_host(text: str) -> bool:
-    return _HOST.fullmatch(text) is not None
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and int(text) < 65536
-
-
 def advertised_address(config: BookieConfig, port: int) -> str:
     """What is registered for gRPC, given the port that was bound."""
-    return _told(config.advertised, config.listen, port)
+    return _told(config.advertised or config.listen, port)
 
 
 def frames_listen(config: BookieConfig) -> str:
     """host:port to serve frames on."""
     if config.frames_listen != "auto":
         return config.frames_listen
-    return f"{config.listen.rpartition(':')[0]}:0"
+    return net.join(net.parse(config.listen)[0], 0)
 
 
 def advertised_frames(config: BookieConfig, port: int) -> str:
     """What is registered for frames, given the port that was bound for them."""
-    host, _, named = (config.advertised or frames_listen(config)).rpartition(":")
-    host = host if host and named.isdigit() else config.advertised
-    return _told(config.frames_advertised or host, "", port)
+    host, _ = net.parse(config.advertised or frames_listen(config))
+    return _told(config.frames_advertised or net.bracketed(host), port)
 
 
-def _told(advertised: str, listen: str, port: int) -> str:
-    host, _, named = (advertised or listen).rpartition(":")
-    if not host:
-        return f"{advertised}:{port}"
-    return f"{host}:{int(named) or port}" if named.isdigit() else f"{advertised}:{port}"
+def _told(address: str, port: int) -> str:
+    """The address with the port that it names, or else the one that was bound."""
+    host, named = net.parse(address)
+    return net.join(host, named or port)

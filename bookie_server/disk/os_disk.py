@@ -20,6 +20,7 @@ no exit of the process.
 import asyncio
 import contextlib
 import errno
+import functools
 import math
 import mmap
 import os
@@ -41,6 +42,7 @@ from bookie_server.disk.interface import (
     NoSuchFile,
 )
 from bookie_server.lanes import in_recovery
+from spark_ledger.net import SaidSeldom, lacks_descriptors
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
@@ -50,8 +52,11 @@ FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
 _FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # at most, and of what a call may take
 _WRITERS = 4
 _READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
+_AGAIN_S = 0.2  # after a call for which there was no descriptor
 _RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
 T = TypeVar("T")
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_said = SaidSeldom()
 _Appender = Callable[[int, Sequence[Buffer], int, bool], None]
 
 
@@ -171,10 +176,10 @@ class OsDisk(Disk):
         self._recovery.shut_down()
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
-        create = self._writers.run(
-            *(_create, self._root / path, reserve_bytes, direct), alters=True, unwanted=_close_made
+        fd, is_direct = await _judged(
+            functools.partial(self._writers.run, alters=True, unwanted=_close_made),
+            *(_create, self._root / path, reserve_bytes, direct),
         )
-        fd, is_direct = await _judged(create)
         return OsFile(self, path, fd, 0, _DirectWriter().append if is_direct else _append)
 
     async def open(self, path: str) -> File:
@@ -182,7 +187,7 @@ class OsDisk(Disk):
         return OsFile(self, path, fd, size)
 
     async def list(self, folder: str = "") -> list[str]:
-        return await _judged(self._writers.run(_list, self._root / folder))
+        return await _judged(self._writers.run, _list, self._root / folder)
 
     async def rename(self, old: str, new: str) -> None:
         await self._alter(os.replace, self._root / old, self._root / new)
@@ -206,18 +211,18 @@ class OsDisk(Disk):
         return (await self._space())[1]
 
     async def _space(self) -> tuple[int, int]:
-        space = await _judged(self._writers.run(os.statvfs, self._root))
+        space = await _judged(self._writers.run, os.statvfs, self._root)
         used = space.f_blocks - space.f_bfree
         return space.f_bavail * space.f_frsize, (used + space.f_bavail) * space.f_frsize
 
     async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await _judged(self._writers.run(call, *arguments, alters=True))
+        return await _judged(functools.partial(self._writers.run, alters=True), call, *arguments)
 
     async def _read(
         self, call: Callable[..., T], *arguments: Any, unwanted: Callable[[T], None] | None = None
     ) -> T:
         threads = self._recovery if in_recovery() else self._readers
-        return await _judged(threads.run(call, *arguments, unwanted=unwanted))
+        return await _judged(functools.partial(threads.run, unwanted=unwanted), call, *arguments)
 
 
 class OsFile(File):
@@ -260,15 +265,24 @@ class OsFile(File):
             raise
 
 
-async def _judged(done: asyncio.Future[T]) -> T:
-    """Raises what became of the call, as a DiskFailed."""
-    try:
-        return await done
-    except FileNotFoundError as error:
-        raise NoSuchFile(str(error)) from error
-    except OSError as error:
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
-        raise kind(str(error)) from error
+async def _judged(
+    run: Callable[..., asyncio.Future[T]], call: Callable[..., T], *arguments: Any
+) -> T:
+    """What the call returns. One that found no descriptor free has changed nothing, and is made
+    again until there is one: that says nothing of the disk. Raises what became of it, as a
+    DiskFailed."""
+    while True:
+        try:
+            return await run(call, *arguments)
+        except FileNotFoundError as error:
+            raise NoSuchFile(str(error)) from error
+        except OSError as error:
+            if not lacks_descriptors(error):
+                kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+                raise kind(str(error)) from error
+            text = "a file waits for a descriptor (raise the limit, ulimit -n): %s"
+            _said.warn(asyncio.get_running_loop().time(), text, error)
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _close_made(made: tuple[int, Any]) -> None:
@@ -298,7 +312,9 @@ def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
 def _reopened_direct(path: Path, fd: int) -> tuple[int, bool]:
     try:
         direct_fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:  # tmpfs and some network file systems have no O_DIRECT
+    except OSError as error:  # tmpfs and some network file systems have no O_DIRECT
+        if lacks_descriptors(error):
+            raise
         return fd, False
     os.close(fd)
     return direct_fd, True
@@ -360,12 +376,16 @@ def _make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_dir(folder.parent)
+    fd = os.open(folder.parent, _FOLDER_FLAGS)  # before the name is there, or none would sync it
+    try:
+        folder.mkdir(exist_ok=True)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _sync_dir(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(folder, _FOLDER_FLAGS)
     try:
         os.fsync(fd)
     finally:

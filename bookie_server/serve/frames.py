@@ -29,7 +29,7 @@ from bookie_server.api.frames import (
 )
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.gateway import listening
+from bookie_server.serve.gateway import sockets_at
 from bookie_server.serve.handler import (
     REQUEST_OVERHEAD_BYTES,
     STARTING,
@@ -38,11 +38,11 @@ from bookie_server.serve.handler import (
     respond_counted,
     serve_stream,
 )
+from spark_ledger import net
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
 SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
 UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it the caller is not read from
-ACCEPT_AGAIN_S = 1.0
 _NUMBERS = {
     FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
     FrameKind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
@@ -54,23 +54,24 @@ class FrameService:
     """Serves one bookie, None: the one that `serve` tells it; `message_bytes_max` is the largest
     message either way."""
 
-    def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
+    def __init__(self, bookie: Bookie | None, message_bytes_max: int, files: int = 0) -> None:
+        """`files`: so many descriptors are kept for files."""
         self.bookie = bookie
         self.message_bytes_max = message_bytes_max
+        self._files = files
         self.connections: dict[_Caller, None] = {}
         self.stopping = False
-        self._listening: socket.socket | None = None
+        self._listener: net.Listener | None = None
 
     async def start(self, listen: str) -> int:
         """Serve at `listen` ("host:port", port 0: any free one); returns the port.
 
         Raises CannotListen.
         """
-        self._listening = await listening(listen, "frames_listen")
-        self._listening.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listening, self._accept)
-        bound: int = self._listening.getsockname()[1]
-        return bound
+        sockets = await sockets_at(listen, "frames_listen")
+        self._listener = net.Listener(sockets, self._accepted, self._files)
+        self._listener.start()
+        return self._listener.port
 
     def serve(self, bookie: Bookie) -> None:
         """From now on."""
@@ -79,10 +80,9 @@ class FrameService:
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; those under way get `grace_s` to end and to get their responses."""
         self.stopping = True
-        if self._listening is not None:
-            asyncio.get_running_loop().remove_reader(self._listening)
-            self._listening.close()
-            self._listening = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         callers = list(self.connections)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -90,24 +90,8 @@ class FrameService:
         for caller in callers:
             caller.connection.close("the bookie has stopped")
 
-    def _accept(self) -> None:
-        assert self._listening is not None
-        while True:
-            try:
-                sock, _ = self._listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no file descriptors left: do not ask again at once
-                log.warning("cannot accept connections: %s", error)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listening)
-                loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
-                return
-            self.connections[_Caller(self, sock)] = None
-
-    def _accept_again(self) -> None:
-        if self._listening is not None and not self.stopping:
-            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+    def _accepted(self, sock: socket.socket) -> None:
+        self.connections[_Caller(self, sock)] = None
 
 
 class _Caller:

@@ -21,6 +21,7 @@ from bookie_server.api.messages import METHODS
 from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
 from bookie_server.serve.handler import STARTING, Credit, hear, respond, serve_stream
+from spark_ledger import net
 
 LARGE_MESSAGES = (
     ("grpc.http2.max_frame_size", 4 << 20),
@@ -30,9 +31,11 @@ LARGE_MESSAGES = (
     ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
 )
 """A megabyte arrives in a few pieces instead of sixty-four: 4 % of a bookie's time."""
+CONNECTIONS_SHARE = 0.1
+"""Of the descriptors; a connection beyond it is closed at once. Between what the listener of frames
+takes and the limit there is room for it and for files."""
 CALLS_MAX = 2 * LONG_POLLS_MAX
 """Under way in gRPC, of all connections; beyond it the response is RESOURCE_EXHAUSTED, at once."""
-BACKLOG = 256
 SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,10 @@ class BookieService:
                 ("grpc.max_receive_message_length", message_bytes_max),
                 ("grpc.max_send_message_length", message_bytes_max),
                 ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
+                (
+                    "grpc.max_allowed_incoming_connections",
+                    max(1, int(net.descriptor_limit() * CONNECTIONS_SHARE)),
+                ),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
                 *LARGE_MESSAGES,
@@ -74,7 +81,8 @@ class BookieService:
 
         Raises CannotListen.
         """
-        (await listening(listen, "listen")).close()  # gRPC does not say why it cannot have one
+        for sock in await sockets_at(listen, "listen"):  # gRPC does not say why it cannot have one
+            sock.close()
         try:
             port = self._server.add_insecure_port(listen)
         except RuntimeError as error:
@@ -136,18 +144,10 @@ class BookieService:
             await asyncio.gather(hearing, return_exceptions=True)
 
 
-async def listening(listen: str, setting: str) -> socket.socket:
-    """A socket that listens at `listen`, as the setting says. Raises CannotListen."""
-    host, _, port = listen.rpartition(":")
+async def sockets_at(listen: str, setting: str) -> list[socket.socket]:
+    """Sockets that are bound to `listen`, as the setting says. Raises CannotListen."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, *_, address = found[0]
-        both = address[0] == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(
-            address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
-        )
+        return await net.bound(*net.split(listen))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise CannotListen(

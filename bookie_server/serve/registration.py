@@ -36,6 +36,7 @@ from bookie_server.api.frames import (
 from bookie_server.api.messages import InfoRequest, InfoResponse
 from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import DiskFailed
+from spark_ledger import net
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import read
@@ -240,9 +241,9 @@ async def who_is(frames: str) -> str:
 
 
 async def _info(frames: str) -> InfoResponse:
-    host, _, port = frames.rpartition(":")
+    host, port = net.split(frames)
     request = codec.encode(InfoRequest())
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         await _head(reader, FrameKind.HELLO)
         method = METHOD_NUMBERS["Info"]

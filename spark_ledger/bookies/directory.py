@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from spark_ledger import net
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import names_in
@@ -51,7 +52,7 @@ class BookieInfo:
     @property
     def host(self) -> str:
         """Where it runs, "" if its address is not known."""
-        return self.address.rpartition(":")[0]
+        return net.host_of(self.address)
 
 
 Registrations = dict[str, BookieInfo]

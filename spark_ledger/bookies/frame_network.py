@@ -34,6 +34,7 @@ from bookie_server.api.frames import (
     unpack_wait,
 )
 from bookie_server.api.status import Status
+from spark_ledger import net
 from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -378,12 +379,12 @@ def _busy(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
 @lru_cache(CONNECTIONS_MAX)
 def _is_own(address: str) -> bool:
     """Whether a connection to the address would begin at it; nothing is sent to find out."""
-    host, _, port = address.rpartition(":")
     try:
-        ip = ip_address(host.strip("[]"))
+        host, port = net.split(address)
+        ip = ip_address(host)
         family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((str(ip), int(port)))
+            sock.connect((str(ip), port))
             return _to_itself(sock)
     except (OSError, ValueError):
         return False
@@ -396,12 +397,13 @@ def _to_itself(sock: socket.socket) -> bool:
 async def _open(address: str) -> socket.socket:
     """Raises OSError."""
     loop = asyncio.get_running_loop()
-    host, _, port = address.rpartition(":")
     failure = OSError(f"{address} is no address")
-    if not port.isdigit():
-        raise failure
+    try:
+        host, port = net.split(address)
+    except ValueError:
+        raise failure from None
     for family, kind, protocol, _, where in await loop.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        host, port, type=socket.SOCK_STREAM
     ):
         sock = socket.socket(family, kind, protocol)
         try:

@@ -8,8 +8,11 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Awaitable, Iterator
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
+from spark_ledger import net
 from spark_ledger.broker.broker import Broker, BrokerSettings
 from spark_ledger.broker.connection import Connection
 from spark_ledger.broker.requests import HEAD_BYTES_MAX, answer_http
@@ -19,6 +22,7 @@ from spark_ledger.process import connect, end_with_parent
 
 PORT, ADMIN_PORT = 6650, 8080
 SESSION_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
 GC_THRESHOLDS = 50_000, 20, 100
 """Each message that is kept is objects, none of which are in a cycle: by Python's own thresholds a
 quarter of the time of a lone message went into looking for some."""
@@ -38,6 +42,7 @@ def serve(
     JSON where. A port of 0: a free one. `parent_pipe`: it ends when its standard input is closed.
     Raises errors.BadConfig (a port is taken, the URL is malformed), errors.Unavailable."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    net.raise_descriptor_limit()
     if parent_pipe:
         end_with_parent()
     asyncio.run(_work(service_url, host, port, admin_port, advertised_host or host, settings))
@@ -57,20 +62,22 @@ async def _work(
     def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
         return answer_http(broker, reader, writer)
 
+    def accept_http() -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=HEAD_BYTES_MAX), ask)
+
     config = client_config(service_url=service_url, session_timeout_s=SESSION_TIMEOUT_S)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    with _taken(host, port, "--broker-port"):
-        clients = await loop.create_server(accept, host, port, start_serving=False)
-    with _taken(host, admin_port, "--admin-port"):
-        limit = {"limit": HEAD_BYTES_MAX, "start_serving": False}
-        lookups = await asyncio.start_server(ask, host, admin_port, **limit)
-    number, admin = (one.sockets[0].getsockname()[1] for one in (clients, lookups))
-    url, admin_url = f"pulsar://{shown}:{number}", f"http://{shown}:{admin}"
+    clients = await _listener(host, port, "--broker-port", accept)
+    lookups = await _listener(host, admin_port, "--admin-port", accept_http)
+    url = f"pulsar://{net.join(shown, clients.port)}"
+    admin_url = f"http://{net.join(shown, lookups.port)}"
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
     await broker.start()
-    await clients.start_serving()
-    await lookups.start_serving()
+    with _taken(host, clients.port, "--broker-port"):
+        clients.start()
+    with _taken(host, lookups.port, "--admin-port"):
+        lookups.start()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -85,12 +92,33 @@ async def _work(
     await ledgers.close()
 
 
+async def _listener(
+    host: str, port: int, flag: str, protocol: Callable[[], asyncio.BaseProtocol]
+) -> net.Listener:
+    """Takes no connections before it is started. Raises errors.BadConfig."""
+    loop = asyncio.get_running_loop()
+    beginning: dict[asyncio.Task[Any], None] = {}
+
+    def accepted(sock: socket.socket) -> None:
+        task = loop.create_task(loop.connect_accepted_socket(protocol, sock))
+        beginning[task] = None
+        task.add_done_callback(begun)
+
+    def begun(task: "asyncio.Task[Any]") -> None:
+        del beginning[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a connection ends before it has begun: %r", error)
+
+    with _taken(host, port, flag):
+        return net.Listener(await net.bound(host.strip("[]"), port), accepted)
+
+
 @contextlib.contextmanager
 def _taken(host: str, port: int, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise BadConfig(
-            f"the broker cannot listen on {host}:{port}: {error.strerror}",
+            f"the broker cannot listen on {net.join(host, port)}: {error.strerror}",
             f"Stop what uses the port, or give another with {flag}.",
         ) from None

@@ -4,6 +4,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from spark_ledger import net
 from spark_ledger.cli.common import (
     MERGE_BYTES,
     App,
@@ -43,7 +45,6 @@ autorecovery = App(
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
 T = TypeVar("T")
 TIMEOUT_S = 5.0
-PORT_MAX = 65535
 INTERRUPTED = 130
 BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while to import
 
@@ -293,11 +294,12 @@ def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
 
 def checked_address(address: str) -> str:
     """It. Raises BadConfig when it is no host:port: another port would be asked, or none."""
-    host, _, port = address.rpartition(":")
-    if host and port.isascii() and port.isdigit() and 1 <= int(port) <= PORT_MAX:
-        return address
+    with suppress(ValueError):
+        if net.split(address)[1]:
+            return address
     raise BadConfig(
-        f"'{address}' is no address of a bookie: it is host:port, with a port from 1 to {PORT_MAX}",
+        f"'{address}' is no address of a bookie: it is host:port, with a port from 1 to"
+        f" {net.PORT_MAX} and an IPv6 address in brackets",
         "`spark-ledger bookie list` tells where each bookie speaks frames.",
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from spark_ledger import net
 from spark_ledger.demo.flights import FlightsMissing
 from spark_ledger.demo.jars import JarsMissing, delta_jars
 from spark_ledger.demo.job import Display, MainJob
@@ -54,7 +55,7 @@ def _run(console: Console, rows: int | None, keep: bool, output: Path) -> int:
     _clear(output)
     with LocalCluster(bookies=BOOKIES, data_dir=output / "cluster" if keep else None) as cluster:
         display.say(f"ZooKeeper and {BOOKIES} bookies are up: {cluster.service_url}")
-        port = int(cluster.zookeeper.address.rpartition(":")[2])
+        port = net.split(cluster.zookeeper.address)[1]
         job = MainJob(cluster, display, output, rows)
         try:
             passed = job.run()

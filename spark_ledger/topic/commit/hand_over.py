@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from spark_ledger import errors
+from spark_ledger import errors, net
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
@@ -177,8 +177,11 @@ def _from_json(plain: dict[str, Any]) -> Handed:
 
 async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, LetGo]:
     """As Ask."""
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        host, port = net.split_url(url)
+    except ValueError as error:
+        raise OSError(f"a broker's URL: {error}") from error
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(request)
         (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))

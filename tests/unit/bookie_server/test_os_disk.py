@@ -301,3 +301,38 @@ def test_the_total_is_what_is_used_and_what_is_free_to_us_without_what_is_kept_f
         assert await disk.total_bytes() == (40 + 55) * 4096
 
     on_a_disk(tmp_path, test)
+
+
+def test_a_call_that_finds_no_descriptor_waits_for_one_and_says_nothing_of_the_disk(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os_disk, "_AGAIN_S", 0.01)
+    opens, lacking = os.open, {"times": 0}
+
+    def without(path, flags, *mode, **named):
+        if lacking["times"]:
+            lacking["times"] -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return opens(path, flags, *mode, **named)
+
+    monkeypatch.setattr(os, "open", without)
+
+    async def test(disk):
+        for direct in (False, True):
+            lacking["times"] = 3
+            file = await disk.create(f"made-{direct}", 4096, direct=direct)
+            await file.append([bytes(4096)], sync=True)
+            await file.close()
+        lacking["times"] = 3
+        await disk.make_folder("folder/below")
+        lacking["times"] = 3
+        await disk.sync_dir("folder")
+        lacking["times"] = 3
+        opened = await disk.open("made-True")
+        assert await opened.read(0, 1 << 20) == bytes(4096)
+        await opened.close()
+        lacking["times"] = 3
+        await disk.remove("made-True", unread=True)
+        assert await disk.list() == ["folder", "made-False"]
+
+    on_a_disk(tmp_path, test)

@@ -1,0 +1,249 @@
+"""Hosts and ports as text, and how a server takes connections; bookies and brokers share it.
+
+Always true:
+- an IPv6 address is in brackets wherever it is written, and without them where a socket gets it;
+- a process takes connections while less than ACCEPT_SHARE of its descriptors are in use. Files,
+  and connections that it makes itself, have the rest: a client that opens connections and leaves
+  them idle costs other clients their connections, never the process its disk or its store.
+
+A connection's descriptor is the lowest number that is free, so a number says how many are in use at
+least, and nothing has to be counted.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+PORT_MAX = 65535
+BACKLOG = 256
+DESCRIPTORS_MAX = 1 << 20
+"""A limit is raised so far at most: some systems set none, and some kernels refuse more."""
+_DESCRIPTORS = DESCRIPTORS_MAX, 65_536, 10_240
+ACCEPT_SHARE = 0.8
+FILES_SHARE_MAX = 0.5
+AGAIN_S = 0.5
+SAY_EVERY_S = 60.0
+_ACCEPTS_MAX = 100
+"""So many connections are taken before the loop turns to other work."""
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]")
+_log = logging.getLogger(__name__)
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+
+def is_host(text: str) -> bool:
+    """Whether it is a name, an IPv4 address, or an IPv6 address in brackets."""
+    return _HOST.fullmatch(text) is not None
+
+
+def parse(text: str) -> tuple[str, int | None]:
+    """The host, without brackets, and the port of "host:port"; None of "host" alone. Raises
+    ValueError."""
+    if is_host(text):
+        return text.strip("[]"), None
+    host, _, port = text.rpartition(":")
+    if not is_host(host) or not (port.isascii() and port.isdigit() and int(port) <= PORT_MAX):
+        raise ValueError(f"{text!r} is no host:port, with an IPv6 address in brackets")
+    return host.strip("[]"), int(port)
+
+
+def split(address: str) -> tuple[str, int]:
+    """The host, without brackets, and the port of "host:port". Raises ValueError."""
+    host, port = parse(address)
+    if port is None:
+        raise ValueError(f"{address!r} has no port")
+    return host, port
+
+
+def split_url(url: str) -> tuple[str, int]:
+    """As `split`, of "scheme://host:port"."""
+    return split(url.rpartition("://")[2].rstrip("/"))
+
+
+def host_of(address: str) -> str:
+    """The host, without brackets, of whatever was registered as host:port; "" where it has
+    none."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def bracketed(host: str) -> str:
+    """The host as it is written before a port; one in brackets stays as it is."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def join(host: str, port: int) -> str:
+    """ "host:port"."""
+    return f"{bracketed(host)}:{port}"
+
+
+# -- descriptors -----------------------------------------------------------------------------------
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether the process, or the machine, has no descriptor left: to be tried again."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process have as many descriptors as the system allows it, DESCRIPTORS_MAX at most;
+    returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in _DESCRIPTORS if soft != resource.RLIM_INFINITY else ():
+        limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        if limit <= soft:
+            break
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            break
+    return descriptor_limit()
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
+
+
+def accepted_below(limit: int, files: int = 0) -> int:
+    """Connections are taken while a new one's descriptor is below this. `files`: so many at least
+    are kept for files, of half the limit."""
+    kept = max(limit - int(limit * ACCEPT_SHARE), min(files, int(limit * FILES_SHARE_MAX)))
+    return limit - kept
+
+
+class SaidSeldom:
+    """A warning that is logged once in SAY_EVERY_S, however often it holds. Any thread may say
+    it."""
+
+    def __init__(self) -> None:
+        self._next_s = float("-inf")
+
+    def warn(self, now_s: float, text: str, *arguments: object) -> None:
+        if now_s >= self._next_s:
+            self._next_s = now_s + SAY_EVERY_S
+            _log.warning(text, *arguments)
+
+
+class Listener:
+    """Takes connections at `sockets`, which are bound, from `start` on, and hands each to
+    `accepted`, which owns it from then on. On one event loop."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        accepted: Callable[[socket.socket], None],
+        files: int = 0,
+    ) -> None:
+        self._sockets = sockets
+        self._accepted = accepted
+        self._below = accepted_below(descriptor_limit(), files)
+        self._said = SaidSeldom()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        bound: int = self._sockets[0].getsockname()[1]
+        return bound
+
+    def start(self) -> None:
+        """From now on; before it every attempt to connect is refused. Raises OSError where another
+        process listens by now."""
+        for sock in self._sockets:
+            sock.listen(BACKLOG)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._timer = None
+        for sock in self._sockets:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def close(self) -> None:
+        """Take no more, and give the address back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for sock in self._sockets:
+            asyncio.get_running_loop().remove_reader(sock)
+            sock.close()
+        self._sockets = []
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(_ACCEPTS_MAX):
+            try:
+                made, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(f"connections cannot be accepted: {error.strerror}")
+                return
+            made.setblocking(False)
+            in_use = made.fileno()
+            self._accepted(made)
+            if in_use >= self._below:
+                self._pause(f"{in_use} descriptors are in use, of {descriptor_limit()}")
+                return
+
+    def _pause(self, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._said.warn(
+            loop.time(),
+            "port %d: %s. No more connections are taken until some have ended; raise the limit"
+            " (ulimit -n) if so many clients are right",
+            *(self.port, why),
+        )
+        for sock in self._sockets:
+            loop.remove_reader(sock)
+        self._timer = loop.call_later(AGAIN_S, self._look)
+
+    def _look(self) -> None:
+        """Go on if there is room again."""
+        try:
+            lowest_free = os.dup(self._sockets[0].fileno())
+        except OSError:
+            lowest_free = self._below
+        else:
+            os.close(lowest_free)
+        if lowest_free < self._below:
+            self._go_on()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._look)
+
+
+async def bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are bound to each address of the host (on one port, if `port` is 0). Raises
+    OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    made: list[socket.socket] = []
+    try:
+        for family, *_, address in dict.fromkeys(found):
+            at = (address[0], port or (made[0].getsockname()[1] if made else 0), *address[2:])
+            made.append(_bound(family, at, alone=len(found) == 1))
+    except BaseException:
+        for sock in made:
+            sock.close()
+        raise
+    return made
+
+
+def _bound(family: int, address: tuple[object, ...], *, alone: bool) -> socket.socket:
+    """`alone`: an address for all of IPv6 is one for IPv4 too."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            both = alone and address[0] == "::"
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
