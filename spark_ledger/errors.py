@@ -346,6 +346,14 @@ class UnsupportedFormat(LedgerError):
     remedy = "Upgrade spark-ledger to the version that writes this cluster."
 
 
+class BadEntry(UnsupportedFormat):
+    """Stored bytes whose checksum holds and which no version writes so: another program's, or such
+    as contradict themselves."""
+
+    error_class, sql_state = "LEDGER_TOPIC.BAD_ENTRY", "22000"
+    remedy = "Read on with onBadEntry=skip, or look at the bytes with onBadEntry=raw."
+
+
 class CommitContended(LedgerError):
     """Other writers won every time. Nothing was committed."""
 

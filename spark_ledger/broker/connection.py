@@ -350,7 +350,7 @@ class Connection(asyncio.Protocol):
             raise Refusal(self._drop, f"a batch of {len(batch)} bytes, at most {most} are taken")
         try:
             parsed = pulsar_batch.parse(batch, check=True)
-        except pulsar_batch.Damaged as error:
+        except errors.BadEntry as error:
             raise Refusal(ServerError.CHECKSUM, str(error)) from error
         if parsed.metadata.HasField("txnid_most_bits"):
             raise Refusal(self._drop, NO_TRANSACTIONS)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_stream import read_batch
 
 MAGIC = b"SLM1"
 VERSION = 2
@@ -261,20 +262,16 @@ def _few(parts: list[Buffer]) -> Body:
 
 
 def decode_header(payload: Buffer) -> Header:
-    """Raises errors.UnsupportedFormat for another magic, version or flags, and a damaged index."""
+    """Raises errors.UnsupportedFormat for a later version or flags of one, errors.BadEntry for
+    another magic and what contradicts itself."""
     view = memoryview(payload)
     try:
         magic, version, flags, schema, partition, rows, first_row, written_ms = _HEADER.unpack_from(
             view
         )
     except struct.error as error:
-        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
-    known = (version, flags) == _VERSION_1 or (version == VERSION and flags in _FLAGS)
-    if magic != MAGIC or not known:
-        raise errors.UnsupportedFormat(
-            f"an entry with magic {magic!r}, version {version}, flags {flags} was met where"
-            " a message batch was expected"
-        )
+        raise errors.BadEntry(f"a damaged message batch: {error}") from error
+    _check_known(magic, version, flags)
     body_at = HEADER_BYTES
     if flags & SHARED:
         body_at += partition * SHARE_BYTES
@@ -294,6 +291,19 @@ def decode_header(payload: Buffer) -> Header:
     return Header(index, times, written_ms, *said)
 
 
+def _check_known(magic: bytes, version: int, flags: int) -> None:
+    """Raises errors.UnsupportedFormat, errors.BadEntry."""
+    known = (version, flags) == _VERSION_1 or (version == VERSION and flags in _FLAGS)
+    if magic == MAGIC and known:
+        return
+    what = (
+        f"an entry with magic {magic!r}, version {version}, flags {flags} was met where a message"
+        " batch was expected"
+    )
+    later = version > VERSION or (version == VERSION and flags >= 2 * CHUNKS)
+    raise errors.UnsupportedFormat(what) if magic == MAGIC and later else errors.BadEntry(what)
+
+
 def decode_body_and_times(
     payload: Buffer, header: Header, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs | None]:
@@ -307,45 +317,40 @@ def decode_body_and_times(
         from spark_ledger.topic.entry import pulsar_columns  # for those alone who meet one
 
         return pulsar_columns.decode_entry(body, header.rows, columns)
-    try:
-        return _read(body, header, columns), header.each_ms()
-    except (pa.ArrowException, StopIteration, OSError) as error:
-        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
+    return _read(body, header, columns), header.each_ms()
 
 
 def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:
     """The runs of which `view` begins with the count."""
     if len(view) < TIMES_BYTES:
-        raise errors.UnsupportedFormat("a damaged message batch: no count of its times")
+        raise errors.BadEntry("a damaged message batch: no count of its times")
     (count,) = _COUNT.unpack_from(view)
     found = view[TIMES_BYTES : TIMES_BYTES * (1 + count)]
     if not count or len(found) != TIMES_BYTES * count:
-        raise errors.UnsupportedFormat(f"a damaged message batch: {count} times")
+        raise errors.BadEntry(f"a damaged message batch: {count} times")
     runs = np.frombuffer(found, dtype=_RUN)
     if not runs["rows"].all() or int(runs["rows"].sum(dtype=np.int64)) != rows:
-        raise errors.UnsupportedFormat(
-            f"a damaged message batch: {count} times that are not of {rows} rows"
-        )
+        raise errors.BadEntry(f"a damaged message batch: {count} times that are not of {rows} rows")
     return runs
 
 
 def _chunks(view: memoryview) -> tuple[int, Rowless]:
     if len(view) < CHUNKS_BYTES:
-        raise errors.UnsupportedFormat("a damaged message batch: no count of its chunks")
+        raise errors.BadEntry("a damaged message batch: no count of its chunks")
     chunks, *rest = _CHUNKS.unpack_from(view)
     found = Rowless(*rest)
     if not 0 <= found.lo <= found.lo + found.number <= found.hi:
-        raise errors.UnsupportedFormat(f"a damaged message batch: {found}")
+        raise errors.BadEntry(f"a damaged message batch: {found}")
     return chunks, found
 
 
 def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
     if not count or len(view) != count * SHARE_BYTES:
-        raise errors.UnsupportedFormat(f"a damaged message batch: an index of {count} shares")
+        raise errors.BadEntry(f"a damaged message batch: an index of {count} shares")
     index = np.frombuffer(view, dtype=_SHARE)
     rising = bool((np.diff(index["partition"].astype(np.int64)) > 0).all())
     if not rising or not index["rows"].all() or int(index["rows"].sum(dtype=np.int64)) != rows:
-        raise errors.UnsupportedFormat(
+        raise errors.BadEntry(
             f"a damaged message batch: an index of {count} shares that are not {rows} rows of"
             " rising partitions"
         )
@@ -353,23 +358,13 @@ def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
 
 
 def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:
-    body = pa.py_buffer(view)
-    with pa.ipc.open_stream(body) as stream:
-        wanted = _wanted(stream.schema, header, columns)
-        every = len(wanted) == len(stream.schema)
-        found = stream.read_next_batch() if every else None
-    if found is None and not wanted:
-        empty = pa.StructArray.from_buffers(pa.struct([]), header.rows, [None])
-        return pa.RecordBatch.from_struct_array(empty)
-    if found is None:
-        options = pa.ipc.IpcReadOptions(included_fields=wanted)
-        with pa.ipc.open_stream(body, options=options) as stream:
-            found = stream.read_next_batch()
-    if found.num_rows != header.rows:
-        raise errors.UnsupportedFormat(
-            f"a message batch of {found.num_rows} rows says {header.rows} in its header"
-        )
-    return found
+    rows, batch = read_batch(view, lambda schema: _wanted(schema, header, columns))
+    if rows != header.rows:
+        raise errors.BadEntry(f"a message batch of {rows} rows says {header.rows} in its header")
+    if batch is None:
+        empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+        batch = pa.RecordBatch.from_struct_array(empty)
+    return batch
 
 
 def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
@@ -381,7 +376,7 @@ def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) 
         if kind is None and not header.typed:
             continue
         if kind is not None and field.type != kind:
-            raise errors.UnsupportedFormat(
+            raise errors.BadEntry(
                 f"a message batch whose column {field.name} is {field.type}, not {kind}"
             )
         if columns is None or field.name in columns:

@@ -45,10 +45,6 @@ _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
 _ARROW_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
 
-class Damaged(errors.UnsupportedFormat):
-    """Bytes that are no batch, or not what they say."""
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch with its metadata read; its payload, which may be compressed, begins at
@@ -84,7 +80,7 @@ class Batch:
             return max(int(said.sequence_id), int(said.highest_sequence_id))
         try:
             return max(int(said.sequence_id), *_sequence_ids(self))
-        except (Damaged, struct.error, DecodeError):  # who reads it is told
+        except (errors.BadEntry, struct.error, DecodeError):  # who reads it is told
             return int(said.sequence_id)
 
     @property
@@ -99,26 +95,26 @@ class Batch:
 
 def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     """The batch in `data`, or the chunked message that was stored as one; with `check` it comes
-    from a client: it is no such message, and its CRC is compared. Raises Damaged."""
+    from a client: it is no such message, and its CRC is compared. Raises errors.BadEntry."""
     try:
         magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
-        raise Damaged(f"a damaged batch of {len(data)} bytes: {error}") from error
+        raise errors.BadEntry(f"a damaged batch of {len(data)} bytes: {error}") from error
     if magic == CHUNKS_MAGIC and not check:
         chunks = [parse(one) for one in chunks_of(data)]
         payload = b"".join(memoryview(one.data)[one.payload_at :] for one in chunks)
         return Batch(payload, chunks[-1].metadata, 0)
     if magic != MAGIC:
-        raise Damaged(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
+        raise errors.BadEntry(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
     end = HEAD.size + size
     if end > len(data):
-        raise Damaged(f"a damaged batch of {len(data)} bytes: {size} of metadata")
+        raise errors.BadEntry(f"a damaged batch of {len(data)} bytes: {size} of metadata")
     if check and crc32c(memoryview(data)[CRC_FROM:]) != crc:
-        raise Damaged("a damaged batch: its checksum is another")
+        raise errors.BadEntry("a damaged batch: its checksum is another")
     try:
         metadata = MessageMetadata.FromString(bytes(data[HEAD.size : end]))
     except DecodeError as error:
-        raise Damaged(f"a damaged batch: {error}") from error
+        raise errors.BadEntry(f"a damaged batch: {error}") from error
     return Batch(data, metadata, end)
 
 
@@ -156,25 +152,25 @@ def is_last_chunk(data: Buffer) -> bool:
 
 
 def earlier_offsets(data: Buffer) -> tuple[int, ...]:
-    """Where the chunks before a last one are, in order. Raises Damaged."""
+    """Where the chunks before a last one are, in order. Raises errors.BadEntry."""
     return _named(memoryview(data))[0]
 
 
 def chunk_in(data: Buffer) -> memoryview:
-    """The chunk, as its producer sent it. Raises Damaged."""
+    """The chunk, as its producer sent it. Raises errors.BadEntry."""
     view = memoryview(data)
     return view[2:] if is_earlier_chunk(view) else view[_named(view)[1] :]
 
 
 def payload_of_chunk(data: Buffer) -> memoryview:
-    """What an earlier chunk has of its message. Raises Damaged."""
+    """What an earlier chunk has of its message. Raises errors.BadEntry."""
     chunk = chunk_in(data)
     return chunk[parse(chunk).payload_at :]
 
 
 def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
     """The message of a last chunk, with the payloads of all chunks before it; without `value` its
-    metadata alone. Raises Damaged."""
+    metadata alone. Raises errors.BadEntry."""
     last = parse(chunk_in(data))
     if not value:
         last.metadata.compression = _NONE
@@ -187,17 +183,19 @@ def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
     """The offsets that a last chunk names, and where they end."""
     at = 2 + _SIZE.size
     if len(view) < at or not is_last_chunk(view):
-        raise Damaged(f"a damaged last chunk of {len(view)} bytes")
+        raise errors.BadEntry(f"a damaged last chunk of {len(view)} bytes")
     (count,) = _SIZE.unpack_from(view, 2)
     end = at + 8 * count
     if count > CHUNKS_MAX or end > len(view):
-        raise Damaged(f"a damaged last chunk of {len(view)} bytes: {count} chunks before it")
+        raise errors.BadEntry(
+            f"a damaged last chunk of {len(view)} bytes: {count} chunks before it"
+        )
     return struct.unpack_from(f">{count}Q", view, at), end
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
     """What a client gets of a batch that is stored by itself: the batch as it is, or the chunks of
-    a message that was stored as one. Raises Damaged."""
+    a message that was stored as one. Raises errors.BadEntry."""
     view = memoryview(data)
     if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
         return [view]
@@ -207,7 +205,7 @@ def chunks_of(data: Buffer) -> list[memoryview]:
         at += _SIZE.size + size
         found.append(view[at - size : at])
     if at != len(view) or not found:
-        raise Damaged(f"a damaged chunked message of {len(view)} bytes")
+        raise errors.BadEntry(f"a damaged chunked message of {len(view)} bytes")
     return found
 
 
@@ -215,7 +213,7 @@ def chunks_of(data: Buffer) -> list[memoryview]:
 
 
 def payload_of(batch: Batch) -> Buffer:
-    """What a batch says, decompressed. Raises Damaged, errors.UnsupportedFormat."""
+    """What a batch says, decompressed. Raises errors.BadEntry, errors.UnsupportedFormat."""
     if batch.encrypted:
         raise errors.UnsupportedFormat(
             "a batch of encrypted messages was met",
@@ -227,14 +225,14 @@ def payload_of(batch: Batch) -> Buffer:
         return data
     most = CHUNKED_BYTES_MAX if batch.is_chunk else UNCOMPRESSED_BYTES_MAX
     if size > most:
-        raise Damaged(f"a batch of {size} bytes, at most {most} are taken")
+        raise errors.BadEntry(f"a batch of {size} bytes, at most {most} are taken")
     if not size:
         return b""
     return _decompressed(kind, data, size)
 
 
 def _sequence_ids(batch: Batch) -> Iterator[int]:
-    """Of the messages of a batch, 0 of one that says none. Raises Damaged, struct.error,
+    """Of the messages of a batch, 0 of one that says none. Raises errors.BadEntry, struct.error,
     DecodeError."""
     data, at = payload_of(batch), 0
     for _ in range(batch.messages):
@@ -252,11 +250,11 @@ def _decompressed(kind: int, data: memoryview, size: int) -> bytes:
             codec = pa.Codec(_ARROW_CODECS[kind])
             found = codec.decompress(data, decompressed_size=size, asbytes=True)
         else:
-            raise Damaged(f"a batch with the unknown compression {kind}")
+            raise errors.BadEntry(f"a batch with the unknown compression {kind}")
     except (zlib.error, pa.ArrowException, OSError) as error:
-        raise Damaged(f"a damaged batch: {error}") from error
+        raise errors.BadEntry(f"a damaged batch: {error}") from error
     if len(found) != size:
-        raise Damaged(f"a batch of {len(found)} bytes says {size}")
+        raise errors.BadEntry(f"a batch of {len(found)} bytes says {size}")
     return found
 
 
@@ -274,25 +272,28 @@ def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
 
 
 def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
-    """The batches of an entry of so many rows, with the messages of each. Raises Damaged."""
+    """The batches of an entry of so many rows, with the messages of each. Raises
+    errors.BadEntry."""
     at, found = 0, 0
     while at < len(body):
         if at + _FRAME.size > len(body):
-            raise Damaged("a damaged entry: a batch without its size")
+            raise errors.BadEntry("a damaged entry: a batch without its size")
         size, messages = _FRAME.unpack_from(body, at)
         at += _FRAME.size
         if not size or not messages or at + size > len(body):
-            raise Damaged(f"a damaged entry: a batch of {messages} messages in {size} bytes")
+            raise errors.BadEntry(
+                f"a damaged entry: a batch of {messages} messages in {size} bytes"
+            )
         yield messages, body[at : at + size]
         at += size
         found += messages
     if found != rows:
-        raise Damaged(f"an entry of {found} messages says {rows} rows")
+        raise errors.BadEntry(f"an entry of {found} messages says {rows} rows")
 
 
 def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
     """The producer of each batch of an entry, and the batch's last sequence id; of a chunked
-    message once it is whole. Raises Damaged."""
+    message once it is whole. Raises errors.BadEntry."""
     for _, data in unframed(body, rows):
         if not is_earlier_chunk(data):
             batch = parse(chunk_in(data) if is_last_chunk(data) else data)
@@ -300,7 +301,7 @@ def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
 
 
 def parsed(body: memoryview, rows: int) -> list[Batch]:
-    """The batches of an entry of so many rows, of which none is a chunk. Raises Damaged."""
+    """The batches of an entry of so many rows, of which none is a chunk. Raises errors.BadEntry."""
     return [_parsed(data, messages) for messages, data in unframed(body, rows)]
 
 
@@ -309,7 +310,7 @@ def parsed_with_chunks(
 ) -> tuple[list[Batch], list[int]]:
     """The batches of an entry that has chunks, and the row of the entry at which each begins; a
     message that is not `whole` has no row. Without `value` its payload is left out. Raises
-    Damaged."""
+    errors.BadEntry."""
     found, rows_at, at = list[Batch](), list[int](), 0
     for messages, data in unframed(body, rows):
         if not is_earlier_chunk(data):
@@ -326,7 +327,7 @@ def parsed_with_chunks(
 def _parsed(data: memoryview, messages: int) -> Batch:
     batch = parse(data)
     if batch.messages != messages:
-        raise Damaged(f"a batch of {batch.messages} messages says {messages} in its entry")
+        raise errors.BadEntry(f"a batch of {batch.messages} messages says {messages} in its entry")
     return batch
 
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from bookie_server.api.entry import Buffer
+from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
@@ -41,7 +42,6 @@ from spark_ledger.topic.entry.message_batch import (
 )
 from spark_ledger.topic.entry.pulsar_batch import (
     Batch,
-    Damaged,
     parsed,
     parsed_with_chunks,
     payload_of,
@@ -63,7 +63,7 @@ def decode_entry(
     body: memoryview, rows: int, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs]:
     """All rows of an entry whose body has batches, as `decoded`, and when each was published, by
-    its producer's clock. Raises Damaged, errors.UnsupportedFormat."""
+    its producer's clock. Raises errors.BadEntry, errors.UnsupportedFormat."""
     batches = parsed(body, rows)
     counts = [one.messages for one in batches]
     return decoded(batches, columns), np.repeat(_publish_times(batches), counts)
@@ -85,7 +85,7 @@ def decode_with_chunks(
 
 def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) -> pa.RecordBatch:
     """The messages of all, in order, in columns of ALL; those that are null in every row are left
-    out, and so are those that are not among `columns`. Raises Damaged."""
+    out, and so are those that are not among `columns`. Raises errors.BadEntry."""
     wanted = {name for name in ALL if columns is None or name in columns}
     if not wanted:
         return _of(sum(one.messages for one in batches), {})
@@ -207,7 +207,7 @@ def _from_base64(keys: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
 def one_by_one(
     batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
 ) -> pa.RecordBatch:
-    """The columns `wanted` of all messages, each read by protobuf. Raises Damaged."""
+    """The columns `wanted` of all messages, each read by protobuf. Raises errors.BadEntry."""
     said: list[Said] = []
     data: list[bytes] = []
     for batch, payload in zip(batches, payloads, strict=True):
@@ -246,7 +246,7 @@ def one_by_one(
 
 
 def _take_messages(batch: Batch, data: bytes, said: list[Said], values: list[bytes]) -> None:
-    """Each with its metadata, as many as the batch says. Raises Damaged."""
+    """Each with its metadata, as many as the batch says. Raises errors.BadEntry."""
     if not batch.batched:
         said.append(batch.metadata)
         values.append(data)
@@ -259,13 +259,13 @@ def _take_messages(batch: Batch, data: bytes, said: list[Said], values: list[byt
             one = read(data[at + 4 : begin])
             at = begin + one.payload_size
             if not begin <= at <= total:
-                raise Damaged(f"a damaged batch: a message of {one.payload_size} bytes")
+                raise errors.BadEntry(f"a damaged batch: a message of {one.payload_size} bytes")
             said.append(one)
             values.append(data[begin:at])
     except (struct_error, DecodeError) as error:
-        raise Damaged(f"a damaged batch: {error}") from error
+        raise errors.BadEntry(f"a damaged batch: {error}") from error
     if at != total:
-        raise Damaged(f"a damaged batch: {total - at} bytes after its last message")
+        raise errors.BadEntry(f"a damaged batch: {total - at} bytes after its last message")
 
 
 def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
@@ -287,7 +287,7 @@ def _key_bytes(text: bytes) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError as error:
-        raise Damaged(f"a damaged batch: a key that is not base64: {error}") from error
+        raise errors.BadEntry(f"a damaged batch: a key that is not base64: {error}") from error
 
 
 def _times(ms: Longs) -> pa.Array:

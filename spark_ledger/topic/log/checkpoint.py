@@ -19,6 +19,7 @@ import pyarrow as pa
 from bookie_server.api.entry import payload_crc
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
+from spark_ledger.topic.entry.arrow_stream import read_batch
 from spark_ledger.topic.entry.message_batch import Rowless
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.blobs import Stored, pack, unpack
@@ -426,8 +427,9 @@ def _encoded(columns: dict[str, list[int]]) -> bytes:
 
 
 def _decoded(stream: memoryview) -> dict[str, list[int]]:
-    with pa.ipc.open_stream(pa.py_buffer(stream)) as opened:
-        batch = opened.read_next_batch()
+    _, batch = read_batch(stream)
+    if batch is None or any(kind != pa.int64() for kind in batch.schema.types):
+        raise errors.BadEntry("a checkpoint's root has a table of other columns than numbers")
     return {name: as_numpy(batch.column(name)).tolist() for name in batch.schema.names}
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
+from spark_ledger.topic.entry.arrow_stream import read_batch
 from spark_ledger.topic.log.segments import INLINE, PlacedSegment, Segment
 
 Longs = npt.NDArray[np.int64]
@@ -48,6 +49,7 @@ JOINED_MAX = 4096  # segments of a stretch that is made by joining
 OBJECTS_AT_ONCE = 1024
 ROWS_ALONE_MAX = 2048  # up to here Arrow's threads take longer to wake than one does all the work
 BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
+DECODED_BYTES_MAX = 1 << 30  # some ten million segments
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
 _FIRST_SCHEMA = SCHEMA.remove(SCHEMA.get_field_index(_LATER))
 
@@ -242,15 +244,16 @@ class SegmentTable:
     def decode(cls, value: Any) -> "SegmentTable":
         """What `encode` made. Raises errors.UnsupportedFormat for anything else."""
         try:
-            options = pa.ipc.IpcReadOptions(use_threads=len(value) > BYTES_ALONE_MAX)
-            with pa.ipc.open_stream(pa.py_buffer(value), options=options) as stream:
-                batch = stream.read_next_batch()
+            threads = len(value) > BYTES_ALONE_MAX
+            _, batch = read_batch(value, bytes_max=DECODED_BYTES_MAX, use_threads=threads)
+            if batch is None:
+                raise errors.BadEntry("a table of segments without a column")
             columns = [batch.column(name) for name in _FIRST_SCHEMA.names]
             there = _LATER in batch.schema.names
             zeros = np.zeros(0 if there else batch.num_rows, dtype=np.int64)
             columns.append(batch.column(_LATER) if there else of_numpy(zeros))
             return cls(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
-        except (pa.ArrowException, KeyError, StopIteration, OSError, ValueError) as error:
+        except (pa.ArrowException, KeyError, ValueError) as error:
             raise errors.UnsupportedFormat(f"a damaged table of segments: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:

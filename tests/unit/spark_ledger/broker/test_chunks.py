@@ -202,12 +202,12 @@ def test_what_is_stored_of_chunks_is_no_batch_of_a_client():
     assert first[:2] == b"\x0e\x44"
     assert last[:14] == b"\x0e\x45" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3])
     for stored_chunk in (first, last):
-        with pytest.raises(pulsar_batch.Damaged):
+        with pytest.raises(errors.BadEntry):
             pulsar_batch.parse(stored_chunk, check=True)
-        with pytest.raises(pulsar_batch.Damaged):
+        with pytest.raises(errors.BadEntry):
             pulsar_batch.chunk_in(stored_chunk[2:])
     for damaged in (last[:4], last[:13], b"\x0e\x45\xff\xff\xff\xff" + last[6:]):
-        with pytest.raises(pulsar_batch.Damaged):
+        with pytest.raises(errors.BadEntry):
             pulsar_batch.earlier_offsets(damaged)
 
 
@@ -217,9 +217,9 @@ def test_a_message_that_an_earlier_version_stored_as_one_is_read_and_sent_as_the
     assert [bytes(one) for one in pulsar_batch.chunks_of(stored_whole)] == parts
     batch = pulsar_batch.parse(stored_whole)
     assert pulsar_columns.decoded([batch]).column("value").to_pylist() == [b"ab"]
-    with pytest.raises(pulsar_batch.Damaged):
+    with pytest.raises(errors.BadEntry):
         pulsar_batch.parse(stored_whole, check=True)
-    with pytest.raises(pulsar_batch.Damaged):
+    with pytest.raises(errors.BadEntry):
         pulsar_batch.parse(stored_whole[:-1])
     plain = lone(message(b"v"))
     assert [bytes(one) for one in pulsar_batch.chunks_of(plain)] == [plain]

@@ -4,6 +4,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_ledger import errors
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
 from spark_ledger.broker.wire.frames import FrameReader, encode
 from spark_ledger.broker.wire.sends import Messages, Send, Shape, receipts
@@ -40,7 +41,7 @@ def by_protobuf(command_, batch):
     try:
         found = BaseCommand.FromString(command_)
         parsed = pulsar_batch.parse(batch, check=True)
-    except (DecodeError, pulsar_batch.Damaged):
+    except (DecodeError, errors.BadEntry):
         return None
     if found.type != 6 or not found.HasField("send"):
         return None

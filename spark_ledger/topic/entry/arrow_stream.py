@@ -1,0 +1,244 @@
+"""Arrow IPC streams of one record batch, checked before their bytes are believed. Pure.
+
+    continuation (4) | size (4) | schema | continuation | size | record batch's message | body
+
+Always true: what `read_batch` returns was validated in full: every offset of it is within its own
+buffers. Nothing is decompressed before the sizes that the buffers declare are known to be at most
+`bytes_max` together; Arrow decompresses a buffer to exactly the size that it declares, or raises. A
+stream of another shape (dictionaries, the framing of before Arrow 0.15) is not one of ours. Text is
+not required to be UTF-8: Spark's columns may hold any bytes as text.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bookie_server.api.entry import Buffer
+from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import TEXT, is_any
+
+UNPACKED_BYTES_MAX = 256 << 20
+"""Of an entry's columns, decompressed. A writer makes entries of 2 MiB, or of one larger row; a row
+fits into an entry uncompressed."""
+ROWS_MAX = 1 << 24
+"""Of a stream. A row takes some bytes when it is written, so 2 MiB have far fewer."""
+FAULTS = (pa.ArrowException, StopIteration, OSError, struct.error, ValueError, OverflowError)
+"""What bytes that are no such stream raise."""
+
+_CONTINUATION = 0xFFFFFFFF
+_FRAME = struct.Struct("<II")
+_U16, _I32, _U32, _I64 = map(struct.Struct, ("<H", "<i", "<I", "<q"))
+_RECORD_BATCH = 3  # MessageHeader in Arrow's Message.fbs
+_HEADER_TYPE, _HEADER, _BODY_BYTES = 1, 2, 3  # fields of a Message
+_LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of a RecordBatch
+_BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
+_NOT_COMPRESSED = -1
+
+Wanted = Callable[[pa.Schema], Sequence[int]]
+"""Which of the fields are read."""
+
+
+def read_batch(
+    stream: Buffer,
+    wanted: Wanted | None = None,
+    *,
+    bytes_max: int = UNPACKED_BYTES_MAX,
+    rows_max: int = ROWS_MAX,
+    use_threads: bool = True,
+) -> tuple[int, pa.RecordBatch | None]:
+    """How many rows the stream's record batch has, and the fields `wanted` of it (None: all); None
+    if these are none. Columns that are not compressed are views of `stream`. Raises
+    errors.BadEntry, and whatever `wanted` does."""
+    body = pa.py_buffer(stream)
+    try:
+        with _opened(body, None, use_threads) as opened:
+            schema = opened.schema
+            _check_text(list(schema))
+            chosen = range(len(schema)) if wanted is None else wanted(schema)
+            rows = _check_sizes(memoryview(stream), bytes_max, rows_max)
+            if len(chosen) == len(schema):
+                batch = opened.read_next_batch()
+        if not chosen:
+            return rows, None
+        if len(chosen) < len(schema):
+            with _opened(body, list(chosen), use_threads) as opened:
+                batch = opened.read_next_batch()
+        _validate(batch)
+    except FAULTS as error:
+        raise errors.BadEntry(f"a damaged Arrow stream: {error}") from error
+    if batch.num_rows != rows:
+        raise errors.BadEntry(f"a damaged Arrow stream of {batch.num_rows} rows declares {rows}")
+    return rows, batch
+
+
+def _check_text(fields: Iterable[pa.Field]) -> None:
+    """Whether names and zones are text. Raises UnicodeDecodeError, which is a ValueError."""
+    for field in fields:
+        _, kind = field.name, field.type
+        if pa.types.is_timestamp(kind):
+            str(kind.tz)
+        elif kind.num_fields:
+            _check_text(map(kind.field, range(kind.num_fields)))
+
+
+def _opened(
+    body: pa.Buffer, fields: list[int] | None, use_threads: bool
+) -> pa.RecordBatchStreamReader:
+    options = pa.ipc.IpcReadOptions(
+        ensure_native_endian=False,  # bytes are swapped before anything is checked
+        use_threads=use_threads,
+        included_fields=fields,
+    )
+    return pa.ipc.open_stream(body, options=options)
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    """Raises pa.ArrowInvalid."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        batch.validate()  # what a view is made of has its buffers
+        types = [_as_bytes(kind) for kind in batch.schema.types]
+        if types == batch.schema.types:
+            raise
+        for column, kind in zip(batch.columns, types, strict=True):
+            column.view(kind).validate(full=True)
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes in the place of text, of which Arrow demands UTF-8."""
+    if is_any(kind, TEXT):
+        return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_bytes(kind.value_type)))
+    if pa.types.is_map(kind):
+        key, item = (
+            field.with_type(_as_bytes(field.type)) for field in (kind.key_field, kind.item_field)
+        )
+        return pa.map_(key, item)
+    return kind
+
+
+# -- what the message of a record batch declares ---------------------------------------------------
+#
+# Arrow checks the flatbuffer itself when it reads the message, but then decompresses at once: so
+# the few fields that tell how much that makes are read here before. Every place is checked to be
+# within the message.
+
+
+class _Table(NamedTuple):
+    """A table of a flatbuffer: where it begins, and where its vtable does."""
+
+    data: memoryview
+    at: int
+    vtable: int
+
+    @staticmethod
+    def root(data: memoryview) -> "_Table":
+        return _Table.begins(data, _read(_U32, data, 0))
+
+    @staticmethod
+    def begins(data: memoryview, at: int) -> "_Table":
+        return _Table(data, at, at - _read(_I32, data, at))
+
+    def place(self, field: int) -> int | None:
+        """Where the field's value is; None: it has its default."""
+        slot = 4 + 2 * field
+        if slot >= _read(_U16, self.data, self.vtable):
+            return None
+        offset = _read(_U16, self.data, self.vtable + slot)
+        return self.at + offset if offset else None
+
+    def number(self, field: int, kind: struct.Struct) -> int:
+        at = self.place(field)
+        return 0 if at is None else _read(kind, self.data, at)
+
+    def target(self, field: int) -> int | None:
+        """Where what the field refers to begins; None: it is absent."""
+        at = self.place(field)
+        return None if at is None else at + _read(_U32, self.data, at)
+
+
+def _read(kind: struct.Struct, data: memoryview, at: int) -> int:
+    if at < 0:  # which Python would count from the end
+        raise ValueError(f"a place before the message: {at}")
+    (number,) = kind.unpack_from(data, at)
+    return int(number)
+
+
+def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
+    """How many rows there are. Raises errors.BadEntry for more rows or bytes than may be, and as
+    FAULTS."""
+    _, schema_end = _message(stream, 0)
+    message, body_at = _message(stream, schema_end)
+    table = _Table.root(message)
+    kind, header = table.number(_HEADER_TYPE, struct.Struct("<B")), table.target(_HEADER)
+    if kind != _RECORD_BATCH or header is None:
+        raise errors.BadEntry(
+            f"a damaged Arrow stream whose second message is of kind {kind}, no record batch"
+        )
+    batch = _Table.begins(message, header)
+    rows = batch.number(_LENGTH, _I64)
+    if not 0 <= rows <= rows_max:
+        raise errors.BadEntry(
+            f"a damaged Arrow stream declares {rows} rows, at most {rows_max} are read"
+        )
+    body_bytes = table.number(_BODY_BYTES, _I64)
+    if not 0 <= body_bytes <= len(stream) - body_at:
+        raise errors.BadEntry(
+            f"a damaged Arrow stream declares a body of {body_bytes} bytes, it has"
+            f" {len(stream) - body_at}"
+        )
+    buffers = _buffers(batch)
+    inside = (buffers["offset"] >= 0) & (buffers["length"] >= 0)
+    inside &= buffers["length"] <= body_bytes - buffers["offset"]
+    if not bool(inside.all()):
+        raise errors.BadEntry("a damaged Arrow stream has a buffer that is not within its body")
+    if batch.place(_COMPRESSION) is not None:
+        _check_unpacked(stream[body_at : body_at + body_bytes], buffers, bytes_max)
+    return rows
+
+
+def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
+    """The message that begins there, and where what follows it does."""
+    mark, size = _FRAME.unpack_from(stream, at)
+    begin = at + _FRAME.size
+    if mark != _CONTINUATION or not 0 < size <= len(stream) - begin:
+        raise errors.BadEntry(f"a damaged Arrow stream with a message of {size} bytes at byte {at}")
+    return stream[begin : begin + size], begin + size
+
+
+def _buffers(batch: _Table) -> np.ndarray:
+    at = batch.target(_BUFFERS)
+    if at is None:
+        return np.zeros(0, dtype=_BUFFER)
+    count = _read(_U32, batch.data, at)
+    if count * _BUFFER.itemsize > len(batch.data) - at - _U32.size:
+        raise errors.BadEntry(f"a damaged Arrow stream declares {count} buffers")
+    return np.frombuffer(batch.data, dtype=_BUFFER, count=count, offset=at + _U32.size)
+
+
+def _check_unpacked(body: memoryview, buffers: np.ndarray, bytes_max: int) -> None:
+    """A compressed buffer begins with its size; -1: it is not compressed after all."""
+    packed = buffers[buffers["length"] > 0]
+    if not len(packed):
+        return
+    if int(packed["length"].min()) < _I64.size:
+        raise errors.BadEntry("a damaged Arrow stream has a compressed buffer without its size")
+    every = np.ndarray((len(body) - _I64.size + 1,), dtype="<i8", buffer=body, strides=(1,))
+    sizes = every[packed["offset"]]
+    if int(sizes.min()) < _NOT_COMPRESSED:
+        raise errors.BadEntry(
+            f"a damaged Arrow stream has a buffer of {int(sizes.min())} bytes, decompressed"
+        )
+    largest = int(sizes.max())
+    total = largest if largest > bytes_max else int(np.maximum(sizes, 0).sum())
+    if total > bytes_max:
+        raise errors.BadEntry(
+            f"a damaged Arrow stream of {total} bytes, decompressed; at most {bytes_max} are read"
+        )
