@@ -356,9 +356,9 @@ class Connection(asyncio.Protocol):
             raise Refusal(self._drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):
             raise Refusal(self._drop, "its producer's name is not UTF-8")
-        if not parsed.plausible:
-            what = f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages"
-            raise Refusal(self._drop, what)
+        fault = pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
+        if fault is not None:
+            raise Refusal(self._drop, fault)
         return parsed
 
     def _hand_on(self) -> None:

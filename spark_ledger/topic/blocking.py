@@ -27,6 +27,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.key_filter import hashes_of
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.bad_entries import BadEntries, OnBadEntry
 from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.row_blocks import Block, Joining
 from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry
@@ -132,21 +133,26 @@ class BlockingTopics:
         *,
         keys: Sequence[bytes] | None = None,
         lossy: bool = False,
+        on_bad_entry: OnBadEntry = OnBadEntry.FAIL,
     ) -> Iterator[Block]:
         """The task's rows, those of a partition in order, fetched ahead. `columns` are those that
         are decoded, by their names in entries (None: all). With `keys` some entries without any of
-        these are left out. Raises as task_reader.fetch_kept."""
+        these are left out. Raises as task_reader.fetch_kept, and errors.BadEntry as `on_bad_entry`
+        says."""
         loop = background_loop()
         hashes = None if keys is None else hashes_of(keys)
         kept = fetch_kept(self.client, task, keys=hashes, lossy=lossy)
         ahead = _Ahead(with_chunks(self.client, task, kept, columns, lossy=lossy))
+        bad = BadEntries(task.topic, on_bad_entry)
         try:
             while handful := self.run(ahead.next()):
                 joining = Joining()
                 for fetched in handful:
-                    yield from joining.add(fetched.block(columns))
+                    for block in fetched.blocks(columns, bad):
+                        yield from joining.add(block)
                 yield from joining.end()
         finally:
+            bad.end()
             loop.run(ahead.close())
 
 

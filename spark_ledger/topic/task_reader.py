@@ -22,7 +22,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
@@ -32,6 +32,7 @@ from spark_ledger.topic.entry.message_batch import VALUE, Header, decode_header
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
+from spark_ledger.topic.read.bad_entries import BadEntries
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import (
     NAMED_MAX,
@@ -222,30 +223,34 @@ async def with_chunks(
     lossy: bool = False,
 ) -> Fetched:
     """The task's entries with their chunked messages put together, as far as `columns` need it; an
-    entry with such a message comes by itself. Raises as task_reader.fetch_kept."""
+    entry with such a message comes by itself. What cannot be put together, or be decoded at all, is
+    left to FetchedEntry.blocks. Raises as task_reader.fetch_kept."""
     chunks = _Chunks(client, task, value=columns is None or VALUE in columns, lossy=lossy)
     async with aclosing(runs):
         async for run in runs:
             plain: list[FetchedEntry] = []
             for fetched in run:
-                header = decode_header(fetched.entry.payload)
-                if not header.chunks:
+                found = _chunks_in(fetched)
+                if not found:
                     plain.append(fetched)
                     continue
                 if plain:
                     yield plain
                 plain = []
-                yield [await chunks.put_together(fetched, header)]
+                yield [await chunks.put_together(fetched, found)]
             if plain:
                 yield plain
 
 
 async def read_blocks(client: TopicClient, task: ReadTask) -> AsyncGenerator[Block, None]:
-    """The rows of a task, those of each partition in order. Raises as task_reader.fetch_kept."""
+    """The rows of a task, those of each partition in order. Raises as task_reader.fetch_kept, and
+    errors.BadEntry."""
+    bad = BadEntries(task.topic)
     async with aclosing(with_chunks(client, task, fetch_kept(client, task))) as runs:
         async for run in runs:
             for fetched in run:
-                yield fetched.block()
+                for block in fetched.blocks(bad=bad):
+                    yield block
 
 
 class _Chunks:
@@ -259,17 +264,25 @@ class _Chunks:
         self._kept: OrderedDict[tuple[int, int], Buffer] = OrderedDict()
         self._kept_bytes = 0
 
-    async def put_together(self, fetched: FetchedEntry, header: Header) -> FetchedEntry:
+    async def put_together(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
         from spark_ledger.topic.entry import pulsar_batch  # for those alone who meet one
+        from spark_ledger.topic.entry.pulsar_parts import Chunks
 
         whole: dict[int, list[Buffer]] = {}
+        faults: dict[int, errors.UnsupportedFormat] = {}
         partition = int(fetched.pieces["partition"][0])
-        for offset, row, data in _chunks_in(fetched, header):
-            if pulsar_batch.is_earlier_chunk(data):
-                self._keep(partition, offset, pulsar_batch.payload_of_chunk(data))
+        for offset, row, data in chunks:
+            try:
+                if pulsar_batch.is_earlier_chunk(data):
+                    self._keep(partition, offset, pulsar_batch.payload_of_chunk(data))
+                    continue
+                needed = pulsar_batch.earlier_offsets(data)
+                if any(one >= offset for one in needed):
+                    raise errors.BadEntry(f"a chunk at offset {offset} that names {max(needed)}")
+                earlier = await self._earlier(fetched, partition, offset, needed)
+            except errors.BadEntry as why:  # of an earlier one: met where the last one names it
+                faults[row] = why
                 continue
-            needed = pulsar_batch.earlier_offsets(data)
-            earlier = await self._earlier(fetched, partition, offset, needed)
             if earlier is None:
                 _log.warning(
                     "a message of %d chunks is left out: the one at offset %d of partition %d of"
@@ -278,7 +291,7 @@ class _Chunks:
                 )
             else:
                 whole[row] = earlier
-        return replace(fetched, whole=whole)
+        return replace(fetched, chunks=Chunks(whole, faults))
 
     def _keep(self, partition: int, offset: int, payload: Buffer) -> None:
         if not self._value:
@@ -330,8 +343,7 @@ class _Chunks:
         async with aclosing(fetch_kept(self._client, task, lossy=self._lossy)) as runs:
             async for run in runs:
                 for fetched in run:
-                    header = decode_header(fetched.entry.payload)
-                    for offset, _, data in _chunks_in(fetched, header):
+                    for offset, _, data in _chunks_in(fetched):
                         if pulsar_batch.is_earlier_chunk(data):
                             payload = pulsar_batch.payload_of_chunk(data)
                             found[offset] = payload if self._value else b""
@@ -360,12 +372,23 @@ class _Chunks:
         return tasks
 
 
-def _chunks_in(fetched: FetchedEntry, header: Header) -> Iterator[tuple[int, int, memoryview]]:
-    """The chunks among what is wanted of an entry: the offset, the row of the entry, the bytes."""
+_Chunk = tuple[int, int, memoryview]
+"""The offset, the row of the entry, the bytes."""
+
+
+def _chunks_in(fetched: FetchedEntry) -> list[_Chunk]:
+    """The chunks among what is wanted of an entry; none where it cannot be decoded."""
+    with suppress(errors.UnsupportedFormat):
+        header = decode_header(fetched.entry.payload)
+        if header.chunks:
+            return list(_wanted_chunks(fetched, header))
+    return []
+
+
+def _wanted_chunks(fetched: FetchedEntry, header: Header) -> Iterator[_Chunk]:
+    """Raises errors.BadEntry."""
     from spark_ledger.topic.entry import pulsar_batch
 
-    if not header.chunks:
-        return
     body = memoryview(fetched.entry.payload)[header.body_at :]
     wanted = [(skip, skip + take, offset - skip) for _, _, skip, take, offset in _pieces(fetched)]
     at = 0

@@ -1,11 +1,15 @@
 """Batches as a Pulsar producer makes them."""
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spark_ledger.topic.entry.pulsar_batch import built
+import pyarrow as pa
+
+from spark_ledger.topic.entry.message_batch import Header, Longs
+from spark_ledger.topic.entry.pulsar_batch import built, unframed
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
+from spark_ledger.topic.entry.pulsar_parts import BadBatch, parts_of
 
 
 @dataclass(frozen=True)
@@ -114,3 +118,17 @@ def whole_of(chunks: Sequence[bytes]) -> bytes:
     """A chunked message as brokers stored it before each chunk had an offset: as one."""
     sized = (struct.pack(">I", len(one)) + one for one in chunks)
     return b"\x0e\x43" + b"".join(sized)
+
+
+def decode_entry(
+    payload: bytes, header: Header, columns: Collection[str] | None = None
+) -> tuple[pa.RecordBatch, Longs]:
+    """All rows of an entry of batches that is one part, and when each was published. Raises why
+    one cannot be decoded."""
+    body = memoryview(payload)[header.body_at :]
+    parts = list(parts_of(unframed(body, header.rows), (0, header.rows), columns))
+    for part in parts:
+        if isinstance(part, BadBatch):
+            raise part.why
+    ((found, times, _),) = parts
+    return found, times

@@ -20,5 +20,6 @@ async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows
     async with aclosing(fetch_task(ledgers, task, None, as_planned)) as runs:
         async for run in runs:
             for fetched in run:
-                for rows in parts_of(fetched.block()):
-                    yield rows
+                for block in fetched.blocks():
+                    for rows in parts_of(block):
+                        yield rows

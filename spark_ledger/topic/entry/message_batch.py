@@ -307,16 +307,13 @@ def _check_known(magic: bytes, version: int, flags: int) -> None:
 def decode_body_and_times(
     payload: Buffer, header: Header, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs | None]:
-    """All rows of the entry, of all partitions, and when each was written; None: all at the
-    header's `written_ms`. Uncompressed columns are views of the payload, not copies; columns that
-    are not among `columns` (None: all) are not even decompressed. Raises errors.UnsupportedFormat
-    for a header that does not fit the rows, a damaged stream or one with other types, damaged or
-    encrypted batches."""
+    """All rows of an entry whose body is a stream, of all partitions, and when each was written;
+    None: all at the header's `written_ms`. Uncompressed columns are views of the payload, not
+    copies; columns that are not among `columns` (None: all) are not even decompressed. Raises
+    errors.BadEntry for a header that does not fit the rows, a damaged stream or one with other
+    types."""
+    assert not header.batches, "pulsar_parts.py decodes those"
     body = memoryview(payload)[header.body_at :]
-    if header.batches:
-        from spark_ledger.topic.entry import pulsar_columns  # for those alone who meet one
-
-        return pulsar_columns.decode_entry(body, header.rows, columns)
     return _read(body, header, columns), header.each_ms()
 
 

@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,6 @@ from spark_ledger.topic.entry.message_batch import (
     HEADERS,
     KEY,
     VALUE,
-    Whole,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -42,6 +42,11 @@ HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_FROM = 6
 _SIZE = struct.Struct(">I")
 _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
+RATIOS_MAX = {_LZ4: 255, _ZLIB: 1032, _ZSTD: 1 << 15, _SNAPPY: 22}
+"""How many bytes a byte can become at most, by a codec's format; RATIO_BEYOND_BYTES more."""
+RATIO_BEYOND_BYTES = 128 << 10
+MESSAGE_BYTES_MIN = 6
+"""Of a message in a batch: the size of its metadata, and the size of its value there."""
 _ARROW_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
 
@@ -63,13 +68,6 @@ class Batch:
     def batched(self) -> bool:
         """Whether its payload has metadata of each message."""
         return bool(self.metadata.HasField("num_messages_in_batch"))
-
-    @property
-    def plausible(self) -> bool:
-        """Whether its payload can have so many messages: each takes some bytes."""
-        size = max(int(self.metadata.uncompressed_size), len(self.data) - self.payload_at)
-        readable = min(size, UNCOMPRESSED_BYTES_MAX)
-        return not self.batched or self.messages * _SIZE.size <= readable
 
     @property
     def last_sequence_id(self) -> int:
@@ -175,6 +173,9 @@ def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True)
     if not value:
         last.metadata.compression = _NONE
         return Batch(b"", last.metadata, 0)
+    size = sum(map(len, earlier)) + len(last.data) - last.payload_at
+    if size > CHUNKED_BYTES_MAX:
+        raise errors.BadEntry(f"a message of {size} bytes in chunks, at most {CHUNKED_BYTES_MAX}")
     payload = b"".join((*earlier, memoryview(last.data)[last.payload_at :]))
     return Batch(payload, last.metadata, 0)
 
@@ -190,7 +191,12 @@ def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
         raise errors.BadEntry(
             f"a damaged last chunk of {len(view)} bytes: {count} chunks before it"
         )
-    return struct.unpack_from(f">{count}Q", view, at), end
+    offsets = struct.unpack_from(f">{count}Q", view, at)
+    if any(after <= before for before, after in pairwise(offsets)):
+        raise errors.BadEntry(
+            "a damaged last chunk: the offsets of the chunks before it do not rise"
+        )
+    return offsets, end
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
@@ -223,12 +229,49 @@ def payload_of(batch: Batch) -> Buffer:
     kind, size = batch.metadata.compression, batch.metadata.uncompressed_size
     if kind == _NONE:
         return data
+    if (fault := fault_of(batch)) is not None:
+        raise errors.BadEntry(fault)
+    return _decompressed(kind, data, size) if size else b""
+
+
+def unpacked_bytes(batch: Batch) -> int:
+    """What its payload takes, decompressed, as it declares."""
+    size = len(batch.data) - batch.payload_at
+    if batch.metadata.compression == _NONE or batch.encrypted:
+        return size
+    return int(batch.metadata.uncompressed_size)
+
+
+def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
+    """Why a batch cannot be decoded, as far as that is known without decompressing it. Not `whole`:
+    its payload is a chunk of one."""
+    metadata, packed = batch.metadata, len(batch.data) - batch.payload_at
+    kind, size = metadata.compression, unpacked_bytes(batch)
+    if kind != _NONE and kind not in RATIOS_MAX:
+        return f"a batch with the unknown compression {kind}"
     most = CHUNKED_BYTES_MAX if batch.is_chunk else UNCOMPRESSED_BYTES_MAX
     if size > most:
-        raise errors.BadEntry(f"a batch of {size} bytes, at most {most} are taken")
-    if not size:
-        return b""
-    return _decompressed(kind, data, size)
+        return f"a batch of {size} bytes, decompressed; at most {most} are taken"
+    if batch.encrypted:
+        return None
+    if whole and kind != _NONE and size > packed * RATIOS_MAX[kind] + RATIO_BEYOND_BYTES:
+        return f"a batch of {packed} bytes cannot be {size} bytes, decompressed"
+    if batch.batched and whole:
+        if batch.messages * MESSAGE_BYTES_MIN > size:
+            return f"a batch of {size} bytes cannot have {batch.messages} messages"
+        if kind == _NONE:
+            return _fault_of_first(batch)
+    return None
+
+
+def _fault_of_first(batch: Batch) -> str | None:
+    """Of the first message in a payload that is not compressed, where it ends tells that the bytes
+    are no messages."""
+    size = len(batch.data) - batch.payload_at
+    (head,) = _SIZE.unpack_from(batch.data, batch.payload_at)
+    if head > size - _SIZE.size:
+        return f"a batch of {size} bytes whose first message has {head} bytes of metadata"
+    return None
 
 
 def _sequence_ids(batch: Batch) -> Iterator[int]:
@@ -246,11 +289,9 @@ def _decompressed(kind: int, data: memoryview, size: int) -> bytes:
     try:
         if kind == _ZLIB:
             found = zlib.decompressobj().decompress(data, size + 1)
-        elif kind in _ARROW_CODECS:
+        else:
             codec = pa.Codec(_ARROW_CODECS[kind])
             found = codec.decompress(data, decompressed_size=size, asbytes=True)
-        else:
-            raise errors.BadEntry(f"a batch with the unknown compression {kind}")
     except (zlib.error, pa.ArrowException, OSError) as error:
         raise errors.BadEntry(f"a damaged batch: {error}") from error
     if len(found) != size:
@@ -298,37 +339,6 @@ def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
         if not is_earlier_chunk(data):
             batch = parse(chunk_in(data) if is_last_chunk(data) else data)
             yield batch.metadata.producer_name, batch.last_sequence_id
-
-
-def parsed(body: memoryview, rows: int) -> list[Batch]:
-    """The batches of an entry of so many rows, of which none is a chunk. Raises errors.BadEntry."""
-    return [_parsed(data, messages) for messages, data in unframed(body, rows)]
-
-
-def parsed_with_chunks(
-    body: memoryview, rows: int, whole: Whole, *, value: bool = True
-) -> tuple[list[Batch], list[int]]:
-    """The batches of an entry that has chunks, and the row of the entry at which each begins; a
-    message that is not `whole` has no row. Without `value` its payload is left out. Raises
-    errors.BadEntry."""
-    found, rows_at, at = list[Batch](), list[int](), 0
-    for messages, data in unframed(body, rows):
-        if not is_earlier_chunk(data):
-            if not is_last_chunk(data):
-                found.append(_parsed(data, messages))
-                rows_at.append(at)
-            elif at in whole:
-                found.append(put_together(whole[at], data, value=value))
-                rows_at.append(at)
-        at += messages
-    return found, rows_at
-
-
-def _parsed(data: memoryview, messages: int) -> Batch:
-    batch = parse(data)
-    if batch.messages != messages:
-        raise errors.BadEntry(f"a batch of {batch.messages} messages says {messages} in its entry")
-    return batch
 
 
 # -- rows that Spark wrote, for a Pulsar consumer --------------------------------------------------

@@ -38,12 +38,9 @@ from spark_ledger.topic.entry.message_batch import (
     TYPES,
     VALUE,
     Longs,
-    Whole,
 )
 from spark_ledger.topic.entry.pulsar_batch import (
     Batch,
-    parsed,
-    parsed_with_chunks,
     payload_of,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
@@ -57,30 +54,6 @@ ALL = {**TYPES, **PRODUCERS_TYPES}
 Said: TypeAlias = MessageMetadata | SingleMessageMetadata
 _SIZE = Struct(">I")
 _SIGN, _RANGE = 1 << 63, 1 << 64
-
-
-def decode_entry(
-    body: memoryview, rows: int, columns: Collection[str] | None = None
-) -> tuple[pa.RecordBatch, Longs]:
-    """All rows of an entry whose body has batches, as `decoded`, and when each was published, by
-    its producer's clock. Raises errors.BadEntry, errors.UnsupportedFormat."""
-    batches = parsed(body, rows)
-    counts = [one.messages for one in batches]
-    return decoded(batches, columns), np.repeat(_publish_times(batches), counts)
-
-
-def decode_with_chunks(
-    body: memoryview, rows: int, whole: Whole, columns: Collection[str] | None = None
-) -> tuple[pa.RecordBatch, Longs, Longs]:
-    """As `decode_entry`, of an entry that has chunks, and at which row of the entry each row is: an
-    earlier chunk of a message has none, and a last one has it if its message is `whole`."""
-    value = columns is None or VALUE in columns
-    batches, begins = parsed_with_chunks(body, rows, whole, value=value)
-    counts = np.array([one.messages for one in batches], np.int64)
-    places = [np.arange(at, at + count) for at, count in zip(begins, counts, strict=True)]
-    rows_at = np.concatenate([np.zeros(0, np.int64), *places])
-    times = _publish_times(batches)
-    return decoded(batches, columns), np.repeat(times, counts), rows_at
 
 
 def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) -> pa.RecordBatch:
@@ -98,7 +71,8 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
     return one_by_one(batches, payloads, wanted)
 
 
-def _publish_times(batches: Sequence[Batch]) -> Longs:
+def publish_times(batches: Sequence[Batch]) -> Longs:
+    """When each was published, by its producer's clock."""
     return np.array([min(one.metadata.publish_time, _SIGN - 1) for one in batches], np.int64)
 
 

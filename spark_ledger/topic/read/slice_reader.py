@@ -12,29 +12,30 @@ go on (`Again`), from where each partition was.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bookie_server.api.entry import Entry, EntryHeader, payload_crc
+from bookie_server.api.entry import Buffer, Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
-from spark_ledger.topic.entry.arrow_arrays import of_numpy
+from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import (
+    VALUE,
     Header,
     Longs,
-    Whole,
     decode_body_and_times,
     decode_header,
 )
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
+from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
 from spark_ledger.topic.read.live import (
     Starts,
     first_piece,
@@ -56,6 +57,9 @@ from spark_ledger.topic.read.pieces import (
 from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost, since
 from spark_ledger.topic.read.row_blocks import RUN, Block
 
+if TYPE_CHECKING:
+    from spark_ledger.topic.entry.pulsar_parts import BadBatch, Chunks, Part
+
 WINDOW_BYTES = 4 << 20
 WINDOW_ENTRIES_MAX = 1024
 WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
@@ -63,25 +67,59 @@ WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedEntry:
-    """An entry's checked bytes and what of it was asked for; `block` decodes it, in any thread.
-    `whole` are the chunked messages in it, as far as they were put together (task_reader.py)."""
+    """An entry's checked bytes and what of it was asked for; `blocks` decodes it, in any thread.
+    `chunks` is of the chunked messages in it, as far as they were put together (task_reader.py)."""
 
     entry: Entry
     pieces: Wanted
-    whole: Whole = field(default_factory=dict)
+    chunks: "Chunks | None" = None
 
     @property
     def bytes(self) -> int:
-        earlier = sum(len(one) for some in self.whole.values() for one in some)
+        whole = {} if self.chunks is None else self.chunks.whole
+        earlier = sum(len(one) for some in whole.values() for one in some)
         return len(self.entry.payload) + earlier
 
+    def blocks(
+        self, columns: Collection[str] | None = None, bad: BadEntries | None = None
+    ) -> Iterator[Block]:
+        """The rows in order: in one block, or of batches in as many as bound their memory
+        (pulsar_parts.py). `columns` are those to be decoded, by their names in the entry (None:
+        all). What cannot be decoded, or is not what the plan says, is met by `bad`, which may
+        raise errors.BadEntry; raises errors.UnsupportedFormat for what a later version wrote."""
+        met = _Met(self, bad or BadEntries(), columns)
+        try:
+            header = decode_header(self.entry.payload)
+            rows = self._rows(header)
+            if not header.batches:
+                block = self._of_columns(header, rows, columns)
+            else:
+                batches = _batches_in(self.entry.payload, header)
+        except errors.UnsupportedFormat as why:
+            yield from met.entry(why)
+            return
+        if not header.batches:
+            yield block
+            return
+
+        from spark_ledger.topic.entry.pulsar_parts import NO_CHUNKS, BadBatch, parts_of
+
+        ends = self.pieces["skip"] + self.pieces["take"]
+        wanted = (int(self.pieces["skip"].min()), int(ends.max()))
+        for part in parts_of(batches, wanted, columns, self.chunks or NO_CHUNKS):
+            if isinstance(part, BadBatch):
+                yield from met.batch(part, header.written_ms)
+            else:
+                yield self._of_part(header, part)
+
     def block(self, columns: Collection[str] | None = None) -> Block:
-        """`columns` are those to be decoded, by their names in the entry (None: all). Raises
-        errors.UnsupportedFormat when the entry is not what the plan says."""
-        header = decode_header(self.entry.payload)
-        rows = self._rows(header)
-        if header.chunks:
-            return self._with_chunks(header, columns)
+        """As `blocks`, of an entry that is one."""
+        (block,) = self.blocks(columns)
+        return block
+
+    def _of_columns(
+        self, header: Header, rows: "slice | npt.NDArray[np.int64]", columns: Collection[str] | None
+    ) -> Block:
         every, times = decode_body_and_times(self.entry.payload, header, columns)
         batch = _cut(every, rows)
         runs = np.empty(len(self.pieces), dtype=RUN)
@@ -94,26 +132,21 @@ class FetchedEntry:
         cut = None if times is None else times[rows]
         return Block(runs, batch, header.typed, header.schema_version, cut)
 
-    def _with_chunks(self, header: Header, columns: Collection[str] | None) -> Block:
-        """Its rows, with none for a chunk that is not its message's last."""
-        from spark_ledger.topic.entry import pulsar_columns
-
-        body = memoryview(self.entry.payload)[header.body_at :]
-        made = pulsar_columns.decode_with_chunks(body, header.rows, self.whole, columns)
-        every, times, rows_at = made
+    def _of_part(self, header: Header, part: "Part") -> Block:
+        """The rows of some of its batches: a chunk that is not its message's last has none."""
         place, runs, wanted = self.entry.header, list[tuple[int, ...]](), list[Longs]()
         for partition, _, skip, take, offset in self.pieces.tolist():
-            first, end = np.searchsorted(rows_at, [skip, skip + take]).tolist()
-            for some in np.split(np.arange(first, end), _breaks(rows_at[first:end])):
+            first, end = np.searchsorted(part.rows_at, [skip, skip + take]).tolist()
+            for some in np.split(np.arange(first, end), _breaks(part.rows_at[first:end])):
                 if len(some):
-                    at = int(rows_at[some[0]])
+                    at = int(part.rows_at[some[0]])
                     where = (place.ledger_id, place.entry_id, at, header.written_ms)
                     runs.append((partition, offset + at - skip, len(some), *where))
                     wanted.append(some)
         rows = np.concatenate([np.zeros(0, np.int64), *wanted])
-        alike = len(rows) == every.num_rows and not _breaks(rows).size  # a row may be large
-        cut = every if alike else _cut(every, rows)
-        return Block(np.array(runs, dtype=RUN), cut, times_ms=times[rows])
+        alike = len(rows) == part.columns.num_rows and not _breaks(rows).size  # a row may be large
+        cut = part.columns if alike else _cut(part.columns, rows)
+        return Block(np.array(runs, dtype=RUN), cut, times_ms=part.times_ms[rows])
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
         """Which rows of the entry are wanted, in the order of the pieces."""
@@ -138,16 +171,80 @@ class FetchedEntry:
         ranges = [np.arange(lo, hi) for lo, hi in zip(starts.tolist(), ends.tolist(), strict=True)]
         return np.concatenate(ranges)
 
-    def _says_otherwise(self, header: Header, wrong: int, at: int) -> errors.UnsupportedFormat:
+    def _says_otherwise(self, header: Header, wrong: int, at: int) -> errors.BadEntry:
         partition, first_row, skip, take, offset = self.pieces[wrong].tolist()
         there = header.shares[at]
         place = self.entry.header
-        return errors.UnsupportedFormat(
+        return errors.BadEntry(
             f"entry {place.ledger_id}:{place.entry_id} holds {there.rows} rows from row"
             f" {there.first_row} of partition {there.partition}, the topic's log says otherwise:"
             f" {take} rows from row {first_row} + {skip} of partition {partition}, from offset"
             f" {offset} on"
         )
+
+
+class _Met:
+    """What of an entry cannot be decoded, and the rows that take its place."""
+
+    def __init__(
+        self, fetched: FetchedEntry, bad: BadEntries, columns: Collection[str] | None
+    ) -> None:
+        self._fetched = fetched
+        self._bad = bad
+        self._columns = columns
+
+    def entry(self, why: errors.UnsupportedFormat) -> Iterator[Block]:
+        """The whole entry."""
+        payload = memoryview(self._fetched.entry.payload)
+        for piece in self._fetched.pieces.tolist():
+            skip, take = piece[2:4]
+            yield from self._rows(piece, (0, skip + take), payload, why, 0)
+
+    def batch(self, batch: "BadBatch", written_ms: int) -> Iterator[Block]:
+        rows = (batch.row, batch.row + batch.rows)
+        why = batch.why
+        if not isinstance(why, errors.BadEntry):  # encrypted: a consumer with the key reads it
+            why = errors.BadEntry(why.what, why.remedy)
+        for piece in self._fetched.pieces.tolist():
+            yield from self._rows(piece, rows, batch.data, why, written_ms)
+
+    def _rows(
+        self,
+        piece: tuple[int, ...],
+        rows: tuple[int, int],
+        data: memoryview,
+        why: errors.UnsupportedFormat,
+        written_ms: int,
+    ) -> Iterator[Block]:
+        """As far as `rows` of the entry are of the piece."""
+        partition, _, skip, take, offset = piece
+        lo, hi = max(rows[0], skip), min(rows[1], skip + take)
+        if lo >= hi:
+            return
+        place, base = self._fetched.entry.header, offset - skip
+        self._bad.meet(
+            BadRows(partition, base + lo, base + hi, place.ledger_id, place.entry_id), why
+        )
+        if self._bad.policy is OnBadEntry.RAW and lo == rows[0]:
+            where = (place.ledger_id, place.entry_id, lo, written_ms)
+            runs = np.array([(partition, base + lo, 1, *where)], dtype=RUN)
+            yield Block(runs, _raw(data, self._columns))
+
+
+def _raw(data: memoryview, columns: Collection[str] | None) -> pa.RecordBatch:
+    """One row whose value are these bytes."""
+    if columns is not None and VALUE not in columns:
+        empty = pa.StructArray.from_buffers(pa.struct([]), 1, [None])
+        return pa.RecordBatch.from_struct_array(empty)
+    values = of_list([bytes(data)], pa.binary())
+    return pa.RecordBatch.from_arrays([values], names=[VALUE])
+
+
+def _batches_in(payload: Buffer, header: Header) -> list[tuple[int, memoryview]]:
+    """With the messages of each. Raises errors.BadEntry."""
+    from spark_ledger.topic.entry.pulsar_batch import unframed  # for those alone who meet one
+
+    return list(unframed(memoryview(payload)[header.body_at :], header.rows))
 
 
 def _breaks(places: Longs) -> Longs:

@@ -67,7 +67,7 @@ async def folded(stage):
 async def read(client, task, **options):
     found = []
     async for run in fetch_kept(client, task, **options):
-        for rows in (part for fetched in run for part in parts_of(fetched.block())):
+        for rows in (r for fetched in run for b in fetched.blocks() for r in parts_of(b)):
             found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
     return found
 

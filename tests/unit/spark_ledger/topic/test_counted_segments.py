@@ -54,7 +54,7 @@ def state_of(*steps):
 async def rows_of(client, task, **options):
     found = []
     async for run in fetch_kept(client, task, **options):
-        for rows in (part for fetched in run for part in parts_of(fetched.block())):
+        for rows in (r for fetched in run for b in fetched.blocks() for r in parts_of(b)):
             values = rows.record_batch.column("value").to_pylist()
             found += enumerate(values, rows.offset)
     return found

@@ -14,12 +14,11 @@ from spark_ledger.topic.entry.message_batch import (
     TYPES,
     Share,
     column_of,
-    decode_body_and_times,
     decode_header,
     encode_header,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
-from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
+from tests.kit.pulsar_batches import batch_of, chunked, decode_entry, lone, message, whole_of
 
 CODECS = {
     "none": (0, bytes),
@@ -106,8 +105,8 @@ def test_an_entry_keeps_the_bytes_and_the_boundaries_of_several_batches():
         (1, second),
     ]
     assert (header.rows, header.shares, header.written_ms) == (3, (Share(2, 3, 5),), 9)
-    assert decode_body_and_times(entry, header)[0].column("value").to_pylist() == [b"a", b"b", b"c"]
-    assert decode_body_and_times(entry, header)[1].tolist() == [10, 10, 1]
+    assert decode_entry(entry, header)[0].column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert decode_entry(entry, header)[1].tolist() == [10, 10, 1]
 
 
 @pytest.mark.parametrize("others", [1, 300])
@@ -117,7 +116,7 @@ def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decode
     many = batch_of([message(b"a")] * others, producer="q", sequence_id=1)
     entry = entry_of((others, many), (1, whole_of(parts)), (1, lone(message(b"z"))))
     header = decode_header(entry)
-    found, times = decode_body_and_times(entry, header)
+    found, times = decode_entry(entry, header)
     assert found.column("value").to_pylist() == [*[b"a"] * others, value, b"z"]
     assert found.column("key").to_pylist() == [*[None] * others, b"k", None]
     assert len(times) == others + 2
@@ -129,8 +128,8 @@ def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decode
 def test_columns_that_nobody_asks_for_are_not_made():
     entry = entry_of((1, batch_of([message(b"v", "k")])))
     header = decode_header(entry)
-    assert decode_body_and_times(entry, header, ["key"])[0].schema.names == ["key"]
-    assert decode_body_and_times(entry, header, [])[0].num_rows == 1
+    assert decode_entry(entry, header, ["key"])[0].schema.names == ["key"]
+    assert decode_entry(entry, header, [])[0].num_rows == 1
 
 
 @settings(deadline=None, max_examples=50)
@@ -252,7 +251,7 @@ def test_a_batch_that_is_not_what_it_says_is_an_error_and_never_rows(batch):
 def test_an_entry_that_ends_early_is_an_error(cut):
     entry = entry_of((2, batch_of([message(b"a"), message(b"b")])))[:-cut]
     with pytest.raises(errors.UnsupportedFormat):
-        decode_body_and_times(entry, decode_header(entry))[0]
+        decode_entry(entry, decode_header(entry))[0]
 
 
 @pytest.mark.parametrize("codec", CODECS)
