@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
-from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.owned_topic import OwnedTopic, elsewhere
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.partition import TAIL_BYTES_MAX, Partition, TailBudget
@@ -195,6 +195,15 @@ class Broker:
         found = await self.client.topics.find(name.full)
         if found is not None:
             return found
+        partitions = await self._partitions_to_be(name, create=create)
+        with suppress(errors.TopicExists):
+            own = {"partitioned": partitions > 0}
+            return await self.client.topics.create(name.full, max(1, partitions), own)
+        return await self.client.topics.open(name.full)
+
+    async def _partitions_to_be(self, name: TopicName, *, create: bool) -> int:
+        """How many partitions a topic that is not there gets once a client makes it: 0 of one that
+        is not partitioned. Raises Refusal where no client makes it, errors.Unavailable."""
         namespace = f"{name.tenant}/{name.namespace}"
         policies = await self.client.topics.namespace(namespace)
         if policies is None and namespace != f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}":
@@ -205,10 +214,7 @@ class Broker:
         may, wanted = self._auto_create(policies or NamespacePolicies())
         if not (create and may):
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
-        with suppress(errors.TopicExists):
-            own = {"partitioned": wanted > 0}
-            return await self.client.topics.create(name.full, max(1, wanted), own)
-        return await self.client.topics.open(name.full)
+        return wanted
 
     def _auto_create(self, namespace: NamespacePolicies) -> tuple[bool, int]:
         """Whether a topic is made by naming it, and with how many partitions."""
@@ -220,11 +226,16 @@ class Broker:
         )
 
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
-        """As a client is told: 0 of one that is not partitioned, and of a partition. Raises as
-        `find`."""
+        """As clients count them: 0 of a topic that is not partitioned, and of a partition. Of a
+        topic that is not there those that it gets; with `create` one that gets some is made, since
+        its producers and consumers come by the names of partitions. Raises as `find`."""
         if name.partition is not None:
             return 0
-        info = await self.find(name.topic, create=create)
+        info = await self.client.topics.find(name.topic.full)
+        if info is None:
+            if not await self._partitions_to_be(name.topic, create=create):
+                return 0
+            info = await self.find(name.topic, create=create)
         if not info.policies.partitioned:
             return 0
         return len((await self.client.log(info.id).fold()).partitions)
@@ -239,37 +250,49 @@ class Broker:
         ]
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
-        """The URL of the broker that has the partition, and whether that is this one. Raises
-        Refusal, errors of the topic layer."""
-        info, number, partitions = await self._named(name)
+        """The URL of the broker that has the partition, and whether that is this one. No topic is
+        made: of one that a producer or a consumer may make it is this broker. Raises Refusal,
+        errors of the topic layer."""
+        if name.partition is None and await self.client.topics.find(name.topic.full) is None:
+            self._check_open()
+            await self._partitions_to_be(name.topic, create=True)
+            return self.ownership.url, True
+        info, number, partitions = await self._named(name, create=False)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         topic = self._here(info.id)
         if topic is not None and owner.broker == self.id:
             topic.learn(number, owner.epoch)
         return owner.url, owner.broker == self.id
 
-    async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:
-        """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
-        the topic layer."""
-        info, number, partitions = await self._named(name)
-        topic = await self._topic(info)
-        if not topic.has(number):
-            # one that was looked up at another broker, which saw that it falls on this one
+    async def partition(
+        self, name: PartitionName, *, create: bool = True
+    ) -> tuple[OwnedTopic, Partition]:
+        """The partition in this broker's hands, of a topic that is made where it is not there and
+        settings allow it. Raises Refusal (another broker has it), errors of the topic layer."""
+        info, number, partitions = await self._named(name, create=create)
+        topic = self._here(info.id)
+        if topic is None or not topic.has(number):
+            # one that was made here, or looked up at a broker that saw that it falls on this one
             owner = await self.ownership.choose(info.id, number, partitions, here=False)
             if owner.broker != self.id:
-                topic.partition(number)  # refused
+                raise elsewhere(info, number)
+            topic = await self._topic(info)
             owners = await self.ownership.owners(info.id, fresh=True)
             failed = await topic.own(owners.epochs_of(self.id))
             if number in failed:
                 raise failed[number]
         return topic, topic.partition(number)
 
-    async def _named(self, name: PartitionName) -> tuple[TopicInfo, int, int]:
-        """The topic, the partition's number (of a name without one: the only one's), and how many
-        there are. Raises as `find`."""
+    def _check_open(self) -> None:
         if self._closing:
             raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
-        info, number = await self.find(name.topic, create=name.partition is None), name.partition
+
+    async def _named(self, name: PartitionName, *, create: bool) -> tuple[TopicInfo, int, int]:
+        """The topic, the partition's number (of a name without one: the only one's), and how many
+        there are. Raises as `find`."""
+        self._check_open()
+        number = name.partition
+        info = await self.find(name.topic, create=create and number is None)
         log = self.client.log(info.id)
         count = len((await log.fold()).partitions)
         if number is not None and number >= count:

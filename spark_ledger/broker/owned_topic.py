@@ -40,6 +40,12 @@ COME_BACK_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+def elsewhere(topic: TopicInfo, partition: int) -> Refusal:
+    """The client is to look the partition up."""
+    why = f"another broker has partition {partition} of topic {topic.name}: look it up"
+    return Refusal(ServerError.SERVICE_NOT_READY, why)
+
+
 class OwnedTopic:
     """`on_end` is called once, when this broker has it no more."""
 
@@ -120,10 +126,7 @@ class OwnedTopic:
         """Raises Refusal where this broker does not have it."""
         found = self._partitions.get(number)
         if found is None:
-            raise Refusal(
-                ServerError.SERVICE_NOT_READY,
-                f"another broker has partition {number} of topic {self.info.name}: look it up",
-            )
+            raise elsewhere(self.info, number)
         return found
 
     async def _follow(self) -> None:

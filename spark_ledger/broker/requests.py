@@ -181,7 +181,7 @@ async def _producer(connection: Client, part: Any) -> None:
             f"subscription '{part.initial_subscription_name}', which the producer is to make, is"
             " not built yet: subscribe before it sends",
         )
-    topic, partition = await connection.broker.partition(names.parse(part.topic))
+    topic, partition = await connection.broker.partition(names.parse(part.topic), create=True)
     leave = partial(topic.remove_producer, partition.number)
     if (await connection.broker.client.schemas.of(topic.info)).versions:
         raise Refusal(
@@ -245,7 +245,8 @@ async def _subscribe(connection: Client, part: Any) -> None:
             "readers and consumers of a range of keys' hashes are not built yet: read all keys, and"
             " pass over those of other ranges",
         )
-    topic, partition = await connection.broker.partition(names.parse(part.topic))
+    create = part.force_topic_creation
+    topic, partition = await connection.broker.partition(names.parse(part.topic), create=create)
 
     async def start() -> int:
         return await _start(connection, partition, part)

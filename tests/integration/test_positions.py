@@ -1,6 +1,8 @@
-"""Where readers begin, and what they get of what was removed: Pulsar's own client, real parts."""
+"""Where topics and messages are: lookups, where readers begin, what they get of what was removed."""
 
+import json
 import time
+import urllib.request
 import uuid
 
 import pulsar
@@ -28,6 +30,10 @@ def client(cluster):
 @pytest.fixture
 def admin(cluster):
     return spark_ledger.Admin(cluster.service_url)
+
+
+def admin_knows(admin, name):
+    return name in [info.name.name for info in admin.topics()]
 
 
 def rest_of(reader):
@@ -77,3 +83,19 @@ def test_the_last_message_inclusive_is_found_within_a_batch(client, cluster, adm
     assert rest_of(reader) == [b"3"]
     behind = client.create_reader(name, pulsar.MessageId.latest)
     assert not behind.has_message_available()
+
+
+def test_a_lookup_makes_no_topic_and_a_producer_does(cluster, admin, client, name):
+    def get(path):
+        with urllib.request.urlopen(cluster.admin_url + path, timeout=30) as answer:
+            return json.load(answer)
+
+    path = f"persistent/public/default/{name}"
+    assert get(f"/lookup/v2/topic/{path}")["brokerUrl"] == cluster.broker_url
+    asked = get(f"/admin/v2/{path}/partitions?checkAllowAutoCreation=true")
+    assert asked == {"partitions": 0}
+    assert client.get_topic_partitions(name) == [f"persistent://public/default/{name}"]
+    assert not admin_knows(admin, name)
+    with connected(cluster.admin_url) as by_http:
+        by_http.create_producer(name).send(b"x")
+    assert admin_knows(admin, name)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker import names
-from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.broker import Broker, BrokerSettings
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
@@ -370,3 +370,70 @@ def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_lo
         await b.close()
 
     play(act, partitions=PARTITIONS)
+
+
+def test_a_lookup_makes_no_topic_and_answers_the_broker_that_was_asked():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        made_there = set()
+        for i in range(8):
+            name = names.parse(f"new-{i}")
+            for asked in (a, b):
+                assert await asked.partitions_of(name, create=True) == 0
+                url, here = await asked.lookup(name, authoritative=False)
+                assert (url, here) == (asked.ownership.url, True)
+            assert await stage.client.topics.find(name.topic.full) is None
+            with pytest.raises(Refusal) as refused:
+                await a.partition(name, create=False)
+            assert refused.value.code is ServerError.TOPIC_NOT_FOUND
+            try:
+                topic, _ = await a.partition(name)
+                made_there.add("a")
+                assert topic.info.name == name.topic
+            except Refusal as elsewhere:  # made, and it falls on the other
+                assert elsewhere.code is ServerError.SERVICE_NOT_READY
+                url, _ = await a.lookup(name, authoritative=False)
+                assert url == b.ownership.url
+                await b.partition(name)
+                made_there.add("b")
+        assert made_there == {"a", "b"}
+        await a.close()
+        await b.close()
+
+    play(act)
+
+
+def test_a_topic_that_no_client_may_make_is_not_found_by_a_lookup_either():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        a.settings = BrokerSettings(auto_create=False)
+        name = names.parse("new")
+        for ask in (
+            lambda: a.lookup(name, authoritative=False),
+            lambda: a.partitions_of(name, create=True),
+            lambda: a.partition(name),
+            lambda: a.lookup(names.parse("acme/none/new"), authoritative=False),
+        ):
+            with pytest.raises(Refusal) as refused:
+                await ask()
+            assert refused.value.code is ServerError.TOPIC_NOT_FOUND
+        await a.close()
+
+    play(act)
+
+
+def test_a_topic_with_partitions_is_made_when_its_client_asks_how_many_it_has():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        a.settings = BrokerSettings(auto_create_partitions=3)
+        name = names.parse("new")
+        with pytest.raises(Refusal):
+            await a.partitions_of(name, create=False)
+        assert await stage.client.topics.find(name.topic.full) is None
+        assert await a.partitions_of(name, create=True) == 3
+        _, partition = await a.partition(names.parse("new-partition-2"))
+        assert partition.number == 2
+        await a.close()
+
+    play(act)
