@@ -1,4 +1,4 @@
-"""Where topics and messages are: lookups, where readers begin, what they get of what was removed."""
+"""Where topics and messages are: lookups, where readers begin, what of removed rows they get."""
 
 import json
 import time
