@@ -357,6 +357,7 @@ class Connection(asyncio.Protocol):
         if not isinstance(parsed.metadata.producer_name, str):
             raise Refusal(self._drop, "its producer's name is not UTF-8")
         fault = pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
+        fault = fault or pulsar_batch.untimely(parsed)
         if fault is not None:
             raise Refusal(self._drop, fault)
         return parsed

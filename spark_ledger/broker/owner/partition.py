@@ -299,6 +299,7 @@ class Partition:
         """The first offset written at or after `ms` by its owner's clock, or, of what Spark wrote,
         committed then; the end if there is none. Raises as seek_target.exactly, and
         errors.Unavailable where a ledger that ended is not sealed."""
+        ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
         await self._readable(self.end - 1)
         live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
         if live is not None:

@@ -22,12 +22,15 @@ KEY_BYTES = 6
 _RECEIPT, _MESSAGE = b"\x08\x07\x3a", b"\x08\x09\x4a"
 _NAME_BYTES_MAX = 127
 _NUMBER_BYTES_MAX = 9
+_TIME_BYTES_MAX = 7
+"""Of a publish time up to the year 19,800: what is later is left to protobuf, and judged there."""
 _METADATA_BYTES_MAX = 1024
 """Longer metadata is left to protobuf, which takes less time for it than steps of Python."""
 _SMALL_BYTES = 4096
 """Up to so many a copy costs less than a view."""
-_SEQUENCE_ID, _PARTITION_KEY = 0x10, 0x32  # tags of metadata: a field's number and its kind
-_NUMBERS = frozenset((_SEQUENCE_ID, 0x18, 0x40, 0x48, 0x60))
+_SEQUENCE_ID, _PUBLISH_TIME, _PARTITION_KEY = 0x10, 0x18, 0x32
+"""Tags of metadata: a field's number and its kind."""
+_NUMBERS = frozenset((_SEQUENCE_ID, _PUBLISH_TIME, 0x40, 0x48, 0x60))
 _BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
 
 
@@ -133,7 +136,7 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
                     if at > end:
                         return -1
                 at += 1
-                if at - first > _NUMBER_BYTES_MAX:
+                if at - first > (_TIME_BYTES_MAX if tag == _PUBLISH_TIME else _NUMBER_BYTES_MAX):
                     return -1
                 if numbered and tag == _SEQUENCE_ID and (said := _number(batch[first:at])) < 0:
                     return -1

@@ -36,11 +36,14 @@ CHUNKS_MAGIC, EARLIER_MAGIC, LAST_MAGIC = 0x0E43, 0x0E44, 0x0E45
 UNCOMPRESSED_BYTES_MAX = 128 << 20
 CHUNKED_BYTES_MAX = (2 << 30) - (16 << 20)
 """Of a chunked message, compressed or not: it is a value of Arrow's, with 32-bit offsets."""
+TIME_MS_MAX = (2**63 - 1) // 1000
+"""Of what microseconds reach: 294,000 years from 1970."""
 CHUNKS_MAX = 4096
 """Of a message: the last one has the offsets of all others beside it in its entry."""
 HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_FROM = 6
 _SIZE = struct.Struct(">I")
+_WORD = 2**64 - 1
 _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
 RATIOS_MAX = {_LZ4: 255, _ZLIB: 1032, _ZSTD: 1 << 15, _SNAPPY: 22}
 """How many bytes a byte can become at most, by a codec's format; RATIO_BEYOND_BYTES more."""
@@ -264,6 +267,13 @@ def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
     return None
 
 
+def untimely(batch: Batch) -> str | None:
+    """Why its publish time is no time of a row. Batches that were stored before this was looked at
+    may have such a one."""
+    ms = batch.metadata.publish_time
+    return None if ms <= TIME_MS_MAX else f"a publish time of {ms} ms, at most {TIME_MS_MAX}"
+
+
 def _fault_of_first(batch: Batch) -> str | None:
     """Of the first message in a payload that is not compressed, where it ends tells that the bytes
     are no messages."""
@@ -373,8 +383,8 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
         if key is not None:
             head += b"\x12" + varint(len(key)) + key
         head += b"\x18" + varint(len(value)) if value else b"\x18\x00"
-        if time is not None and time >= 1000:
-            head += b"\x28" + varint(time // 1000)
+        if time is not None and (ms := time // 1000):  # 0 is none
+            head += b"\x28" + varint(ms & _WORD)  # before 1970: two's complement, in 64 bits
         if i in base64:
             head += b"\x30\x01"
         head += b"\x40" + varint(first_row + i)

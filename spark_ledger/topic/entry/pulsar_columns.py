@@ -39,14 +39,9 @@ from spark_ledger.topic.entry.message_batch import (
     VALUE,
     Longs,
 )
-from spark_ledger.topic.entry.pulsar_batch import (
-    Batch,
-    payload_of,
-)
+from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, payload_of
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
-EVENT_MS_MAX = (2**63 - 1) // 1000
-"""Of what microseconds can say."""
 FEW = 128
 """So many messages are decoded one by one as fast as together."""
 TOGETHER_BYTES_MAX = 1 << 30  # 32-bit offsets
@@ -72,8 +67,8 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
 
 
 def publish_times(batches: Sequence[Batch]) -> Longs:
-    """When each was published, by its producer's clock."""
-    return np.array([min(one.metadata.publish_time, _SIGN - 1) for one in batches], np.int64)
+    """When each was published, by its producer's clock; TIME_MS_MAX where that is later."""
+    return np.array([min(one.metadata.publish_time, TIME_MS_MAX) for one in batches], np.int64)
 
 
 def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -267,7 +262,7 @@ def _key_bytes(text: bytes) -> bytes:
 def _times(ms: Longs) -> pa.Array:
     """Microseconds; null where the message has none, or one that these do not reach (294,000 years
     from now). What is sent as 2**63 and above is a time before 1970."""
-    there = (ms != 0) & (ms >= -EVENT_MS_MAX) & (ms <= EVENT_MS_MAX)
+    there = (ms != 0) & (ms >= -TIME_MS_MAX) & (ms <= TIME_MS_MAX)
     values = pa.py_buffer(np.ascontiguousarray(np.where(there, ms, 0) * 1000))
     return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(there), values])
 

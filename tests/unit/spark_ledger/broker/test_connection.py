@@ -286,3 +286,12 @@ def test_a_send_of_a_transaction_is_refused():
     runs, answers = asyncio.run(runs_of([sent(1, 0), frame, sent(1, 2)]))
     assert [numbers for _, numbers in runs] == [[0], [2]]
     assert answers[1].send_error.error == ServerError.NOT_ALLOWED
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_publish_time_that_no_timestamp_reaches_is_refused(batched):
+    made, kept = batch_of if batched else lambda some, **kw: lone(*some, **kw), [message(b"x")]
+    late = made(kept, sequence_id=1, publish_ms=2**62)
+    runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, late), sent(1, 2)]))
+    assert [numbers for _, numbers in runs] == [[0], [2]]
+    assert "publish time" in answers[1].send_error.message

@@ -146,7 +146,9 @@ def test_a_moment_is_found_within_ledgers_by_the_brokers_clock_and_of_commits_by
     async def act(stage):
         reading = await Reading().made(stage, kept=False)
         assert await reading.partition.since(0) == 0
-        assert await reading.partition.since(NOW_MS * 2) == 2507
+        for late_ms in (NOW_MS * 2, 2**62, 2**64 - 1):
+            assert await reading.partition.since(late_ms) == 2507
+        assert await reading.partition.since(-(2**70)) == 0
         await reading.close()
 
     play(act)

@@ -5,7 +5,7 @@ from base64 import b64encode
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
@@ -157,7 +157,7 @@ ROWS = st.lists(
         {
             "key": st.none() | st.binary(max_size=200) | st.text().map(str.encode),
             "value": st.none() | st.binary(max_size=300),
-            "event_time": st.none() | st.integers(-5000, 2**60),
+            "event_time": st.none() | st.integers(-5000, 2**60) | st.integers(-(2**63), 2**63 - 1),
             "headers": st.none()
             | st.lists(
                 st.fixed_dictionaries(
@@ -197,14 +197,36 @@ def test_what_is_made_of_rows_is_what_protobuf_makes_of_them(rows, first_row, cu
             except UnicodeDecodeError:
                 said.partition_key = b64encode(row["key"]).decode()
                 said.partition_key_b64_encoded = True
-        if row["event_time"] is not None and row["event_time"] >= 1000:
-            said.event_time = row["event_time"] // 1000
+        if row["event_time"] is not None and row["event_time"] // 1000:
+            said.event_time = (row["event_time"] // 1000) % 2**64
         for pair in row["headers"] or ():
             text = (pair["value"] or b"").decode(errors="replace")
             said.properties.add(key=pair["key"] or "", value=text)
         head = said.SerializeToString()
         expected += len(head).to_bytes(4, "big") + head + (row["value"] or b"")
     assert bytes(pulsar_batch.payload_of(made)) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.none() | st.integers(-(2**63) + 1000, 2**63 - 1), min_size=1))
+@example([None, -1, -1000, -1001, 0, 999, 1000, -(2**63) + 1000, 2**63 - 1])
+def test_event_times_of_rows_are_read_as_they_were_sent_to_the_millisecond(times):
+    columns = {
+        "value": pa.array([b"v"] * len(times), pa.binary()),
+        "event_time": pa.array(times, pa.int64()).view(TYPES["event_time"]),
+    }
+    data = pulsar_batch.encoded(pa.RecordBatch.from_pydict(columns), 3, 0)
+    found = pulsar_columns.decoded([pulsar_batch.parse(data, check=True)])
+    expected = [None if us is None or not us // 1000 else us // 1000 * 1000 for us in times]
+    assert column_of(found, "event_time").view(pa.int64()).to_pylist() == expected
+
+
+@pytest.mark.parametrize("publish_ms", [2**62, 2**63 - 1, 2**63, 2**64 - 1])
+def test_publish_times_that_were_stored_and_that_no_timestamp_reaches_are_the_last_one(publish_ms):
+    batch = pulsar_batch.parse(lone(message(b"v"), publish_ms=publish_ms))
+    assert pulsar_batch.untimely(batch) is not None
+    (found,) = pulsar_columns.publish_times([batch])
+    assert 0 < int(found) * 1000 < 2**63
 
 
 def test_a_batch_is_the_bytes_that_the_protocol_says():
