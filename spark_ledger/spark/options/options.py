@@ -68,6 +68,7 @@ class ReadOptions:
     task_rows: int | None = None
     task_bytes: int = 256 << 20
     fail_on_data_loss: bool = True
+    on_bad_entry: str = "fail"
     value_format: str = "binary"
     include_headers: bool = False
     include_metadata: bool = False
@@ -250,6 +251,12 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
     start, end = _starting(given, starting), _place(given, ending, "latest", "latest")
     _check_zone(given)
     _check_times(start, end)
+    if given["onBadEntry"] == "raw" and given["valueFormat"] in PAYLOAD_FORMATS:
+        raise OptionConflict(
+            f"onBadEntry is 'raw' and valueFormat is {given['valueFormat']!r}, whose rows have no"
+            " column value",
+            "Give onBadEntry=skip, or read with valueFormat=binary.",
+        )
     return ReadOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
         topics=topics,
@@ -263,6 +270,7 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
         task_rows=given["maxRecordsPerPartition"],
         task_bytes=given["maxBytesPerPartition"],
         fail_on_data_loss=given["failOnDataLoss"],
+        on_bad_entry=given["onBadEntry"],
         value_format=given["valueFormat"],
         include_headers=given["includeHeaders"],
         include_metadata=given["includeMetadata"],

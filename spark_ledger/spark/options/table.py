@@ -247,6 +247,11 @@ READ_OPTIONS = (
     Option(
         "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"
     ),
+    Option(
+        *("onBadEntry", READ, Choice(("fail", "skip", "raw")), "fail"),
+        "rows that are stored and cannot be decoded: `fail`, with their place; `skip`; `raw`, one"
+        " row with the bytes as `value` (see Rows that cannot be decoded)",
+    ),
     _outage_timeout(READ),
     Option(
         *("valueFormat", READ, Choice(FORMATS), "binary"),

@@ -21,6 +21,7 @@ from spark_ledger.spark.rows import columns
 from spark_ledger.spark.spark_version import arrow_schema
 from spark_ledger.spark.worker import Moment, set_aside
 from spark_ledger.topic import blocking
+from spark_ledger.topic.read.bad_entries import OnBadEntry
 from spark_ledger.topic.read.plan import ReadTask
 from spark_ledger.topic.read.row_blocks import Block
 
@@ -54,7 +55,8 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The task's rows as Spark's columns; none for the task that Spark makes of an empty plan.
 
-    Raises as task_reader.fetch_kept, SchemaIncompatible, OptionInvalid for times without a zone.
+    Raises as task_reader.fetch_kept, BadEntry, SchemaIncompatible, OptionInvalid for times without
+    a zone.
     """
     if planned is None:
         return iter(())
@@ -71,7 +73,13 @@ def read_rows(
         made = columns.to_spark(rows, task.topic, arrow, payload)
         return made if keys is None else columns.with_keys(rows, made, keys)
 
-    blocks = cluster.read(task, wanted, keys=keys, lossy=not options.fail_on_data_loss)
+    blocks = cluster.read(
+        task,
+        wanted,
+        keys=keys,
+        lossy=not options.fail_on_data_loss,
+        on_bad_entry=OnBadEntry(options.on_bad_entry),
+    )
     return filter(attrgetter("num_rows"), map(to_spark, blocks))
 
 

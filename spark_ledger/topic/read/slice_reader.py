@@ -10,6 +10,7 @@ go on (`Again`), from where each partition was.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -59,6 +60,14 @@ from spark_ledger.topic.read.row_blocks import RUN, Block
 
 if TYPE_CHECKING:
     from spark_ledger.topic.entry.pulsar_parts import BadBatch, Chunks, Part
+
+_log = logging.getLogger(__name__)
+_NO_FILTERS = (
+    errors.DataUnavailable,
+    errors.DigestMismatch,
+    errors.NoSuchEntry,
+    errors.UnsupportedFormat,
+)
 
 WINDOW_BYTES = 4 << 20
 WINDOW_ENTRIES_MAX = 1024
@@ -532,7 +541,8 @@ class _Filters:
                 read = reader.read(entry_id, entry_id, known_confirmed=entry_id)
                 async with aclosing(read) as found:
                     self._read = KeyFilters((await anext(found))[1].payload)
-            except (errors.DataUnavailable, errors.DigestMismatch, errors.NoSuchEntry):
+            except _NO_FILTERS as error:
+                _log.warning("key filters in entry %d:%d are not used: %s", *place, error)
                 self._read = None
             self._place = place
         return self._read
