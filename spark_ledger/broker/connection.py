@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         run = self._runs.get(producer.id)
         if run is None:
             run = Run(producer, shape.name, batched=False)
-        elif run.batched or run.producer_name != shape.name:
+        elif run.batched or run.producer_name != shape.name or not run.takes_alike:
             return 0
         found = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
         if found.sends:
@@ -309,12 +309,14 @@ class Connection(asyncio.Protocol):
             return
         name, batched = parsed.metadata.producer_name, parsed.batched
         last = parsed.last_sequence_id if producer.partition.deduplicates else NO_ID
+        given = (send, batch, name, batched, parsed.messages, last)
+        unpacked = pulsar_batch.unpacked_bytes(parsed)
         run = self._runs.get(producer.id)
-        if run is None or not run.add(send, batch, name, batched, parsed.messages, last):
+        if run is None or not run.add(*given, unpacked):
             if run is not None:
                 self._append(run)
             run = self._runs[producer.id] = Run(producer, name, batched)
-            run.add(send, batch, name, batched, parsed.messages, last)
+            run.add(*given, unpacked)
         if not batched:
             self._learn(Shape.of(send, part.HasField("num_messages"), name))
 
@@ -351,7 +353,7 @@ class Connection(asyncio.Protocol):
         try:
             parsed = pulsar_batch.parse(batch, check=True)
         except errors.BadEntry as error:
-            raise Refusal(ServerError.CHECKSUM, str(error)) from error
+            raise Refusal(ServerError.CHECKSUM, error.what) from error
         if parsed.metadata.HasField("txnid_most_bits"):
             raise Refusal(self._drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):

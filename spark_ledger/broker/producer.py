@@ -24,11 +24,12 @@ from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
-from spark_ledger.broker.wire.sends import Alike, Send, receipts
+from spark_ledger.broker.wire.sends import UNPACKED_MAX, Alike, Send, receipts
 from spark_ledger.topic.entry import pulsar_batch
 
 NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
+RUN_UNPACKED_MAX = 8 << 20
 RUN_MESSAGES_MAX = 1 << 24
 """Of several batches; one may be larger. Messages are what a client says."""
 OVERHEAD_BYTES = 1024
@@ -140,6 +141,7 @@ class Run:
         "producer",
         "producer_name",
         "size",
+        "unpacked",
     )
 
     def __init__(
@@ -151,7 +153,7 @@ class Run:
         self.batched = batched
         self.batches: list[bytes] = []
         self.counts: list[int] = []
-        self.size = self.messages = 0
+        self.size = self.unpacked = self.messages = 0
         self._sends: list[Send] = []
         self._last_sequence_ids: list[int] = []
         self._chunks = chunks
@@ -181,10 +183,14 @@ class Run:
         batched: bool,
         messages: int,
         last_sequence_id: int,
+        unpacked: int = 0,
     ) -> bool:
-        """One more batch of it. False where that begins another run."""
+        """One more batch of it, which has so many bytes when it is decompressed. False where that
+        begins another run."""
+        unpacked = max(unpacked, len(data))
         if self.batches and (
             self.size + len(data) > RUN_BYTES_MAX
+            or self.unpacked + unpacked > RUN_UNPACKED_MAX
             or self.messages + messages > RUN_MESSAGES_MAX
             or self.producer_name != producer_name
             or self.batched != batched
@@ -194,6 +200,7 @@ class Run:
         self.batches.append(data)
         self.counts.append(messages)
         self.size += len(data)
+        self.unpacked += unpacked
         self.messages += messages
         self._sends.append(send)
         self._last_sequence_ids.append(last_sequence_id)
@@ -203,6 +210,11 @@ class Run:
     def room(self) -> int:
         """Bytes of batches that it takes still."""
         return RUN_BYTES_MAX - self.size
+
+    @property
+    def takes_alike(self) -> bool:
+        """Whether it takes as much of lone messages as are read at a time, decompressed."""
+        return self.unpacked + RUN_BYTES_MAX + UNPACKED_MAX <= RUN_UNPACKED_MAX
 
     @property
     def after(self) -> int | None:
@@ -218,7 +230,9 @@ class Run:
         self.batches += found.batches
         self.counts += [1] * count
         self.messages += count
-        self.size += sum(map(len, found.batches))
+        size = sum(map(len, found.batches))
+        self.size += size
+        self.unpacked += size + found.unpacked
         said = found.said if self.producer.partition.deduplicates else repeat(NO_ID, count)
         self._last_sequence_ids += said
 
@@ -227,7 +241,8 @@ class Run:
         columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
         for send, data, messages, last in zip(*columns, strict=True):
             one = Run(self.producer, self.producer_name, self.batched, self._chunks)
-            one.add(send, data, self.producer_name, self.batched, messages, last)
+            about = self.unpacked * len(data) // self.size
+            one.add(send, data, self.producer_name, self.batched, messages, last, about)
             found.append(one)
         return found
 

@@ -56,8 +56,10 @@ from spark_ledger.topic.log.state import TopicState, is_of
 
 INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
+ENTRY_UNPACKED_MAX = 16 << 20
 ENTRY_ROWS_MAX = 1 << 26
-"""An entry takes more batches up to so many bytes and rows; one batch may be larger."""
+"""An entry takes more batches up to so many bytes, as they are and decompressed, and rows; one
+batch may be larger."""
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
@@ -250,7 +252,9 @@ class LiveWriter:
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
-            runs, size, rows = taken(self._queue, ENTRY_BYTES_MAX, ENTRY_ROWS_MAX)
+            runs, size, rows = taken(
+                self._queue, ENTRY_BYTES_MAX, ENTRY_ROWS_MAX, ENTRY_UNPACKED_MAX
+            )
             try:
                 self._send_entry(runs, size, rows)
             except Exception:  # a defect: they are told with all that waits

@@ -30,6 +30,8 @@ class Waiting(Protocol):
     counts: list[int]
     """Messages of each."""
     size: int
+    unpacked: int
+    """Bytes when they are decompressed, as they declare."""
     messages: int
     """Of all."""
     batched: bool
@@ -77,20 +79,24 @@ class Entry:
         self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
 
 
-def taken(queue: deque[Waiting], bytes_max: int, rows_max: int) -> tuple[list[Waiting], int, int]:
+def taken(
+    queue: deque[Waiting], bytes_max: int, rows_max: int, unpacked_max: int
+) -> tuple[list[Waiting], int, int]:
     """What goes into one entry, from the head of the queue, with its bytes and messages: more than
-    one run up to so many of both, or a chunk by itself."""
+    one run up to so many of both, and of bytes when they are decompressed, or a chunk by itself."""
     runs = [queue.popleft()]
-    size, rows = runs[0].size, runs[0].messages
+    size, rows, unpacked = runs[0].size, runs[0].messages, runs[0].unpacked
     while (
         queue
         and runs[-1].chunk is None
         and queue[0].chunk is None
         and size + queue[0].size <= bytes_max
         and rows + queue[0].messages <= rows_max
+        and unpacked + queue[0].unpacked <= unpacked_max
     ):
         runs.append(queue.popleft())
         size += runs[-1].size
+        unpacked += runs[-1].unpacked
         rows += runs[-1].messages
     return runs, size, rows
 

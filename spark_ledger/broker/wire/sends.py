@@ -26,8 +26,11 @@ _TIME_BYTES_MAX = 7
 """Of a publish time up to the year 19,800: what is later is left to protobuf, and judged there."""
 _METADATA_BYTES_MAX = 1024
 """Longer metadata is left to protobuf, which takes less time for it than steps of Python."""
+UNPACKED_MAX = 4 << 20
+"""Larger ones are read by protobuf."""
 _SMALL_BYTES = 4096
 """Up to so many a copy costs less than a view."""
+_COMPRESSION, _UNCOMPRESSED_SIZE = 0x40, 0x48
 _SEQUENCE_ID, _PUBLISH_TIME, _PARTITION_KEY = 0x10, 0x18, 0x32
 """Tags of metadata: a field's number and its kind."""
 _NUMBERS = frozenset((_SEQUENCE_ID, _PUBLISH_TIME, 0x40, 0x48, 0x60))
@@ -49,6 +52,8 @@ class Alike:
     sends: list[Send] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
     said: list[int] = field(default_factory=list)
+    unpacked: int = 0
+    """Bytes of the compressed ones, decompressed."""
 
 
 class Shape:
@@ -76,8 +81,9 @@ class Shape:
     def read(
         self, data: bytes, spans: Sequence[Span], at: int, size_max: int, after: int | None
     ) -> Alike:
-        """The frames from the one at `at` on that look so, of so many bytes at most; with `after`
-        as long as the sequence ids that their messages say rise from there on."""
+        """The frames from the one at `at` on that look so, of so many bytes at most, and of
+        UNPACKED_MAX of compressed ones, decompressed; with `after` as long as the sequence ids that
+        their messages say rise from there on."""
         found, head, rest = Alike(), self._head, self._rest
         number, number_at = -1, len(head)
         for begin, batch_at, end in islice(spans, at, None):
@@ -94,7 +100,7 @@ class Shape:
             if data[begin + number_at : last] != varint(number):
                 number = _number(data[begin + number_at : last])
             batch = data[batch_at:end]
-            said = _said_of(batch, self._metadata, after is not None)
+            said = _said_of(batch, self._metadata, after is not None, found)
             if number < 0 or said < 0 or (after is not None and said <= after):
                 break
             if after is not None:
@@ -115,14 +121,16 @@ def _number(data: bytes) -> int:
     return number if varint(number) == data else -1
 
 
-def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
+def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int:
     """The sequence id of a lone message whose metadata begins so, 0 unless `numbered`; below 0: it
-    is no such message, or damaged."""
+    is no such message, or damaged. Where it is compressed `found` counts what it decompresses
+    to."""
     begin = pulsar_batch.HEAD.size
     if not batch.startswith(metadata, begin):
         return -1
     magic, crc, size = pulsar_batch.HEAD.unpack_from(batch)
     at, end, said = begin + len(metadata), begin + size, 0
+    kind = unpacked = 0
     if size > _METADATA_BYTES_MAX:
         return -1
     try:
@@ -140,6 +148,10 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
                     return -1
                 if numbered and tag == _SEQUENCE_ID and (said := _number(batch[first:at])) < 0:
                     return -1
+                if tag == _COMPRESSION:
+                    kind = _number(batch[first:at])
+                elif tag == _UNCOMPRESSED_SIZE:
+                    unpacked = _number(batch[first:at])
             elif tag == _PARTITION_KEY and batch[at] <= 127:
                 at += 1 + batch[at]
             elif batch[at - 1 : at + 2] in _BASE64_OR_NOT:
@@ -150,6 +162,12 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool) -> int:
         return -1
     if magic != pulsar_batch.MAGIC or at != end or end > len(batch):
         return -1
+    if kind:
+        found.unpacked += unpacked
+        most = (len(batch) - end) * pulsar_batch.RATIOS_MAX.get(kind, 0)
+        known = kind in pulsar_batch.RATIOS_MAX
+        if not known or not 0 <= unpacked <= most or found.unpacked > UNPACKED_MAX:
+            return -1
     checked = pulsar_batch.CRC_FROM
     rest = batch[checked:] if len(batch) <= _SMALL_BYTES else memoryview(batch)[checked:]
     return said if crc32c(rest) == crc else -1

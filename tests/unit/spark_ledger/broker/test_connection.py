@@ -2,19 +2,23 @@
 
 import asyncio
 import socket
+import zlib
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Stored
-from spark_ledger.broker.producer import RUN_BYTES_MAX, Producer
+from spark_ledger.broker.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
 from spark_ledger.broker.requests import refusal_of
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode
 from spark_ledger.metadata.store import StoreUnavailable
+from spark_ledger.topic.entry.pulsar_batch import built
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 from tests.kit.waiting import until
 
@@ -295,3 +299,52 @@ def test_a_publish_time_that_no_timestamp_reaches_is_refused(batched):
     runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, late), sent(1, 2)]))
     assert [numbers for _, numbers in runs] == [[0], [2]]
     assert "publish time" in answers[1].send_error.message
+
+
+def undecodable(which):
+    """A batch that can never be decoded, and what of it is wrong."""
+    said = {"producer_name": "p", "sequence_id": 1, "publish_time": 1}
+    few = [message(b"x")] * 3
+    zeros = pa.Codec("zstd").compress(bytes(130 << 20), asbytes=True)
+    noise = built(MessageMetadata(num_messages_in_batch=3, **said), b"\xa5" * 60)
+    alone = MessageMetadata(compression=3, uncompressed_size=130 << 20, **said)
+    return {
+        "codec": (batch_of(few, sequence_id=1, compression=9), "unknown compression 9"),
+        "lone codec": (built(MessageMetadata(compression=9, **said), b"x"), "unknown compression"),
+        "zeros": (built(alone, zeros), "136314880 bytes, decompressed"),
+        "size": (batch_of(few, sequence_id=1, compression=1, uncompressed=9 << 20), "cannot be"),
+        "noise": (noise, "first message"),
+        "count": (batch_of(few, sequence_id=1, says=40), "cannot have 40 messages"),
+    }[which]
+
+
+@pytest.mark.parametrize("which", ["codec", "lone codec", "zeros", "size", "noise", "count"])
+def test_a_batch_that_can_never_be_decoded_is_refused_and_has_no_receipt(which):
+    batch, what = undecodable(which)
+    runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 2)]))
+    assert [numbers for _, numbers in runs] == [[0], [2]]
+    assert what in answers[1].send_error.message
+    assert "onBadEntry" not in answers[1].send_error.message
+
+
+def test_a_run_has_a_bounded_number_of_bytes_when_it_is_decompressed():
+    large = batch_of(
+        [message(bytes(3 << 20))], sequence_id=1, compression=2, compress=zlib.compress
+    )
+    runs, _ = asyncio.run(runs_of([sent(1, number, large) for number in range(1, 6)]))
+    assert [numbers for _, numbers in runs] == [[1, 2], [3, 4], [5]]
+
+
+def test_lone_compressed_messages_make_runs_of_bounded_size_when_they_are_decompressed():
+    value = bytes(1 << 20)
+    packed = zlib.compress(value)
+
+    def one(number):
+        said = {"producer_name": "p", "sequence_id": number, "publish_time": 1}
+        metadata = MessageMetadata(compression=2, uncompressed_size=len(value), **said)
+        return sent(1, number, built(metadata, packed))
+
+    runs, _ = asyncio.run(runs_of([one(number) for number in range(30)]))
+    assert [number for _, numbers in runs for number in numbers] == list(range(30))
+    assert max(len(numbers) for _, numbers in runs) <= RUN_UNPACKED_MAX // len(value)
+    assert len(runs) < 8

@@ -1,6 +1,7 @@
 """The owner of a partition's open end, on the simulated cluster: fenced, taken over, idle."""
 
 import asyncio
+from collections import deque
 
 import pytest
 
@@ -9,6 +10,7 @@ from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.owner.waiting import taken
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import seal
 from spark_ledger.topic.log import state as topic_state
@@ -24,6 +26,7 @@ class Sent:
         messages = [message(value) for value in values]
         self.batches = [batch_of(messages, producer=producer, sequence_id=first)]
         self.size, self.batched = len(self.batches[0]), True
+        self.unpacked = self.size
         self.producer_name, self.chunk = producer, None
         self.first_sequence_id = self.last_sequence_id = first + len(values) - 1
         self.doubled = False
@@ -108,6 +111,17 @@ def test_batches_have_the_offsets_at_which_they_are_read_afterwards():
         ]
 
     play(act)
+
+
+def test_an_entry_has_a_bounded_number_of_bytes_when_it_is_decompressed():
+    queue = deque(Sent(b"v") for _ in range(5))
+    for run in queue:
+        run.unpacked = 4 << 20
+    queue[3].unpacked = 99 << 20
+    sizes = []
+    while queue:
+        sizes.append(len(taken(queue, 1 << 20, 1 << 20, 9 << 20)[0]))
+    assert sizes == [2, 1, 1, 1]
 
 
 def test_what_comes_while_the_partition_is_given_up_fails_after_the_receipts_of_what_came_before():
