@@ -56,6 +56,7 @@ GOOD = {
     "timeZone": "Asia/Kolkata",
     "endingOffsetsByTimestamp": '{"t":{"0":5}}',
     "failOnDataLoss": "false",
+    "onBadEntry": "skip",
     "valueFormat": "arrow",
     "includeHeaders": "true",
     "includeMetadata": "true",
@@ -587,3 +588,12 @@ def test_what_spark_itself_is_told_of_a_stream_is_left_alone_there_and_refused_i
 def test_a_path_that_is_a_list_is_a_wrong_value():
     with pytest.raises(OptionInvalid, match="is a list"):
         options.batch_read_options({"paths": '["a","b"]'})
+
+
+@pytest.mark.parametrize("value_format", ["json", "arrow", "schema"])
+def test_bytes_as_they_are_need_a_format_with_a_column_for_them(value_format):
+    given = {"topic": "t", "onBadEntry": "raw", "valueFormat": value_format}
+    with pytest.raises(OptionConflict, match="onBadEntry is 'raw'"):
+        options.batch_read_options(given)
+    for kept in ({**given, "onBadEntry": "skip"}, {**given, "valueFormat": "string"}):
+        assert options.batch_read_options(kept).on_bad_entry == kept["onBadEntry"]
