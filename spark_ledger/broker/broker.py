@@ -311,7 +311,13 @@ class Broker:
         if task is None or (task.done() and self._here(info.id) is None):
             task = asyncio.get_running_loop().create_task(self._open(info))
             self._topics[info.id] = task
+            task.add_done_callback(lambda done: self._forget_failed(info.id, done))
         return await asyncio.shield(task)
+
+    def _forget_failed(self, topic_id: str, opened: "asyncio.Task[OwnedTopic]") -> None:
+        failed = opened.cancelled() or opened.exception() is not None
+        if failed and self._topics.get(topic_id) is opened:
+            del self._topics[topic_id]
 
     def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
         """The open end of a partition, None if it is not in this broker's hands."""
@@ -322,7 +328,9 @@ class Broker:
         commits = TopicCommits(self.client, info, self.ownership, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short)
         limits = self._limits(info)
-        made = OwnedTopic(commits, self.cursors, follower, self._budget, limits, self._ended)
+        made = OwnedTopic(
+            *(commits, self.cursors, follower, self._budget, limits, self._ended, self._closed)
+        )
         await made.start()
         return made
 
@@ -340,6 +348,11 @@ class Broker:
 
     def _ended(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id, None)
+
+    async def _closed(self, topic: OwnedTopic) -> None:
+        """Follow it no more, unless this broker opens it again or has done so."""
+        if topic.info.id not in self._topics:
+            await self.client.unfollow(topic.info.id)
 
     async def _tick(self) -> None:
         while True:

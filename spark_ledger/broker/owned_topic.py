@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from spark_ledger import errors
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
@@ -47,7 +48,8 @@ def elsewhere(topic: TopicInfo, partition: int) -> Refusal:
 
 
 class OwnedTopic:
-    """`on_end` is called once, when this broker has it no more."""
+    """`on_end` is called once, when this broker has it no more, `on_closed` when nothing of it is
+    under way any more."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class OwnedTopic:
         budget: TailBudget,
         limits: RollLimits,
         on_end: Callable[["OwnedTopic"], None],
+        on_closed: Callable[["OwnedTopic"], Awaitable[None]],
     ) -> None:
         self.info: TopicInfo = commits.topic
         self._commits = commits
@@ -66,6 +69,7 @@ class OwnedTopic:
         self._budget = budget
         self._limits = limits
         self._on_end = on_end
+        self._on_closed = on_closed
         self._partitions: dict[int, Partition] = {}
         self._leaving: dict[int, Partition] = {}
         self._owning = asyncio.Lock()
@@ -73,7 +77,9 @@ class OwnedTopic:
         self._producers_waiting: dict[int, list[Producer]] = {}
         self._exclusive_epochs: dict[int, int] = {}
         self._subscriptions: dict[str, Subscription] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By subscription, as long as a call holds the lock or waits for it: each reader has a name
+        of its own."""
         self._beside: dict[asyncio.Task[None], None] = {}
         self._following: asyncio.Task[None] | None = None
         self._ended = False
@@ -161,7 +167,7 @@ class OwnedTopic:
             if not self._partitions and not self._leaving and not self._ended:
                 self._ended = True
                 self._on_end(self)
-                await self._commits.close()
+                await self._close()
 
     def learn(self, number: int, epoch: int) -> None:
         """The record says that this broker has the partition in that epoch. One of an epoch before
@@ -198,7 +204,11 @@ class OwnedTopic:
             self._commits.epochs.pop(number, None)
             self._leaving.pop(number, None)
         if end:
-            await self._commits.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        await self._commits.close()
+        await self._on_closed(self)
 
     def _send_away(self, number: int) -> None:
         for some in (self._producers_waiting, self._producers):
@@ -223,7 +233,7 @@ class OwnedTopic:
             self._send_away(number)
         for name in list(self._subscriptions):
             await self._release(name)
-        await self._commits.close()
+        await self._close()
 
     # -- producers -----------------------------------------------------------------------------
 
@@ -334,7 +344,7 @@ class OwnedTopic:
         """A consumer more. `start`: where one that is not durable begins; a new durable one begins
         at the `earliest` offset of each partition, or at the end. Raises Refusal, errors of the
         topic layer."""
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with self._turn(name):
             subscription = self._subscriptions.get(name)
             unused = subscription is None or not subscription.used
             same = subscription is not None and subscription.durable is durable
@@ -438,10 +448,17 @@ class OwnedTopic:
         subscription = self._subscriptions.get(name)
         if subscription is not None and subscription.sought and not self._ended:
             await asyncio.sleep(COME_BACK_S)
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with self._turn(name):
             subscription = self._subscriptions.get(name)
             if subscription is not None and not subscription.used:
                 await self._release_now(name)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What opens and releases a subscription is done one after another."""
+        turn = self._turns.get(name)
+        if turn is None:
+            turn = self._turns[name] = asyncio.Lock()
+        return turn
 
     async def _release_now(self, name: str) -> None:
         subscription = self._subscriptions.pop(name, None)
@@ -469,7 +486,7 @@ class OwnedTopic:
 
     async def unsubscribe(self, name: str, consumer: Consumer) -> None:
         """Delete the subscription, which no other consumer uses. Raises Refusal."""
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with self._turn(name):
             subscription = self.subscription(name)
             others = [
                 one

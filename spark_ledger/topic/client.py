@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from spark_ledger.topic.commit.hand_over import Ask, PastLive
     from spark_ledger.topic.schema.registry import SchemaRegistry
     from spark_ledger.topic.subscription.subscriptions import Subscriptions
+
+
+LOGS_KEPT_MAX = 1000
 
 
 class TopicClient:
@@ -106,10 +109,14 @@ class TopicClient:
         )
 
     def log(self, topic_id: str) -> TopicLog:
-        """The topic's log; the same object for the same topic, so folds are incremental."""
-        if topic_id not in self._logs:
-            self._logs[topic_id] = TopicLog(self.store, topic_id, self.ledgers)
-        return self._logs[topic_id]
+        """The topic's log; the same object for the same topic, so folds are incremental. Of topics
+        that are not followed, the LOGS_KEPT_MAX that were used last: others are folded anew."""
+        log = self._logs.pop(topic_id, None) or TopicLog(self.store, topic_id, self.ledgers)
+        self._logs[topic_id] = log
+        if len(self._logs) > LOGS_KEPT_MAX + len(self._followers):
+            idle = next(one for one in self._logs if one not in self._followers)
+            del self._logs[idle]
+        return log
 
     def forget_log(self, topic_id: str) -> None:
         """Let go of what was folded of the topic; it is folded anew when it is asked for."""
@@ -122,7 +129,22 @@ class TopicClient:
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._start_follower(topic_id, name))
             self._followers[topic_id] = task
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if task.done() and (task.cancelled() or task.exception() is not None):
+                self._stopped_following(topic_id, task)
+
+    async def unfollow(self, topic_id: str) -> None:
+        """Close the topic's follower, and forget what was folded of it. Whoever follows it again
+        gets another."""
+        task = self._followers.pop(topic_id, None)
+        self.forget_log(topic_id)
+        if task is not None:
+            task.cancel()
+            (started,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(started, TopicFollower):
+                await started.close()
 
     def encoder(
         self,
@@ -259,6 +281,15 @@ class TopicClient:
         await self.cache.close()
 
     async def _start_follower(self, topic_id: str, name: str | None) -> TopicFollower:
-        follower = TopicFollower(self.log(topic_id), name)
+        follower, this = TopicFollower(self.log(topic_id), name), asyncio.current_task()
+        follower.on_end = lambda: self._stopped_following(topic_id, this)
         await follower.start()
         return follower
+
+    def _stopped_following(
+        self, topic_id: str, started: "asyncio.Task[TopicFollower] | asyncio.Task[Any] | None"
+    ) -> None:
+        """The follower has failed, or its topic was deleted: whoever asks gets another."""
+        if self._followers.get(topic_id) is started:
+            del self._followers[topic_id]
+            self.forget_log(topic_id)

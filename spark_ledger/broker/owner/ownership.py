@@ -182,20 +182,23 @@ class Ownership:
 
     async def take_over(self) -> dict[str, Owners]:
         """Take the partitions of dead brokers that fall on this one; returns their topics, each
-        with its owners from now on."""
+        with its owners from now on. One look at all records finds the topics that need more."""
         with reachable("listing topics that brokers have"):
+            await self._store.sync(paths.BROKERS_TOPICS)
             topics = await self._store.children(paths.BROKERS_TOPICS)
+            nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
+        alive = await self._others_alive()
         found = {}
-        for topic_id in topics:
+        for topic_id, node in zip(topics, nodes, strict=True):
+            now = Owners() if node is None else _decoded(node.value, node.version)
             for _ in range(TRIES_MAX):
-                now = await self.owners(topic_id, fresh=True)
-                alive = await self._others_alive()
                 vacant = self._vacant(topic_id, now, sorted(now.by_partition), alive)
                 if not vacant:
                     break
                 if await self._take(topic_id, now, vacant):
                     found[topic_id] = await self.owners(topic_id)
                     break
+                now, alive = await self.owners(topic_id, fresh=True), await self._others_alive()
         return found
 
     async def owners(self, topic_id: str, *, fresh: bool = False) -> Owners:
@@ -407,7 +410,7 @@ class Probes:
             for one in asyncio.as_completed(asked):
                 heard = await one
                 if heard is Heard.ANSWER:
-                    self._answered_s[url] = loop.time()
+                    self._note_answer(url, loop.time())
                 if heard is not Heard.NOTHING:
                     return heard is Heard.ANSWER
             return False
@@ -415,6 +418,11 @@ class Probes:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
+
+    def _note_answer(self, url: str, now_s: float) -> None:
+        """What is no longer fresh is forgotten: brokers come and go, each under its own URL."""
+        fresh = {one: s for one, s in self._answered_s.items() if now_s < s + FRESH_S}
+        self._answered_s = {**fresh, url: now_s}
 
     async def _ask_later(self, url: str, after_s: float) -> Heard:
         await asyncio.sleep(after_s)

@@ -32,6 +32,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.hand_over import Handed, owner_name
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
@@ -54,7 +55,7 @@ class RollLimits:
 
     bytes: int = 1 << 30
     entries: int = 1_000_000
-    age_s: float = 4 * 3600.0
+    age_s: float = OWN_ROLL_S_MAX
     entries_read: int = 20_000
 
 

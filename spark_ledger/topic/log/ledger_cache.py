@@ -98,6 +98,11 @@ class LedgerCache:
         if len(self._idle) > IDLE_LEDGERS_MAX:
             self._expire(next(iter(self._idle)))
 
+    def retire(self, intent_id: str) -> None:
+        """Close the intent's idle ledgers: what it writes from now on goes to others."""
+        for ledger in [one for one in self._idle if one.key.intent_id == intent_id]:
+            self._expire(ledger)
+
     def discard(self, ledger: TaskLedger) -> None:
         """Close the ledger in the background, whatever state it is in."""
         self._aside(ledger.writer.ledger_id, ledger.writer.close)

@@ -18,6 +18,10 @@ from spark_ledger import errors
 
 DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
+OWN_ROLL_S_MAX = 4 * 3600
+"""Roll age at most of ledgers that no task writes, whatever the policies say of those of tasks: the
+live ledgers of brokers, and cursors. Maintenance takes an older one that is open for abandoned, and
+fences it (garbage.open_ms_max)."""
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
 TEXTS = ("durability",)

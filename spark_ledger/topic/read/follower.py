@@ -3,7 +3,8 @@
 Always true: one watch, on head, is outstanding at most; a change is folded as soon as it is heard
 of, but head is read at most every 50 ms; without a change head is read again every 10 s; a state
 that was not confirmed for 30 s is not given out. The watch also fires when the session is in doubt.
-What is in ledgers and cannot be read now is tried again, as the store is.
+What is in ledgers and cannot be read now is tried again, as the store is. Once the topic is deleted
+nothing changes any more: the following ends, and that state is given out for ever.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ class TopicFollower:
         self._task: asyncio.Task[None] | None = None
         self.listeners: dict[Callable[[TopicState], None], None] = {}
         """Called with each state, once `state` has it."""
+        self.on_end: Callable[[], None] = _nothing
+        """Called when the following ends by itself."""
         self._loop = asyncio.get_running_loop()
         self._read_again_s = self._loop.time()
 
@@ -63,7 +66,7 @@ class TopicFollower:
             raise self._failure
         assert self._latest is not None, "start() comes first"
         state, confirmed_s = self._latest
-        if self._loop.time() - confirmed_s > UNCONFIRMED_S_MAX:
+        if not state.deleted and self._loop.time() - confirmed_s > UNCONFIRMED_S_MAX:
             raise errors.Unavailable(
                 f"{self._named} could not be read for {UNCONFIRMED_S_MAX:.0f} s"
             )
@@ -98,7 +101,7 @@ class TopicFollower:
 
     async def _follow(self) -> None:
         try:
-            while True:
+            while not self._is_deleted:
                 await self._wait_for_change()
                 await asyncio.sleep(self._read_again_s - self._loop.time())
                 try:
@@ -108,6 +111,11 @@ class TopicFollower:
                     await asyncio.sleep(RETRY_S)
         except Exception as error:  # whatever it is, `state` tells it
             self._failure = error
+        self.on_end()
+
+    @property
+    def _is_deleted(self) -> bool:
+        return self._latest is not None and self._latest[0].deleted
 
     async def _wait_for_change(self) -> None:
         with suppress(TimeoutError):
@@ -139,3 +147,7 @@ class TopicFollower:
         self._armed = False
         self._heard_times += 1
         self._changed.set()
+
+
+def _nothing() -> None:
+    """Nothing is called."""

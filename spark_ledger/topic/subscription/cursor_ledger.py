@@ -35,11 +35,11 @@ from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.intents import Intent, Intents
+from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.records import Positions
 
 ENTRIES_MAX = 50_000
-AGE_S_MAX = 4 * 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class CursorLedger:
         return (
             self.writer.failure is not None
             or self.entries >= ENTRIES_MAX
-            or now_s - self.opened_s >= AGE_S_MAX
+            or now_s - self.opened_s >= OWN_ROLL_S_MAX
             or len(self.writer.record.fragments) >= self.fragments_max
         )
 

@@ -7,7 +7,8 @@ written together, and share entries as a task's rows do. A merge is a commit of 
 refused if anything but appends, and trims of rows before it, came to its partition since it was
 planned; then it is planned again. What was written for nothing is under an intent that ends with
 the merging, and so is the janitor's. Ended at any moment and begun again, it goes on with what is
-left.
+left. No two commits name one ledger: a round writes ledgers of its own, so that the janitor may
+take one away under an open intent once the topic has dropped it (garbage.py).
 
 `Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
 (spark/jobs.py).
@@ -124,7 +125,8 @@ async def compact(
 class Compaction:
     """Merging a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until
     no task is planned. Close it. `since` is where it begins, by partition; without an `intent` it
-    makes one, which ends with it."""
+    makes one for each round, which ends with it: other processes may carry the tasks out, and what
+    they keep open belongs to one intent."""
 
     def __init__(
         self,
@@ -183,6 +185,7 @@ class Compaction:
         for task in tasks:
             merged += await merge(self._client, self._topic, self.intent, task)
             await pace.keep(self._client, self.intent, task.bytes)
+        self._client.cache.retire(self.intent.id)
         await self.commit(merged)
 
     async def commit(self, merged: Sequence[Merged]) -> None:
@@ -203,6 +206,7 @@ class Compaction:
                 merged = [one for one in merged if self._holds(state, one)]
         else:
             merged = ()
+        await self.aclose()
         if len(merged) == self._merges:
             self._since = self._reached
             return
@@ -211,8 +215,10 @@ class Compaction:
             raise errors.TxnConflict(f"topic '{self._topic.name}' is rearranged again and again")
 
     async def aclose(self) -> None:
-        if self._intent is not None and self._open_intent is None:
-            await self._client.intents.try_finish(self._intent)
+        intent, self._intent = self._intent, None
+        if intent is not None and self._open_intent is None:
+            self._client.cache.retire(intent.id)
+            await self._client.intents.try_finish(intent)
 
     async def _state(self) -> TopicState:
         with reachable(f"reading topic '{self._topic.name}'"):

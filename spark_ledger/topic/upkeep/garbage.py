@@ -2,12 +2,19 @@
 which intents count as abandoned. Pure: the janitor looks, this decides, the janitor does.
 
 Always true of what is DELETED: it is CLOSED; its topic is deleted, or, folded after it was known to
-be CLOSED and its intent to be ended, does not refer to it (hazard 4); what a topic did refer to has
-been left alone for the topic's delete delay since (hazard 34). Under an intent that is open a
-ledger of a topic that is there goes only if two later versions were committed since it was first
-seen CLOSED: then no batch can be under way that holds acknowledged entries of it (hazard 5). That
-can be known of a streaming query alone, whose versions come one after another from one run. Where
-nothing is known, it is kept.
+be CLOSED, does not refer to it (hazard 4); what a topic did refer to has been left alone for the
+topic's delete delay since (hazard 34). Under an intent that is open it depends on how often that
+intent's commits name a ledger (hazard 5):
+- a query's tasks write to one ledger for batch after batch, so it goes only if two later versions
+  were committed since it was first seen CLOSED: then no batch can be under way that holds
+  acknowledged entries of it. That can be known of a streaming query alone, whose versions come one
+  after another from one run;
+- what a broker, maintenance or a batch job wrote is named by no further commit once it is CLOSED
+  and the topic has dropped it, so it goes although the intent is open, for months perhaps: all that
+  a live ledger has is in its seal, and each round of merges writes ledgers of its own
+  (compactor.py). A ledger of theirs that the topic never referred to may be about to be named: it
+  stays while the intent is open;
+- of other kinds nothing is known, and all is kept.
 
 Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
 unbroken session; a difference of two hosts' clocks never counts. Many that fall silent together are
@@ -19,14 +26,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.intents import BATCH, QUERY, SYSTEM
+from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 
-COUNTING_KINDS = ("query",)
+COUNTING_KINDS = (QUERY,)
 """Kinds of intents whose versions one run commits in order, one at a time."""
-POLICY_KINDS = ("query", "batch", "system")
+NAMED_ONCE_KINDS = (BATCH, SYSTEM)
+"""Kinds of intents of which no commit names a ledger that is CLOSED and was dropped."""
+POLICY_KINDS = (QUERY, BATCH)
 """Kinds of intents whose ledgers are all rolled as the topic's policies say."""
-OWN_ROLL_S_MAX = 4 * 3600
-"""Roll age at most of what else writes: cursors."""
 LATER_VERSIONS = 2
 DELETED_PART_MAX = 0.1  # of the ledgers that a pass knows, for the lack of references alone
 DELETED_UNGUARDED = 20  # so many may go in any case
@@ -133,7 +141,8 @@ def _abandoned(
 
 def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
     """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that
-    none is open for more than twice the roll age."""
+    none is open for more than twice the roll age. A broker's intent is one of SYSTEM, as that of
+    merging is, which rolls as the policies say: the longer age counts of both."""
     roll_s = policies.ledger_age_s_max
     return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
 
@@ -147,13 +156,14 @@ def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms:
     if topic.deleted_ms is not None:
         left_ms = topic.deleted_ms + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "its topic was deleted")
-    if intent.open and not intent.counts:
+    dropped = ledger.id in topic.dropped
+    if intent.open and not intent.counts and not (dropped and intent.kind in NAMED_ONCE_KINDS):
         return "its writer is at work"
-    if intent.open and (
+    if intent.counts and (
         ledger.closed_at is None or intent.committed < ledger.closed_at + LATER_VERSIONS
     ):
         return f"its writer has not committed {LATER_VERSIONS} versions since it was closed"
-    if ledger.id in topic.dropped:
+    if dropped:
         left_ms = topic.dropped[ledger.id] + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "the last reference to it went")
     if intent.open and now_ms < ledger.closed_ms + UNPUBLISHED_MS:

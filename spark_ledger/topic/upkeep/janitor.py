@@ -17,7 +17,9 @@ Of a deleted topic its tree goes, its own node last: after that no ledger is mad
 (ledger/records.py). A ledger made just before may be in no list yet: so the node that says that the
 topic was deleted goes only when a listing of ledgers that began without a tree found none of them,
 and a removal that ended early is gone on with. Nobody needs them: the topic takes no commit, its
-ledgers are gone, and a process that still has its id gets TopicNotFound.
+ledgers are gone, and a process that still has its id gets TopicNotFound. What says which brokers
+have partitions goes with the tree; also of a topic whose tree went earlier, as a broker may write
+it late.
 """
 
 import asyncio
@@ -46,6 +48,7 @@ from spark_ledger.metadata.store_calls import (
     LONG_AGO_MS,
     TRIES_MAX,
     each,
+    names_in,
     reachable,
     read,
     store_now_ms,
@@ -349,7 +352,21 @@ class Janitor:
                     removed.append(topic_id)
             elif not report.dry_run:
                 await forget(self.store, topic_id)
+        if not report.dry_run:
+            await self._remove_owners()
         return replace(report, topics=tuple(removed))
+
+    async def _remove_owners(self) -> None:
+        """The records of which brokers have topics that are not there any more. A topic is made
+        before its record, so the records are listed first; without the folder of topics nothing is
+        known."""
+        recorded = await names_in(self.store, paths.BROKERS_TOPICS)
+        if not recorded:
+            return
+        there = {*await names_in(self.store, paths.TOPIC_IDS)}
+        gone = [id_ for id_ in recorded if id_ not in there] if there else []
+        nodes = [paths.brokers_of_topic(id_) for id_ in gone[:DELETED_PER_PASS]]
+        await each(lambda path: _delete(self.store, path), nodes, DELETING_AT_ONCE)
 
     def _session_changed(self, _: SessionState) -> None:
         self._session += 1

@@ -481,6 +481,35 @@ def test_it_works_in_rounds_and_keeps_its_pace(monkeypatch):
     play(act)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_two_rounds_of_merges_write_to_one_ledger(monkeypatch, shared):
+    monkeypatch.setattr(compactor, "ROUND_MERGES_MAX", 1)
+
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, *[b"%02d" % n for n in range(18)])
+        size = (await segments(stage))[0].segment.bytes
+        own = await stage.client.intents.open_system_intent("merge", "topics")
+
+        async def one_for_all():
+            return own
+
+        compaction = Compaction(
+            *(stage.client, stage.topic, MergeLimits(bytes_max=8 * size + 8)),
+            intent=one_for_all if shared else None,
+        )
+        while tasks := await compaction.plan():
+            await compaction.carry_out(tasks, compactor.Pace(None))
+        await compaction.aclose()
+
+        assert compaction.done.commits == 3
+        assert len({one.segment.ledger_id for one in await segments(stage)}) == 3
+        left = [one for one in await stage.intents() if one.app_id.startswith("compact-")]
+        assert [one.open for one in left] == ([] if shared else [False] * 3)
+
+    play(act)
+
+
 def test_an_administrator_sees_what_became_of_it():
     async def act(stage):
         intent = await stage.intent()

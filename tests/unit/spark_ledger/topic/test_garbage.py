@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 from spark_ledger.topic.upkeep import garbage
 from spark_ledger.topic.upkeep.garbage import Fate, IntentSeen, LedgerSeen, TopicSeen, fate_of
 
@@ -80,11 +81,28 @@ def test_under_an_open_intent_the_delete_delay_holds_too():
 
 
 @pytest.mark.parametrize("kind", ["batch", "system", "cursor", "of a later version"])
-def test_under_an_open_intent_of_who_does_not_commit_version_after_version_nothing_goes(kind):
+def test_what_no_topic_referred_to_stays_while_a_writer_is_at_work_whose_versions_say_nothing(kind):
     intent = IntentSeen("i", kind, open=True, committed=99)
 
     assert judged(CLOSED, intent, EMPTY) is Fate.WAITS
     assert judged(CLOSED, replace(intent, open=False), EMPTY) is Fate.NEVER_REFERRED
+
+
+@pytest.mark.parametrize("kind", ["batch", "system"])
+def test_what_a_topic_dropped_goes_after_its_delay_though_its_writer_is_at_work_for_months(kind):
+    writer = IntentSeen("i", kind, open=True)
+    just, due = NOW_MS - DAY_MS + 1, NOW_MS - DAY_MS
+
+    assert judged(CLOSED, writer, replace(EMPTY, dropped={7: just})) is Fate.WAITS
+    assert judged(CLOSED, writer, replace(EMPTY, dropped={7: due})) is Fate.RECLAIMED
+    assert judged(OPEN, writer, replace(EMPTY, dropped={7: due})) is Fate.WAITS
+
+
+@pytest.mark.parametrize("kind", ["cursor", "of a later version"])
+def test_of_a_writer_of_whose_commits_nothing_is_known_what_was_dropped_stays_too(kind):
+    topic = replace(EMPTY, dropped={7: 0})
+
+    assert judged(CLOSED, IntentSeen("i", kind, open=True), topic) is Fate.WAITS
 
 
 def test_what_a_deleted_topic_had_goes_after_its_delay_whoever_wrote_it():
@@ -122,12 +140,22 @@ def test_no_ledger_is_open_for_twice_its_roll_age():
         closed_ones(replace(old, made_ms=NOW_MS - 150_000), RUNNING, TopicSeen("t", policies)) == []
     )
     assert garbage.open_ms_max(policies) < 2 * policies.ledger_age_s_max * 1000
-    merging = IntentSeen("i", "system", open=True)
-    assert closed_ones(old, merging, TopicSeen("t", policies)) == [7]
-    cursor = IntentSeen("i", "cursor", open=True)
-    assert closed_ones(old, cursor, TopicSeen("t", policies)) == []
-    older = replace(old, made_ms=NOW_MS - garbage.open_ms_max(policies, "cursor") - 1)
-    assert closed_ones(older, cursor, TopicSeen("t", policies)) == [7]
+    for kind in ("system", "cursor"):
+        other = IntentSeen("i", kind, open=True)
+        assert closed_ones(old, other, TopicSeen("t", policies)) == []
+        older = replace(old, made_ms=NOW_MS - garbage.open_ms_max(policies, kind) - 1)
+        assert closed_ones(older, other, TopicSeen("t", policies)) == [7]
+
+
+@pytest.mark.parametrize("roll_s", [1, 3600, OWN_ROLL_S_MAX, 30 * OWN_ROLL_S_MAX])
+def test_no_live_ledger_of_a_broker_at_work_is_fenced_for_its_age(roll_s):
+    policies = TopicPolicies(ledger_age_s_max=roll_s)
+    oldest_ms = int(RollLimits().age_s * 1000)
+    broker = IntentSeen("i", "system", open=True)
+    live = replace(OPEN, made_ms=NOW_MS - oldest_ms - oldest_ms // 2)
+
+    assert closed_ones(live, broker, TopicSeen("t", policies, referred={7})) == []
+    assert garbage.open_ms_max(policies, "system") >= 1.5 * oldest_ms
 
 
 def test_a_recovery_that_does_not_end_is_taken_over_and_a_closed_ledger_is_left_alone():

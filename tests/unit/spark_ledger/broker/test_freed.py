@@ -1,0 +1,259 @@
+"""A broker that stays up for months: what it served and is needed no more goes meanwhile, from the
+bookies, from the metadata store and from its own memory."""
+
+import asyncio
+from types import SimpleNamespace
+
+from spark_ledger.broker import broker as broker_module
+from spark_ledger.broker import names
+from spark_ledger.broker.broker import BrokerSettings
+from spark_ledger.broker.owner.ownership import FRESH_S, Heard, Probes
+from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.wire.commands import SubscriptionType
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import decode
+from spark_ledger.topic import client as topic_client
+from spark_ledger.topic.upkeep.upkeep import Upkeep
+from tests.unit.spark_ledger.broker.test_live_writer import Sent
+from tests.unit.spark_ledger.broker.test_moves import Brokers, Producer
+from tests.unit.spark_ledger.topic.stage import play
+
+RETENTION_BYTES = 40_000
+PASSES, PASS_S = 7, 60.0
+LOOKED_S = 70.0
+"""Simulated: by then a broker has looked after all that it has, without being told of anything."""
+
+
+async def maintained(stage, passes=PASSES):
+    upkeep = Upkeep(await stage.another())
+    for _ in range(passes):
+        await asyncio.sleep(PASS_S)
+        await upkeep.once()
+    await upkeep.close()
+
+
+def ledgers_left(stage):
+    """The rows that the ledgers have which there are, by ledger id."""
+    found = [decode(node.value) for _, node in stage.world.store.walk(paths.LEDGERS) if node.value]
+    return {record.ledger_id: record.rows for record in found}
+
+
+async def sent(broker, name, *messages):
+    _, partition = await broker.partition(names.parse(name))
+    for one in messages:
+        run = Sent(one)
+        partition.writer.append(run)
+        await run.over.wait()
+        assert not run.errors
+    return partition
+
+
+def test_of_what_a_broker_at_work_wrote_all_goes_that_retention_lets_go(monkeypatch):
+    monkeypatch.setattr(broker_module, "ROLL_BYTES_MIN", 10_000)
+
+    async def act(stage):
+        changes = {"retention_bytes": RETENTION_BYTES, "delete_delay_ms": 0, "merging": False}
+        await stage.client.topics.change_policies("t", changes)
+        broker = await Brokers(stage).new("a")
+        await sent(broker, "t-partition-0", *[bytes([n]) * 5_000 for n in range(80)])
+
+        await maintained(stage)
+
+        held = (await stage.client.log(stage.topic.id).fold(fresh=True)).partitions[0]
+        kept = held.bytes_between(held.start_offset, held.end_offset)
+        assert RETENTION_BYTES <= kept <= RETENTION_BYTES + 15_000
+        assert sum(rows or 0 for rows in ledgers_left(stage).values()) * 5_000 <= kept
+        (own,) = [one for one in await stage.intents() if one.app_id.startswith("broker-")]
+        assert own.open, "it stays at work"
+        await broker.close()
+
+    play(act)
+
+
+def test_what_merging_copied_under_a_broker_at_work_is_kept_once():
+    async def act(stage):
+        await stage.client.topics.change_policies("t", {"delete_delay_ms": 0})
+        broker = await Brokers(stage).new("a")
+        broker.settings = BrokerSettings(roll=RollLimits(entries=1))
+        await sent(broker, "t-partition-0", *[bytes([n]) * 100 for n in range(10)])
+
+        await asyncio.sleep(7200)
+        await maintained(stage)
+
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert sorted(ledgers_left(stage)) == state.ledgers()
+        assert len(state.ledgers()) == 1, "they were merged"
+        await broker.close()
+
+    play(act)
+
+
+async def empty_of(stage, broker, topic_id):
+    await asyncio.sleep(LOOKED_S)
+    assert broker.live_writer(topic_id, 0) is None
+    assert topic_id not in broker._topics
+    assert topic_id not in broker.client._followers
+    assert topic_id not in broker.client._logs
+
+
+def test_of_a_deleted_topic_its_broker_keeps_nothing_in_memory_and_the_store_no_record():
+    async def act(stage):
+        await stage.client.topics.change_policies("t", {"delete_delay_ms": 0})
+        other = await stage.client.topics.create("u", 1)
+        broker = await Brokers(stage).new("a")
+        for name in ("t-partition-0", "u-partition-0"):
+            await broker.lookup(names.parse(name), authoritative=True)
+            await sent(broker, name, b"x")
+        await stage.client.topics.delete("t")
+
+        await empty_of(stage, broker, stage.topic.id)
+        await maintained(stage, passes=3)
+
+        store = stage.client.store
+        assert await store.children(paths.BROKERS_TOPICS) == [other.id]
+        assert await store.children(paths.TOPIC_IDS) == [other.id]
+        assert (
+            list(ledgers_left(stage))
+            == (await stage.client.log(other.id).fold(fresh=True)).ledgers()
+        )
+        await sent(broker, "u-partition-0", b"y")
+        await broker.close()
+
+    play(act)
+
+
+def test_records_of_brokers_that_earlier_versions_left_of_deleted_topics_go():
+    async def act(stage):
+        store = stage.client.store
+        await store.create(paths.brokers_of_topic("long-gone"), b"{}", parents=True)
+        await store.create(paths.brokers_of_topic(stage.topic.id), b"{}")
+
+        await maintained(stage, passes=1)
+
+        assert await store.children(paths.BROKERS_TOPICS) == [stage.topic.id]
+
+    play(act)
+
+
+def test_a_topic_that_went_to_another_broker_is_followed_no_more_and_again_when_it_is_back():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(names.parse("t-partition-0"), authoritative=True)
+        await sent(a, "t-partition-0", b"x")
+        brokers.dead.add(a.ownership.url)
+        await b.lookup(names.parse("t-partition-0"), authoritative=True)
+        await sent(b, "t-partition-0", b"y")
+
+        await empty_of(stage, a, stage.topic.id)
+
+        brokers.dead = {b.ownership.url}
+        await a.lookup(names.parse("t-partition-0"), authoritative=True)
+        partition = await sent(a, "t-partition-0", b"z")
+        assert partition.end == 3
+        await a.close()
+        await b.close()
+
+    play(act)
+
+
+def test_readers_each_of_a_name_of_its_own_leave_nothing_at_the_topic():
+    async def act(stage):
+        broker = await Brokers(stage).new("a")
+        await broker.lookup(names.parse("t-partition-0"), authoritative=True)
+        topic, partition = await broker.partition(names.parse("t-partition-0"))
+
+        async def start():
+            return 0
+
+        for n in range(20):
+            consumer = await topic.subscribe(
+                partition,
+                f"reader-{n}",
+                SubscriptionType.EXCLUSIVE,
+                durable=False,
+                start=start,
+                make=lambda place: SimpleNamespace(
+                    place=place,
+                    link=None,
+                    activate=lambda active: None,
+                    close=lambda: asyncio.sleep(0),
+                ),
+                earliest=True,
+            )
+            topic.leave(f"reader-{n}", consumer)
+        for n in range(20):
+            producer = Producer(f"p{n}")
+            topic.add_producer(0, producer)
+            topic.remove_producer(0, producer)
+        await asyncio.sleep(1)
+
+        assert dict(topic._turns) == {}
+        assert topic._subscriptions == {}
+        assert topic._beside == {}
+        assert list(topic._producers.values()) == [[]]
+        await broker.close()
+
+    play(act)
+
+
+def test_of_topics_that_a_broker_only_looked_up_it_keeps_a_bounded_number(monkeypatch):
+    monkeypatch.setattr(topic_client, "LOGS_KEPT_MAX", 5)
+
+    async def act(stage):
+        broker = await Brokers(stage).new("a")
+        await broker.lookup(names.parse("t-partition-0"), authoritative=True)
+        await sent(broker, "t-partition-0", b"x")
+        for n in range(20):
+            await stage.client.topics.create(f"u{n}", 1)
+            assert await broker.partitions_of(names.parse(f"u{n}"), create=False) == 1
+
+        assert len(broker.client._logs) == 6
+        assert stage.topic.id in broker.client._logs, "it is followed"
+        await broker.close()
+
+    play(act)
+
+
+def test_a_broker_looks_at_all_topics_at_once_when_another_dies():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        for n in range(30):
+            await stage.client.topics.create(f"u{n}", 1)
+            await a.lookup(names.parse(f"u{n}-partition-0"), authoritative=True)
+        calls = []
+        store = a.ownership._store
+        for name in ("sync", "children", "get_many"):
+            call = getattr(store, name)
+
+            def counted(*some, call=call, name=name, **more):
+                calls.append(name)
+                return call(*some, **more)
+
+            setattr(store, name, counted)
+        await b.ownership.leave()
+
+        assert await a.ownership.take_over() == {}
+
+        assert len(calls) < 8, calls
+        await a.close()
+        await b.close()
+
+    play(act)
+
+
+def test_a_url_at_which_a_broker_was_once_is_forgotten():
+    async def act(stage):
+        async def ask(url):
+            return Heard.ANSWER
+
+        probes = Probes(ask)
+        for n in range(50):
+            assert await probes.answers(f"pulsar://broker-{n}:1")
+            await asyncio.sleep(FRESH_S)
+
+        assert len(probes._answered_s) <= 2
+        assert probes._asking == {}
+
+    play(act)
