@@ -266,7 +266,7 @@ class SchemaIncompatible(LedgerError):
 
 class SchemaReservedColumn(LedgerError):
     error_class, sql_state = "LEDGER_SCHEMA.RESERVED_COLUMN", "42K05"
-    remedy = "Rename it: names that begin with two underscores are metadata."
+    remedy = "Rename it: that name is of one of the columns that a read adds."
 
 
 class SchemaNotRegistered(LedgerError):

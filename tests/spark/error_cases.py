@@ -204,8 +204,8 @@ def columns_of_another_type(scene: Scene) -> str:
 
 
 @raises("LEDGER_SCHEMA.RESERVED_COLUMN")
-def a_column_with_two_underscores(scene: Scene) -> str:
-    return scene.writes(["1 AS __n"], scene.topic, valueFormat="arrow")
+def a_column_with_the_name_of_a_reads(scene: Scene) -> str:
+    return scene.writes(["1 AS __offset"], scene.topic, valueFormat="arrow")
 
 
 @raises("LEDGER_SCHEMA.NOT_REGISTERED")

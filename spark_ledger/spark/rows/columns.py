@@ -56,6 +56,7 @@ from spark_ledger.topic.entry.message_batch import (
     VALUE,
 )
 from spark_ledger.topic.read.row_blocks import Block
+from spark_ledger.topic.schema.records import RESERVED_NAMES
 
 Kinds = tuple[DataType, ...]
 Make = Callable[[Block, str, pa.DataType], pa.Array]
@@ -64,7 +65,6 @@ Make = Callable[[Block, str, pa.DataType], pa.Array]
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
-RESERVED_PREFIX = "__"
 CREATE_TIME = 0
 """The timestampType of Kafka that says: the time the writer made the entry."""
 BYTES: Kinds = (BinaryType(), StringType())
@@ -112,9 +112,8 @@ def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> Struc
 
 
 def check_projection(declared: StructType, value_format: str = "binary") -> None:
-    """Raises SchemaUnknownColumn, SchemaReservedColumn or SchemaTypeMismatch for a column that no
-    reader has, SchemaMissingColumn if there is none; of the payload's own columns only the names
-    are looked at."""
+    """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no reader has,
+    SchemaMissingColumn if there is none; the payload's own columns are not looked at."""
     check_named_once(declared)
     if not declared.fields:
         raise SchemaMissingColumn("the declared schema has no column", "Declare at least one.")
@@ -123,9 +122,7 @@ def check_projection(declared: StructType, value_format: str = "binary") -> None
         known = offered.get(column.name.lower())
         if known is not None:
             check_type(column, known.kinds)
-        elif has_payload(value_format):
-            check_not_reserved(column.name)
-        else:
+        elif not has_payload(value_format):
             names = ", ".join(one.name for one in offered.values())
             raise SchemaUnknownColumn(
                 f"a topic has no column {column.name!r}", f"Declare some of: {names}."
@@ -187,8 +184,9 @@ def check_named_once(declared: StructType) -> None:
 
 
 def check_not_reserved(name: str) -> None:
-    """Raises SchemaReservedColumn."""
-    if name.startswith(RESERVED_PREFIX):
+    """Raises SchemaReservedColumn for a column of the payload that a reader could not tell from
+    one that it has beside them."""
+    if name.lower() in RESERVED_NAMES:
         raise SchemaReservedColumn(f"a column of the payload cannot be named {name!r}")
 
 

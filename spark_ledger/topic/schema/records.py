@@ -32,7 +32,14 @@ VERSION_MAX = 1000  # versions of one topic; an entry's header has 16 bits for t
 UNREGISTERED = 0  # the version of entries whose columns are in no schema of the topic
 SCHEMA_BYTES_MAX = 256 << 10  # of a version's record
 DEPTH_MAX = 32
-RESERVED_PREFIX = "__"
+RESERVED_NAMES = frozenset(
+    (
+        *("__key", "__topic", "__partition", "__offset", "__publishtime", "__eventtime"),
+        *("__messageid", "__messageproperties", "__ledgerid", "__entryid", "__batchindex"),
+        *("__schemaversion", "__producername", "__sequenceid"),
+    )
+)
+"""In lower case, the names of a typed row's columns beside its own (spark/rows/columns.py)."""
 
 TYPES: Mapping[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -92,8 +99,11 @@ def canonical(schema: pa.Schema) -> pa.Schema:
             "there is no column to write beside metadata", "Select a column, or use binary values."
         )
     for name in schema.names:
-        if name.startswith(RESERVED_PREFIX):
-            raise errors.SchemaReservedColumn(f"a column of a topic cannot be named {name!r}")
+        if name.lower() in RESERVED_NAMES:
+            raise errors.SchemaReservedColumn(
+                f"a column of a topic cannot be named {name!r}: a read has another column of"
+                " that name"
+            )
     return pa.schema(_fields(list(schema), ""))
 
 

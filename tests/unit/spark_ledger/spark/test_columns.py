@@ -31,6 +31,7 @@ from spark_ledger.spark.options.options import shape_options
 from spark_ledger.spark.rows import columns
 from spark_ledger.topic.entry import message_batch, pulsar_batch, pulsar_columns
 from spark_ledger.topic.read.row_blocks import RUN, Block, Joining
+from spark_ledger.topic.schema.records import RESERVED_NAMES
 from tests.kit.pulsar_batches import batch_of, message
 from tests.kit.rows import Rows, parts_of
 from tests.kit.segments_seen import block_of
@@ -162,8 +163,21 @@ def test_typed_rows_have_their_own_columns_first_and_metadata_after_them():
     more = columns.read_schema(shape(valueFormat="json", includeMetadata="true"), payload)
     assert more.names[10:] == ["__ledgerId", "__entryId", "__batchIndex", "__schemaVersion"]
     assert columns.payload_of(more) == payload
-    with pytest.raises(SchemaReservedColumn, match="'__price'"):
-        columns.read_schema(shape(valueFormat="arrow"), ddl("__price DOUBLE"))
+    with pytest.raises(SchemaReservedColumn, match="'__Offset'"):
+        columns.read_schema(shape(valueFormat="arrow"), ddl("__Offset DOUBLE"))
+
+
+def test_reserved_names_are_those_of_the_columns_that_a_typed_read_adds():
+    everything = shape(valueFormat="arrow", includeMetadata="true", includeProducer="true")
+    added = columns.read_schema(everything, StructType([])).names
+    assert {name.lower() for name in added} == RESERVED_NAMES
+
+
+def test_a_payloads_names_may_begin_with_two_underscores():
+    payload = ddl("__op STRING, __v BIGINT")
+    offered = columns.read_schema(shape(valueFormat="arrow"), payload)
+    assert columns.payload_of(offered) == payload
+    columns.check_projection(offered, "arrow")
 
 
 def test_rows_become_the_columns_of_the_default_schema():
@@ -271,12 +285,10 @@ def test_a_declared_column_that_no_topic_has_is_refused_by_name():
         columns.check_projection(StructType([]))
 
 
-def test_a_declared_payload_has_any_names_but_reserved_ones():
-    declared = ddl("price DOUBLE, value STRING, __offset BIGINT")
+def test_a_declared_payload_has_any_names_but_those_of_other_columns():
+    declared = ddl("price DOUBLE, value STRING, __op STRING, __offset BIGINT")
     columns.check_projection(declared, "arrow")
-    assert columns.payload_of(declared) == ddl("price DOUBLE, value STRING")
-    with pytest.raises(SchemaReservedColumn, match="'__ofset'"):
-        columns.check_projection(ddl("price DOUBLE, __ofset BIGINT"), "json")
+    assert columns.payload_of(declared) == ddl("price DOUBLE, value STRING, __op STRING")
     with pytest.raises(SchemaTypeMismatch, match="'__offset' is STRING"):
         columns.check_projection(ddl("__offset STRING"), "arrow")
 
