@@ -92,7 +92,14 @@ class TopicClient:
     def committer(self) -> "Committer":
         from spark_ledger.topic.commit.commit import Committer
 
-        return Committer(self.store, self.log, self.blobs, self.chunks.load, self.rng)
+        return Committer(
+            self.store,
+            self.log,
+            self.blobs,
+            self.chunks.load,
+            lambda topic_id, partitions: self.subscriptions.holds(topic_id, partitions),
+            self.rng,
+        )
 
     @cached_property
     def past_live(self) -> "PastLive":
@@ -189,13 +196,15 @@ class TopicClient:
         user_metadata: str = "",
         finish_intent: bool = False,
         batch: QueryBatch | None = None,
+        overwrite_held: bool = False,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
 
         In the topics that `overwrite` names by id the rows take the place of all that was there
         when the intent was made for overwriting them (Intents.open_...(overwrites=)) and of this
-        app's own since; rows of others since are errors.TxnConflict. With `finish_intent` the
+        app's own since; rows of others since are errors.TxnConflict, and rows that a subscription
+        holds errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the
         intent is done afterwards in any case. `batch` is what a streaming query's tasks counted;
         without it a version that is recorded changes nothing. Raises as Committer.commit;
         errors.TopicRecreated (results of another topic), errors.LedgerFenced (of another intent),
@@ -208,7 +217,13 @@ class TopicClient:
             replaced = id_ in overwrite
             drafts[id_] = (Overwrite(rows, SNAPSHOT_OF_INTENT) if replaced else Append(rows),)
         wanted = Wanted(
-            txn, intent_id, drafts, finish_intent, user_metadata=user_metadata, batch=batch
+            txn,
+            intent_id,
+            drafts,
+            finish_intent,
+            user_metadata=user_metadata,
+            batch=batch,
+            overwrite_held=overwrite_held,
         )
         return await self._commit(wanted, timeout_s, past_live=True)
 

@@ -146,6 +146,8 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("two janitors at work during the chaos", "a pass began while another's was under way"),
     ("rows in a partition that came later", "a commit has rows for one that its topic grew by"),
     ("rows replaced", "a batch took the place of all rows of its topic"),
+    ("overwrite of held rows refused", "a subscription held rows that were to be replaced"),
+    ("held rows replaced on demand", "rows were replaced that a subscription held"),
     ("row read that was taken away before", "who had folded before it was given the row"),
     ("way stays cut for ever", "all else healed, but requests or answers still never arrived"),
     (

@@ -37,6 +37,7 @@ from tests.simulation.invariants import Violation
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.store import Commit as Written
 from tests.simulation.store_tree import Change
+from tests.simulation.topic_held import held_rows_stay
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
@@ -221,6 +222,8 @@ class TopicGhost:
     """Task attempts whose rows are in the log, with the simulated second of the commit."""
     begun_at: dict[str, int] = field(default_factory=dict)
     """By run: the zxid that made its first intent."""
+    overwritten_held: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Commits, by intent and version, that may replace rows that a subscription holds."""
     contents: dict[tuple[str, int], str] = field(default_factory=dict)
     """By (intent, version): what is committed under it, as PlannedBatch.content has it, "" if it
     has no plan."""
@@ -382,6 +385,10 @@ class TopicJudge:
         for action in commit.actions:
             if isinstance(action, Trim):
                 self._rows_let_go(log, commit, action, written.time)
+            if isinstance(action, Overwrite):
+                since_s = written.time - self._ghost.grace_s
+                asked = (commit.intent, commit.version) in self._ghost.overwritten_held
+                held_rows_stay(self._world.ghost, log, ends, since_s, asked=asked)
             if isinstance(action, Append | Overwrite):
                 commit_ms = max(before.commit_ms, node.created_ms)
                 self._rows_come(log, commit, action.segments, ends, commit_ms, written.time)

@@ -150,6 +150,11 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: ("s", 0, 5, was_at(2.0, 4).at_most(0, 3.0)),
     ),
     (
+        *("T10", I.no_held_row_is_replaced),
+        lambda g, x: ("s", 0, 5, 5),
+        lambda g, x: ("s", 0, 6, 5),
+    ),
+    (
         *("T10", I.retention_goes_by_the_stores_time),
         lambda g, x: (0, 9, 4_000, 4_000),
         lambda g, x: (0, 9, 3_999, 4_000),

@@ -50,7 +50,7 @@ class TopicUpkeep:
         holds = topics.subscriptions.holds
         grace_ms = self.work.limits.grace_ms
 
-        async def held(topic_id: str, partitions: int, now_ms: int) -> Any:
+        async def held(topic_id: str, partitions: int, now_ms: int | None = None) -> Any:
             return await holds(topic_id, partitions, now_ms, grace_ms)
 
         topics.subscriptions.holds = held  # type: ignore[method-assign, assignment]

@@ -20,9 +20,10 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.commit import CommitKind, TxnKey
+from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint
-from spark_ledger.topic.commit.replay import Work
+from spark_ledger.topic.commit.replay import QueryBatch, Work
+from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import fold_agreeing
@@ -222,9 +223,7 @@ class TopicWork:
                 "" if planned is None else planned.content
             )
             try:
-                outcome = await topics.commit_topics(
-                    results, txn, intent.id, overwrite=intent.record.snapshots.keys(), batch=batch
-                )
+                outcome = await self._commit(topics, results, txn, intent, batch)
             except errors.LedgerFenced as error:
                 self.met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
@@ -232,6 +231,27 @@ class TopicWork:
             self.checkpoints.done(query)
             checkpoint[query] = max(checkpoint[query], version + 1)
             await asyncio.sleep(driver.rng.uniform(0, 1.5))
+
+    async def _commit(
+        self,
+        topics: TopicClient,
+        results: dict[str, list[TaskResult]],
+        txn: TxnKey,
+        intent: Intent,
+        batch: QueryBatch | None,
+    ) -> CommitOutcome:
+        """An overwrite that is refused for a subscription's rows is made all the same at last."""
+        replaced = intent.record.snapshots.keys()
+        try:
+            return await topics.commit_topics(
+                results, txn, intent.id, overwrite=replaced, batch=batch
+            )
+        except errors.SubscriptionBusy:
+            self.world.ghost.meet("overwrite of held rows refused")
+            self.ghost.overwritten_held[intent.id, txn.version] = None
+            return await topics.commit_topics(
+                results, txn, intent.id, overwrite=replaced, batch=batch, overwrite_held=True
+            )
 
     async def _as_named_now(
         self, topics: TopicClient, infos: list[TopicInfo], results: dict[str, list[TaskResult]]

@@ -5,6 +5,7 @@ import json
 import pytest
 from pyspark.sql import DataFrame
 
+from spark_ledger import Admin
 from spark_ledger.topic import blocking
 from tests.spark.topics import SparkTopics, error_of
 
@@ -128,6 +129,29 @@ def test_overwriting_takes_the_place_of_all_rows(topics, topic, keyed):
     assert topics.values(topic) == []
     topics.write(keyed(3), f"{topic}-new", mode="overwrite", partitions=2)
     assert topics.numbers(f"{topic}-new") == [0, 1, 2]
+
+
+def test_rows_that_a_subscription_holds_are_overwritten_on_demand_only(spark, topics, topic, keyed):
+    topics.write(keyed(5), topic)
+    with Admin(topics.service_url) as admin:
+        admin.create_subscription(topic, "live", at={0: 3})
+    table = topic.replace("-", "_")
+    spark.sql(f"CREATE TABLE {table} (key STRING, value STRING) USING ledger")
+    insert = f"INSERT OVERWRITE {table} WITH (topic '{topic}', serviceUrl '{topics.service_url}'"
+    ways = (
+        lambda: topics.write(keyed(7), topic, mode="overwrite"),
+        lambda: spark.sql(f"{insert}) VALUES ('k', '7')"),
+    )
+    for way in ways:
+        said = error_of(way)
+        assert "[LEDGER_SUBSCRIPTION.BUSY]" in said
+        assert "'live' holds partition 0 from offset 3 on" in said
+        assert "overwriteHeld=true" in said
+    assert topics.numbers(topic) == [0, 1, 2, 3, 4]
+    spark.sql(f"{insert}, overwriteHeld 'true') VALUES ('k', '7')")
+    assert topics.numbers(topic) == [7]
+    said = error_of(lambda: topics.write(keyed(7), topic, overwriteHeld=True))
+    assert "[LEDGER_OPTION.CONFLICT] overwriteHeld is true, but the write adds rows" in said
 
 
 def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topic, keyed):

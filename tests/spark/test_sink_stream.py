@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.streaming import StreamingQuery
 
 import spark_ledger
+from spark_ledger import Admin
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.topic_log import fold_agreeing
 from tests.spark.topics import (
@@ -90,6 +91,26 @@ def test_complete_mode_replaces_the_topic_with_each_batch(spark, topics, topic, 
         found = {r.key: r.value for r in topics.read(topic, "key STRING, value STRING").collect()}
         assert found == {f"k{i}": str(expected) for i in range(5)}
         files_in_order(source, range(5))
+
+
+def test_complete_mode_stops_at_rows_that_a_subscription_holds_unless_they_may_go(
+    spark, topics, topic, run, tmp_path
+):
+    source = tmp_path / "in"
+    files_in_order(source, range(10))
+    counts = stream_of_files(spark, source).groupBy("key").count()
+    rows = counts.selectExpr("key", "cast(count AS string) AS value")
+    run(rows, "complete", topic=topic)
+    with Admin(topics.service_url) as admin:
+        admin.create_subscription(topic, "live", at="latest")
+    files_in_order(source, range(5))
+    run(rows, "complete", topic=topic)  # the subscription has passed all that this replaces
+    files_in_order(source, range(5))
+    said = error_of(lambda: run(rows, "complete", topic=topic))
+    assert "[LEDGER_SUBSCRIPTION.BUSY]" in said and "'live' holds partition 0 from" in said
+    assert set(topics.values(topic)) == {"3"}
+    run(rows, "complete", topic=topic, overwriteHeld=True)
+    assert set(topics.values(topic)) == {"4"}
 
 
 def test_complete_mode_needs_the_topic_as_an_option(spark, topics, topic, run, tmp_path):

@@ -108,6 +108,7 @@ class WriteOptions:
     txn_version: int | None = None
     on_replay: str | None = None
     bad_records_topic: str | None = None
+    overwrite_held: bool = False
     user_metadata: str | None = None
     max_in_flight_bytes: int = 64 << 20
     value_format: str = "binary"
@@ -315,6 +316,7 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
         txn_version=version,
         on_replay=given["onReplay"],
         bad_records_topic=bad,
+        overwrite_held=given["overwriteHeld"],
         user_metadata=given["userMetadata"],
         max_in_flight_bytes=given["maxInFlightBytes"],
         value_format=given["valueFormat"],

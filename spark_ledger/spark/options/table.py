@@ -354,6 +354,10 @@ WRITE_OPTIONS = (
         default_says="`fail`; complete mode replaces",
     ),
     Option(
+        *("overwriteHeld", WRITE, Flag(), "false"),
+        "of a write that replaces rows: `true` takes rows away that a subscription holds, too",
+    ),
+    Option(
         *("badRecordsTopic", WRITE, Text(), None),
         "rows that do not fit go there, with the reason, instead of failing the write",
     ),

@@ -35,8 +35,9 @@ from spark_ledger.spark.options.table import NO_SCHEMA
 from spark_ledger.spark.rows.typed_values import SCHEMA, ValueWriter
 from spark_ledger.spark.rows.written import WritePlan, payload_of, plan_write
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.draft import USER_METADATA_BYTES_MAX
+from spark_ledger.topic.commit.draft import USER_METADATA_BYTES_MAX, check_not_held
 from spark_ledger.topic.commit.replay import OnReplay
+from spark_ledger.topic.log.actions import Overwrite
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
 
@@ -235,6 +236,11 @@ class WriteJob:
                 "the topic whose rows are to be replaced is not named",
                 "Name it with option topic, or in save() or start(): a column cannot.",
             )
+        if options.overwrite_held and not overwrite:
+            raise OptionConflict(
+                "overwriteHeld is true, but the write adds rows and replaces none",
+                'Leave it out, or write with mode("overwrite") or outputMode("complete").',
+            )
         size = len((options.user_metadata or "").encode())
         if size > USER_METADATA_BYTES_MAX:
             raise OptionInvalid(
@@ -242,6 +248,19 @@ class WriteJob:
                 "Give a shorter text.",
             )
         return cls(options, plan, values, overwrite)
+
+
+async def check_replaceable(
+    client: TopicClient, options: WriteOptions, topic: WrittenTopic
+) -> None:
+    """Whether no subscription holds a row of the topic now, unless it may. Raises
+    SubscriptionBusy."""
+    if options.overwrite_held:
+        return
+    state = await client.log(topic.info.id).fold(fresh=True)
+    holds = await client.subscriptions.holds(topic.info.id, len(state.partitions))
+    everything = (Overwrite((), state.next),)
+    check_not_held(state, everything, holds, topic.info.name.short)
 
 
 async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str, WrittenTopic]:

@@ -29,7 +29,13 @@ from pyspark.sql.types import StructType
 from spark_ledger.errors import LedgerError, Unavailable
 from spark_ledger.spark.options.options import WriteOptions
 from spark_ledger.spark.worker import TtlCache
-from spark_ledger.spark.write.job import WriteJob, WrittenTopic, check, find_or_make
+from spark_ledger.spark.write.job import (
+    WriteJob,
+    WrittenTopic,
+    check,
+    check_replaceable,
+    find_or_make,
+)
 from spark_ledger.spark.write.tasks import (
     TaskProperties,
     Written,
@@ -119,6 +125,8 @@ def planned_writer(
         )
         known[options.target] = topic
         replaced = [topic.info.id] if overwrite else []
+        if overwrite and options.txn_app_id is None:  # with a name it may be done already
+            cluster.run(check_replaceable(cluster.client, options, topic))
         target = topic.txn_target
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
     opened = cluster.client.intents.open_batch_intent(

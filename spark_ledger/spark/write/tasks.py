@@ -195,6 +195,7 @@ def commit_rows(
             txn,
             intent.id,
             overwrite=replaced,
+            overwrite_held=options.overwrite_held,
             user_metadata=options.user_metadata or "",
             finish_intent=last,
             batch=batch,

@@ -44,6 +44,7 @@ from spark_ledger.topic.commit.draft import (
 from spark_ledger.topic.commit.views import LOSSES_MAX, CommitViews, Turns
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.blobs import Blobs, HeldLedgers, moved_segments, pack
+from spark_ledger.topic.log.holds import Holds
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import Commit, Head, IntentState, Spilled, TxnRecord
@@ -59,10 +60,13 @@ OPERATION_BYTES = 64  # of a multi beside path and value, generously
 _CHECKS_AT = 2  # the caller's checks come after transaction record and intent
 
 LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
+HoldsOf = Callable[[str, int], Awaitable[Holds]]
+"""What the subscriptions of a topic hold, by its id and how many partitions it has."""
 
 
 class Committer:
-    """What makes the commits of one process. `load` reads the chunks of a checkpoint."""
+    """What makes the commits of one process. `load` reads the chunks of a checkpoint, `holds`
+    what subscriptions hold."""
 
     def __init__(
         self,
@@ -70,11 +74,13 @@ class Committer:
         log: Callable[[str], TopicLog],
         blobs: Blobs,
         load: LoadChunks,
+        holds: HoldsOf,
         rng: random.Random,
     ) -> None:
         self.store = store
         self.blobs = blobs
         self.load = load
+        self.holds = holds
         self.rng = rng
         self.views = CommitViews(store, log)
 
@@ -82,7 +88,8 @@ class Committer:
         """Make the commit. Returns when it is durable.
 
         A key of version NEXT_VERSION is for whoever alone commits under its app id: each call is
-        a commit of its own. Raises errors.LedgerFenced (the intent ended, another run recorded the
+        a commit of its own. Raises errors.SubscriptionBusy (an overwrite would take away what a
+        subscription holds), errors.LedgerFenced (the intent ended, another run recorded the
         version), errors.TxnConflict (what an action was planned on has changed, or one of the
         checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
         errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
@@ -309,6 +316,23 @@ class _Commit:
         )
         return _Step(state, commit, commit_views.following(state, commit))
 
+    async def _held(self, view: _View, steps: Mapping[str, _Step]) -> list[Check]:
+        """Of topics that are overwritten, that no subscription holds what goes: the multi checks
+        that none came or went back since (hazard 37). Raises errors.SubscriptionBusy."""
+        found = []
+        for topic_id, step in steps.items():
+            actions = step.commit.actions
+            if self._wanted.overwrite_held or not commit_draft.overwrites(actions):
+                continue
+            holds = await self._process.holds(topic_id, len(step.before.partitions))
+            topic = view.txn.target.removesuffix(f"@{topic_id}")
+            try:
+                commit_draft.check_not_held(step.before, actions, holds, topic)
+            except errors.SubscriptionBusy as error:
+                raise (error if view.fresh else _Doubt()) from error
+            found.append(holds.check)
+        return found
+
     # -- the multi ---------------------------------------------------------------------------
 
     async def _send(
@@ -326,12 +350,13 @@ class _Commit:
         heads = [self._head(step) for step in steps.values()]
         bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
         nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
+        held = await self._held(view, steps)
         try:
             checks = await self._payloads.checks()
         except (errors.NoSuchLedger, errors.RowsLost):
             await self._payloads.let_go()  # a janitor was faster: everything once more
             return None
-        operations += checks
+        operations += [*checks, *held]
         heads_at = len(operations)
         for topic_id, head in zip(steps, heads, strict=True):
             log = paths.topic_log(topic_id, numbers[topic_id])

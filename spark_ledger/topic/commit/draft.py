@@ -33,6 +33,7 @@ from spark_ledger.topic.log.actions import (
     adds_rows,
     segments_of,
 )
+from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
 from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.segments import INLINE, Segment
@@ -99,7 +100,8 @@ class CommitOutcome:
 class Wanted:
     """A commit as it is asked for: what it does to each topic (by id), under which version and
     intent. `checks` are checked in its multi, `finish_intent` ends the intent there. `batch` is
-    what a streaming query's tasks counted, None where a version is done whatever it had. Raises
+    what a streaming query's tasks counted, None where a version is done whatever it had.
+    `overwrite_held`: an overwrite takes rows away that a subscription holds, too. Raises
     errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -109,6 +111,7 @@ class Wanted:
     checks: tuple[Check, ...] = ()
     user_metadata: str = ""
     batch: QueryBatch | None = None
+    overwrite_held: bool = False
 
     def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:
@@ -432,6 +435,37 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
             f"commit {state.last_foreign(app_id)} of another writer came after commit"
             f" {action.snapshot - 1}, the last that was to be overwritten"
         )
+
+
+def overwrites(actions: Actions) -> bool:
+    return any(isinstance(action, Overwrite) for action in actions)
+
+
+def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str) -> None:
+    """Whether an overwrite among the actions takes away no row of `topic` that a subscription
+    holds. Rows that the commit seals before it overwrites them count too. Raises
+    errors.SubscriptionBusy."""
+    sealed: Counter[int] = Counter()
+    for action in actions:
+        if isinstance(action, SealLive) and action.segment is not None:
+            sealed[action.partition] += action.segment.rows
+    going = {p.number: (p.start_offset, p.end_offset + sealed[p.number]) for p in state.partitions}
+    held = holds.first(going) if overwrites(actions) else None
+    if held is None:
+        return
+    partition, offset = held
+    name = holds.by[partition]
+    raise errors.SubscriptionBusy(
+        f"the rows of topic '{topic}' cannot be replaced: subscription {name!r} holds partition"
+        f" {partition} from offset {offset} on, the lowest at which it stood in the last"
+        f" {GRACE_MS // 60_000} minutes, and the rows to be replaced end at"
+        f" {going[partition][1]}",
+        "Wait until what it has read is that long ago, delete it (spark-ledger subscription delete"
+        " TOPIC NAME), or replace its rows all the same with overwriteHeld=true.",
+        subscription=name,
+        partition=partition,
+        offset=offset,
+    )
 
 
 def _check_not_live(held: PartitionState, sealed: set[int]) -> None:

@@ -293,7 +293,6 @@ def held_by(record: SubscriptionRecord, since: Positions, partitions: int) -> Ma
     return {p: since.get(p, 0) for p in read}
 
 
-GRACE_MS = 3_600_000
 MARKS_PER_GRACE = 4
 
 

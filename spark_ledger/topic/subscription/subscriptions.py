@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import logging
 import random
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,8 +26,16 @@ from spark_ledger.metadata.store import (
     SessionState,
     Set,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, each, pause_s, reachable, read
+from spark_ledger.metadata.store_calls import (
+    TRIES_MAX,
+    each,
+    pause_s,
+    reachable,
+    read,
+    store_now_ms,
+)
 from spark_ledger.topic.log import records
+from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
 from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.segment_table import Chunk
@@ -41,7 +49,6 @@ from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_in
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
 from spark_ledger.topic.subscription.records import (
-    GRACE_MS,
     Claim,
     Positions,
     SubscriptionKind,
@@ -74,16 +81,6 @@ class SubscriptionInfo:
     created_ms: int
     ledger_id: int | None
     positions: Positions
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """From which offset on each partition is held by some subscription, and by which; one left out
-    is not held. A trim made from them must have `check` in its multi."""
-
-    offsets: Mapping[int, int]
-    check: Check
-    by: Mapping[int, str]
 
 
 class Subscriptions:
@@ -324,12 +321,12 @@ class Subscriptions:
     # -- for retention and the janitor -----------------------------------------------------------
 
     async def holds(
-        self, topic_id: str, partitions: int, now_ms: int, grace_ms: int = GRACE_MS
+        self, topic_id: str, partitions: int, now_ms: int | None = None, grace_ms: int = GRACE_MS
     ) -> Holds:
         """What the topic's subscriptions hold: the lowest position that each had since `grace_ms`
-        ago, `now_ms` by the store's clock. Makes and forgets marks of that. Whoever trims checks
-        in the same multi that no subscription came or went back since. Raises
-        errors.TopicNotFound."""
+        ago, `now_ms` by the store's clock (None: it is asked for where there is a subscription).
+        Makes and forgets marks of that. Whoever trims or overwrites checks in the same multi that
+        no subscription came or went back since. Raises errors.TopicNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         held: dict[int, int] = {}
         by: dict[int, str] = {}
@@ -337,7 +334,9 @@ class Subscriptions:
             await self.store.sync(nodes.folder)
             version = await nodes.ensure_folder()  # before the records: see Holds.check
             names = await nodes.names()
-            held_by = partial(self._held, nodes, now_ms, grace_ms)
+            if names and now_ms is None:
+                now_ms = await store_now_ms(self.store)
+            held_by = partial(self._held, nodes, now_ms or 0, grace_ms)
             found = await each(held_by, names, READS_AT_ONCE)
         there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
         for name, record, lowest in there:

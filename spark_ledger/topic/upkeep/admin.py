@@ -13,16 +13,16 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
+from spark_ledger.topic.log.holds import GRACE_MS
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.policies import ENSEMBLE_SIZE, INHERIT, changed
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import PARTITIONS_MAX, TopicInfo, policies_now
 from spark_ledger.topic.subscription import seek_target
-from spark_ledger.topic.subscription.records import GRACE_MS
 from spark_ledger.topic.subscription.seek_target import SeekTarget
 from spark_ledger.topic.upkeep import retention
 
@@ -214,12 +214,11 @@ class TopicAdmin:
 
     async def _free(self, info: TopicInfo, state: TopicState, points: Mapping[int, int]) -> Check:
         """That no subscription needs a row below the points, as the multi is to check it."""
-        now_ms = await store_now_ms(self._client.store)
-        count = len(state.partitions)
-        holds = await self._client.subscriptions.holds(info.id, count, now_ms)
-        held = {p: holds.offsets[p] for p in points if holds.offsets.get(p, points[p]) < points[p]}
-        if held:
-            partition, offset = min(held.items())
+        holds = await self._client.subscriptions.holds(info.id, len(state.partitions))
+        starts = state.start_offsets()
+        held = holds.first({p: (starts[p], to) for p, to in points.items()})
+        if held is not None:
+            partition, offset = held
             raise errors.SubscriptionBusy(
                 f"subscription {holds.by[partition]!r} of topic '{info.name}' holds partition"
                 f" {partition} from offset {offset} on, the lowest at which it stood in the last"

@@ -239,6 +239,17 @@ def what_was_held_lately_is_not_trimmed(
 
 
 @invariant("T10")
+def no_held_row_is_replaced(
+    ghost: Ghost, name: str, partition: int, end: int, lowest: int | None
+) -> None:
+    """Rows that an overwrite takes away end at or below every position that a subscription had in
+    the grace period before it, unless the user said that they may go."""
+    free = lowest is None or end <= lowest
+    what = f"rows of partition {partition} up to {end} were replaced, subscription {name} was at"
+    require(free, "T10", f"{what} {lowest} at most in the grace period")
+
+
+@invariant("T10")
 def retention_goes_by_the_stores_time(
     ghost: Ghost, partition: int, offset: int, age_ms: int, retention_ms: int
 ) -> None:

@@ -151,6 +151,10 @@ def holds_nothing(held: Any) -> Any:
     return lambda record, since, partitions: {}
 
 
+def replaces_what_is_held(check_not_held: Any) -> Any:
+    return lambda *what: None
+
+
 def keeps_by_another_clock(trim_points: Any) -> Any:
     def an_hour_ahead(state: Any, policies: Any, now_ms: int, *rest: Any) -> Any:
         return trim_points(state, policies, now_ms + 3_600_000, *rest)
@@ -305,6 +309,10 @@ MUTANTS = (
     Mutant(
         *("subscriptions hold nothing", "hazard 37", subscription_records, "held_by"),
         *(holds_nothing, CHURN),
+    ),
+    Mutant(
+        *("overwrite asks no subscription", "hazard 37", commit_draft, "check_not_held"),
+        *(replaces_what_is_held, OVERWRITES),
     ),
     Mutant(
         *("retention by another clock", "hazard 35", retention, "trim_points"),

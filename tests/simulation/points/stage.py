@@ -76,7 +76,7 @@ class Stage:
             topics = self._topics[client.name] = self.work.client(client)
             holds = topics.subscriptions.holds
 
-            async def held(topic_id: str, partitions: int, now_ms: int) -> Any:
+            async def held(topic_id: str, partitions: int, now_ms: int | None = None) -> Any:
                 return await holds(topic_id, partitions, now_ms, 0)
 
             topics.subscriptions.holds = held  # type: ignore[method-assign, assignment]

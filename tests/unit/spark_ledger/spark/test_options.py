@@ -57,6 +57,7 @@ GOOD = {
     "endingOffsetsByTimestamp": '{"t":{"0":5}}',
     "failOnDataLoss": "false",
     "onBadEntry": "skip",
+    "overwriteHeld": "true",
     "valueFormat": "arrow",
     "includeHeaders": "true",
     "includeMetadata": "true",

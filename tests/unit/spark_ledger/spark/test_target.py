@@ -210,6 +210,13 @@ def test_what_replaces_a_topic_names_it_by_the_option():
     assert WriteJob.of(options(), named, overwrite=True).plan.topic is None
 
 
+def test_what_adds_rows_has_no_rows_of_subscriptions_to_replace():
+    may_go = replace(options(), overwrite_held=True)
+    with pytest.raises(OptionConflict, match="adds rows and replaces none"):
+        WriteJob.of(may_go, PLAIN)
+    assert WriteJob.of(may_go, PLAIN, overwrite=True).options.overwrite_held
+
+
 def test_metadata_that_a_commit_could_not_keep_is_refused_at_once():
     WriteJob.of(replace(options(), user_metadata="é" * 8192), PLAIN)
     with pytest.raises(OptionInvalid, match="16386 bytes"):
