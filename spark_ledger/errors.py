@@ -230,6 +230,17 @@ class OffsetsOutOfRange(LedgerError):
     remedy = "Stay within the rows that the topic has, or say earliest or latest."
 
 
+class OffsetOfAnotherStore(LedgerError):
+    """The rows before an offset are not those that were there when it was taken: the metadata store
+    was restored from an older backup, and rows that were committed since then are lost to it."""
+
+    error_class, sql_state = "LEDGER_DATA_LOSS.OFFSET_OF_ANOTHER_STORE", "22000"
+    remedy = (
+        "Bring back the newer metadata store; or start with a new checkpoint and startingOffsets;"
+        " or set failOnDataLoss to false to read on from that offset, without the rows before it."
+    )
+
+
 class OffsetsStartAfterEnd(LedgerError):
     error_class, sql_state = "LEDGER_OFFSETS.START_AFTER_END", "22003"
     remedy = "Give startingOffsets at or before endingOffsets."

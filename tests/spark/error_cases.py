@@ -319,6 +319,14 @@ def offsets_of_an_older_topic(scene: Scene) -> str:
     return scene.reads(scene.ten, startingOffsets=json.dumps(offsets))
 
 
+@raises("LEDGER_DATA_LOSS.OFFSET_OF_ANOTHER_STORE", "stream", "a batch has no checkpoint")
+def an_offset_whose_row_another_commit_made(scene: Scene) -> str:
+    topic = scene.new_topic()
+    scene.read(topic, startingOffsets="earliest")
+    scene.change_offset(lambda offset: {**offset, "_commits": {topic: {"0": 1}}})
+    return scene.reads(topic)
+
+
 @raises("LEDGER_DATA_LOSS.PARTITION_REMOVED", "stream", "a batch has no checkpoint")
 def a_partition_that_is_not_read_any_more(scene: Scene) -> str:
     topic = scene.new_topic(partitions=2)

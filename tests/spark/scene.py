@@ -52,6 +52,14 @@ class Scene:
         self.topics.write(some, self.topic, **options)
         return self.topic
 
+    def change_offset(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Of the last batch in the checkpoint, which `read` made."""
+        folder = self._checkpoint / "offsets"
+        file = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
+        *lines, offset = file.read_text(encoding="utf-8").splitlines()
+        file.write_text("\n".join([*lines, json.dumps(change(json.loads(offset)))]))
+        (folder / f".{file.name}.crc").unlink(missing_ok=True)
+
     def read(self, topic: str | None = None, **options: Any) -> None:
         """To its end."""
         spark = self.topics.spark

@@ -4,9 +4,12 @@
 
 An offset is the number of the next row of a partition (dense, 0-based, end exclusive: Kafka's
 shape and meaning). `_ids` says which topic was meant: a topic of the same name made later is
-another topic. Always true: keys are sorted, so equal offsets are equal texts, which is how Spark
-compares them; positions name exactly the partitions that are read; no partition's end is below its
-start; a topic or partition that came after an offset was taken starts at its beginning.
+another topic. `_commits`, of the same shape as the offset, has the token of the commit that made
+the last row before each offset, where it is known: a metadata store that was restored from an
+older backup gives that offset to another row. Always true: keys are sorted, so equal offsets are
+equal texts, which is how Spark compares them; positions name exactly the partitions that are read;
+no partition's end is below its start; a topic or partition that came after an offset was taken
+starts at its beginning.
 """
 
 import json
@@ -74,6 +77,7 @@ class TopicEnds:
 
 
 Ends = Mapping[str, TopicEnds]
+COMMITS = "_commits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +90,42 @@ class Trimmed:
     end: int
 
 
-def encode(positions: Positions, known: Ends) -> dict[str, Any]:
-    """The offset as Spark stores it, with the ids of the topics."""
+def encode(positions: Positions, known: Ends, tokens: Positions | None = None) -> dict[str, Any]:
+    """The offset as Spark stores it, with the ids of the topics, and the tokens that are known of
+    the commits which made the last rows before it."""
     ids = {key_of(topic): known[topic].topic_id for topic in positions}
     offset: dict[str, Any] = {IDS: dict(sorted(ids.items()))}
     for topic, by_partition in positions.items():
         by_name = {str(p): next_row for p, next_row in by_partition.items()}
         offset[key_of(topic)] = dict(sorted(by_name.items()))
+    if tokens:
+        offset[COMMITS] = {
+            key_of(topic): dict(sorted((str(p), token) for p, token in some.items()))
+            for topic, some in sorted(tokens.items())
+        }
     return dict(sorted(offset.items()))
+
+
+def tokens_of(offset: Mapping[str, Any]) -> Positions:
+    """The tokens that `encode` was given. Raises OffsetsMalformed."""
+    tokens = offset.get(COMMITS, {})
+    if not isinstance(tokens, dict):
+        raise OffsetsMalformed(f"{IN_CHECKPOINT} has {json.dumps(tokens)} for {COMMITS!r}")
+    return {topic: dict(some) for topic, some in split(tokens, IN_CHECKPOINT)[0].items()}
+
+
+def tokens_kept(
+    before: Positions, tokens: Positions, moved: Callable[[str, int], bool]
+) -> Positions:
+    """The tokens of an offset: those of the offset before for partitions that did not move, so that
+    the same offset stays the same text."""
+    return {
+        topic: {
+            p: before.get(topic, {}).get(p, token) if not moved(topic, p) else token
+            for p, token in some.items()
+        }
+        for topic, some in tokens.items()
+    }
 
 
 def decode(
@@ -171,13 +203,14 @@ def check_order(start: Positions, end: Positions) -> None:
             )
 
 
-def check_within(positions: Positions, known: Ends, what: str) -> None:
+def check_within(positions: Positions, known: Ends, what: str, remedy: str | None = None) -> None:
     """Raises OffsetsOutOfRange if any position is past the end of its partition."""
     for topic, partition, at in _each(positions):
         end = known[topic].ends[partition]
         if at > end:
             raise OffsetsOutOfRange(
-                f"{what} is {at} for partition {partition} of topic {topic!r}, which ends at {end}"
+                f"{what} is {at} for partition {partition} of topic {topic!r}, which ends at {end}",
+                remedy,
             )
 
 

@@ -10,12 +10,14 @@ tasks look at what they open in any case (topic/task_reader.py).
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from spark_ledger.errors import (
     DataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
+    OffsetOfAnotherStore,
     OffsetsOutOfRange,
     SubscriptionNotFound,
 )
@@ -32,6 +34,7 @@ from spark_ledger.spark.options.start_positions import (
 )
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.segments import NO_TOKEN
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read import plan
@@ -51,6 +54,8 @@ from spark_ledger.topic.read.plan import (
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
 from spark_ledger.topic.subscription.seek_target import rows_around
 
+_log = logging.getLogger(__name__)
+NAMED_MAX = 8
 States = Mapping[str, TopicState]
 FOLDS_MAX = 20
 CHUNKS_FOR_LIMITS = 64
@@ -139,6 +144,36 @@ class Planner:
         self._ledger_ends.forget()
         tasks = await self._tasks(states, start, end)
         return readable(tasks, await self._ledger_ends.of(tasks), not self._lossy)
+
+    async def check_tokens(
+        self, states: States, positions: Positions, tokens: Positions, what: str
+    ) -> None:
+        """As TopicsRead.check_tokens."""
+        others: list[str] = []
+        for topic, some in tokens.items():
+            for p, token in some.items():
+                at = positions.get(topic, {}).get(p)
+                if at is not None and topic in states and p < len(states[topic].partitions):
+                    held = states[topic].partitions[p]
+                    now = held.token_before(at, await self._chunk_before(held, at))
+                    if NO_TOKEN not in (now, token) and now != token:
+                        others.append(f"offset {at} of partition {p} of topic {topic!r}")
+        if not others:
+            return
+        named = "; ".join(others[:NAMED_MAX]) + ("; ..." if len(others) > NAMED_MAX else "")
+        text = f"{what} follows rows that the metadata store does not have, but others: {named}"
+        if not self._lossy:
+            raise OffsetOfAnotherStore(text)
+        _log.warning("%s: as failOnDataLoss is false, it is read on from there", text)
+
+    async def _chunk_before(self, held: PartitionState, offset: int) -> Tables:
+        """The chunk that has the row before the offset, if one has; none if that is gone."""
+        if offset == held.end_offset:
+            return UNREAD
+        try:
+            return await self._client.chunks.load(held.chunks_between(offset - 1, offset))
+        except NoSuchLedger:
+            return UNREAD
 
     # -- tasks --------------------------------------------------------------------------------
 
@@ -270,6 +305,18 @@ class Planner:
             return await self._client.chunks.load(chunks)
         except NoSuchLedger:
             return UNREAD
+
+
+def tokens_before(states: States, positions: Positions) -> Positions:
+    """As TopicsRead.tokens."""
+    known: Positions = {}
+    for topic, some in positions.items():
+        partitions = states[topic].partitions if topic in states else ()
+        tokens = {
+            p: partitions[p].token_before(at) for p, at in some.items() if p < len(partitions)
+        }
+        known[topic] = {p: token for p, token in tokens.items() if token != NO_TOKEN}
+    return {topic: some for topic, some in known.items() if some}
 
 
 def _ranges(state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:

@@ -39,6 +39,10 @@ FIRST = "_first"
 ZONELESS = "_zoneless"
 """In the end of batch 0: times that say no zone, and the milliseconds they were taken for."""
 LAG_AGAIN_S = 1.0
+BEYOND = (
+    "If the metadata store was restored from an older backup, bring back the newer one; else start"
+    " with a new checkpoint and startingOffsets."
+)
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -55,6 +59,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._there_at_first: Ends | None = None
         self._decoded: tuple[dict[str, Any], Ends, Positions] | None = None
+        self._of_store: tuple[dict[str, Any], int] | None = None
         self._idle: tuple[Ends, Positions] | None = None
         self._behind: Positions | None = None
         self._reported: tuple[Ends, Positions | None, float, dict[str, Any]] | None = None
@@ -88,7 +93,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not offsets.within(first, known):
             known = self._opened().fresh_ends()
             first = self._positions(start, known)
-            offsets.check_within(first, known, "the query's offset")
+            offsets.check_within(first, known, "the query's offset", BEYOND)
+        self._check_store(start, first, "the query's offset")
         if first is not self._behind:
             self._behind = first
             self._tell_cursor(start, first)
@@ -103,11 +109,13 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == first:
             return start
         self._gave_s = time.monotonic()
-        given = offsets.encode(end, known)
+        given = offsets.encode(end, known, self._tokens(start, first, end))
         if start == self._initial:
             given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
             given[ZONELESS] = [list(time) for time in self.options.zoneless]
-        return self._cursor.signed(given)
+        signed = self._cursor.signed(given)
+        self._of_store = (signed, self._opened().went_back)
+        return signed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         known, behind, now_s = self._known(), self._behind, time.monotonic()
@@ -133,8 +141,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not offsets.within(last, known):
             known = self._opened().fresh_ends()
             first, last = self._decode(start, known), self._decode(end, known)
-            offsets.check_within(last, known, "the offset to be read to")
+            offsets.check_within(last, known, "the offset to be read to", BEYOND)
         offsets.check_order(first, last)
+        self._check_store(end, last, "the offset to be read to")
         topics = self._opened()
         self._cursor.at(topics, end, first)
         tasks = topics.plan(first, last)
@@ -162,6 +171,28 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if planned_by is None:
             return self.options.zoneless
         return tuple((text, millis) for text, millis in planned_by)
+
+    # -- the store that the rows were in --------------------------------------------------------
+
+    def _tokens(self, start: dict[str, Any], first: Positions, end: Positions) -> Positions:
+        """Of the commits that made the last rows before `end`."""
+
+        def moved(topic: str, partition: int) -> bool:
+            return end[topic][partition] != first.get(topic, {}).get(partition)
+
+        return offsets.tokens_kept(offsets.tokens_of(start), self._opened().tokens(end), moved)
+
+    def _check_store(self, offset: dict[str, Any], positions: Positions, what: str) -> None:
+        """Raises OffsetOfAnotherStore where the rows before the offset are not those that there
+        were when it was given: the metadata store is an older one. Of offsets that this run gave
+        that is known, until a topic's log is shorter than it was."""
+        looked_at = (offset, self._opened().went_back)
+        if self._of_store == looked_at:
+            return
+        tokens = offsets.tokens_of(offset)
+        if tokens:
+            self._opened().check_tokens(positions, tokens, what)
+        self._of_store = looked_at
 
     # -- offsets --------------------------------------------------------------------------------
 

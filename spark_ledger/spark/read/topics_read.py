@@ -77,6 +77,8 @@ class TopicsRead:
         self._planner = planning.Planner(self._client, self._live, options)
         self._followers: dict[str, TopicFollower] | None = None
         self._view = View({}, {}, NOTHING_SEEN)
+        self.went_back = 0
+        """How often a topic's log was shorter than before: the store is an older one."""
         self._scan: Future[list[TopicInfo]] | None = None
         self._scanning_s = self._scanned_s = time.monotonic()  # when the last began, and one ended
         self.cluster.run(self._find())
@@ -126,6 +128,16 @@ class TopicsRead:
         return self.cluster.run(
             self._planner.positions(place, known, self._view.states, self.infos)
         )
+
+    def tokens(self, positions: Positions) -> Positions:
+        """The tokens of the commits that made the last rows before the positions, where they are
+        known without a round trip."""
+        return planning.tokens_before(self._view.states, positions)
+
+    def check_tokens(self, positions: Positions, tokens: Positions, what: str) -> None:
+        """Raises OffsetOfAnotherStore if another commit made the last row before a position than
+        the one whose token goes with it; unless losses are accepted: then that is logged."""
+        self.cluster.run(self._planner.check_tokens(self._view.states, positions, tokens, what))
 
     def curves(self, start: Positions, end: Positions) -> CurveOf:
         """For `limits.admit`: what lies between these positions."""
@@ -291,6 +303,10 @@ class TopicsRead:
 
     def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
         """Remember what was seen."""
+        before = self._view.states
+        self.went_back += any(
+            name in before and state.next < before[name].next for name, state in states.items()
+        )
         ends = {name: self._ends_of(name, state) for name, state in states.items()}
         self._view = View(states, ends, changes)
         if self._followers is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import NONE, Rowless
 from spark_ledger.topic.log import segments
-from spark_ledger.topic.log.segments import CommitTimes, Segment
+from spark_ledger.topic.log.segments import CommitTimes, CommitTokens, Segment
 
 Ledgers = tuple[int, ...]
 ANY_OPENING = -1
@@ -32,7 +32,8 @@ class Replace:
     (a merge of small segments). `snapshot` is the number folded up to when it was planned: since
     then nothing but appends, and trims of rows before `start`, may have come to the partition.
     `dropped` are the ledgers that held these rows. `committed` is, for each segment, when its rows
-    were committed (the store's clock), which a merge does not change; empty: by this commit."""
+    were committed (the store's clock), which a merge does not change; empty: by this commit.
+    `tokens` is, for each segment, which commits made its rows; empty: not known."""
 
     partition: int
     start: int
@@ -41,6 +42,7 @@ class Replace:
     snapshot: int
     dropped: Ledgers = ()
     committed: tuple[CommitTimes, ...] = ()
+    tokens: tuple[CommitTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "snapshot": a.snapshot,
         "dropped": list(a.dropped),
         "committed": [[list(run) for run in times] for times in a.committed],
+        **({"tokens": [[list(run) for run in some] for some in a.tokens]} if a.tokens else {}),
     },
     Trim: lambda a: {
         "offsets": {str(partition): offset for partition, offset in a.offsets},
@@ -226,7 +229,8 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         _segments_of_json(plain),
         plain["snapshot"],
         tuple(plain["dropped"]),
-        _times_of_json(plain.get("committed", ())),
+        _runs_of_json(plain.get("committed", ())),
+        _runs_of_json(plain.get("tokens", ())),
     ),
     "trim": lambda plain: Trim(
         tuple(sorted((int(p), int(offset)) for p, offset in plain["offsets"].items())),
@@ -265,8 +269,10 @@ def _open_of_json(plain: Mapping[str, Any]) -> OpenLive:
     )
 
 
-def _times_of_json(plain: Sequence[Sequence[Sequence[int]]]) -> tuple[CommitTimes, ...]:
-    return tuple(tuple((int(rows), int(ms)) for rows, ms in times) for times in plain)
+def _runs_of_json(
+    plain: Sequence[Sequence[Sequence[int]]],
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return tuple(tuple((int(rows), int(value)) for rows, value in runs) for runs in plain)
 
 
 def _segments(some: tuple[Segment, ...]) -> list[dict[str, Any]]:

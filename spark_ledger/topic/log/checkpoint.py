@@ -34,7 +34,7 @@ from spark_ledger.topic.log.segment_table import (
     Source,
     Stretch,
 )
-from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, LiveSegment
+from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, NO_TOKEN, LiveSegment
 from spark_ledger.topic.log.state import UNREAD, Across, PartitionState, Tables, TopicState
 
 MAGIC = b"SLR1"
@@ -317,6 +317,11 @@ def encode_root(root: Root) -> bytes:
         "before": list(root.before),
         "streams": [len(stream) for stream in streams],
     }
+    live_tokens = {str(p.number): p.live.token for p in state.partitions if p.live is not None}
+    plain["tokens"] = {
+        "live": {number: token for number, token in live_tokens.items() if token},
+        "end": {str(p.number): p.end_token for p in state.partitions if p.end_token},
+    }
     producers = {str(p.number): dict(p.producers) for p in state.partitions if p.producers}
     if producers:
         plain["producers"] = producers
@@ -329,6 +334,7 @@ def encode_root(root: Root) -> bytes:
 
 def _plain_live(live: LiveSegment) -> dict[str, Any]:
     plain = asdict(live)
+    del plain["token"]  # software of before takes no field that it does not know
     later = ("deduplicated", "first_entry", "rows_before", "bytes_before")
     return {name: one for name, one in plain.items() if one or name not in later}
 
@@ -369,13 +375,20 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
     for row in zip(*intervals.values(), strict=True):
         p, source, first, count, lo, hi, *rest = row
         parts[p].append(Interval(lo, hi, _source(source, known, tail, first, count), *rest))
-    live = {one["partition"]: LiveSegment(**one) for one in plain["live"]}
+    tokens = plain.get("tokens", {"live": {}, "end": {}})
+    live = {
+        one["partition"]: LiveSegment(
+            **one, token=int(tokens["live"].get(str(one["partition"]), NO_TOKEN))
+        )
+        for one in plain["live"]
+    }
     producers, rowless = plain.get("producers", {}), plain.get("rowless", {})
     held = tuple(
         PartitionState(
             *(p, start, end, Intervals(parts[p]), live.get(p), rearranged),
             producers=producers.get(str(p), {}),
             rowless=tuple(Rowless(*one) for one in rowless.get(str(p), ())),
+            end_token=int(tokens["end"].get(str(p), NO_TOKEN)),
         )
         for p, (start, end, rearranged) in enumerate(
             zip(*(partitions[name] for name in _PARTITIONS), strict=True)

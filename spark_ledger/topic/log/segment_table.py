@@ -18,7 +18,13 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
 from spark_ledger.topic.entry.arrow_stream import read_batch
-from spark_ledger.topic.log.segments import INLINE, PlacedSegment, Segment
+from spark_ledger.topic.log.segments import (
+    INLINE,
+    NO_TOKEN,
+    CommitTokens,
+    PlacedSegment,
+    Segment,
+)
 
 Longs = npt.NDArray[np.int64]
 
@@ -42,16 +48,17 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("inline", pa.list_(pa.binary())),
     ("times", pa.list_(pa.int64())),  # rows, ms, rows, ms, ... of a merged one
     ("rows_before", pa.int64()),
+    ("tokens", pa.list_(pa.int64())),  # one of all rows; or rows, token, rows, token, ...
 )
-_LATER = "rows_before"
-"""Stored where one of them is not 0."""
+_LATER = ("rows_before", "tokens")
+"""Stored where one of them has a value."""
 JOINED_MAX = 4096  # segments of a stretch that is made by joining
 OBJECTS_AT_ONCE = 1024
 ROWS_ALONE_MAX = 2048  # up to here Arrow's threads take longer to wake than one does all the work
 BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
 DECODED_BYTES_MAX = 1 << 30  # some ten million segments
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
-_FIRST_SCHEMA = SCHEMA.remove(SCHEMA.get_field_index(_LATER))
+_FIRST_NAMES = tuple(name for name in SCHEMA.names if name not in _LATER)
 
 
 def _numbers(name: str) -> "cached_property[Longs]":
@@ -145,11 +152,33 @@ class SegmentTable:
         rows, times = np.repeat(self.rows, each), np.repeat(self.commits_ms, each)
         several = np.repeat(own > 0, each)
         rows[several], times[several] = flat[::2], flat[1::2]
-        ends = int(self.bases[0]) + np.cumsum(rows)
-        rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
-        rows, times = rows[rows > 0], times[rows > 0]
-        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
-        return np.add.reduceat(rows, firsts), times[firsts]
+        return _within(int(self.bases[0]), rows, times, lo, hi)
+
+    def token_of(self, partition: int, offset: int) -> int:
+        """The token of the commit that made the row at the offset, which the table has."""
+        i, _ = self.places(partition, offset, offset + 1)
+        column = self.batch.column("tokens")
+        flat = column[i].as_py()
+        if len(flat) < 2:
+            return int(flat[0]) if flat else NO_TOKEN
+        _, tokens = self.part(i, i + 1).commit_tokens(offset, offset + 1)
+        return int(tokens[0])
+
+    def commit_tokens(self, lo: int, hi: int) -> tuple[Longs, Longs]:
+        """Of the offsets [lo, hi), which the table has without a hole: how many rows one commit
+        made, and its token, in order; neighbours have different tokens."""
+        column = self.batch.column("tokens")
+        offsets = as_numpy(column.offsets)
+        flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
+        lengths = np.diff(offsets)
+        runs = lengths // 2
+        each = np.maximum(runs, 1)
+        alone = np.full(len(self), NO_TOKEN, dtype=np.int64)
+        alone[lengths == 1] = flat[(offsets[:-1] - offsets[0])[lengths == 1]]
+        rows, tokens = np.repeat(self.rows, each), np.repeat(alone, each)
+        several, listed = np.repeat(runs > 0, each), flat[np.repeat(runs > 0, lengths)]
+        rows[several], tokens[several] = listed[::2], listed[1::2]
+        return _within(int(self.bases[0]), rows, tokens, lo, hi)
 
     @cached_property
     def shared(self) -> npt.NDArray[np.bool_]:
@@ -235,7 +264,11 @@ class SegmentTable:
         sink = pa.BufferOutputStream()
         many = len(self) > ROWS_ALONE_MAX
         options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=many)
-        schema = SCHEMA if bool(self.rows_before.any()) else _FIRST_SCHEMA
+        later = {
+            "rows_before": bool(self.rows_before.any()),
+            "tokens": len(self.batch.column("tokens").flatten()) > 0,
+        }
+        schema = pa.schema([one for one in SCHEMA if later.get(one.name, True)])
         with pa.ipc.new_stream(sink, schema, options=options) as stream:
             stream.write_batch(self.batch.select(schema.names))
         return bytes(sink.getvalue())
@@ -248,10 +281,8 @@ class SegmentTable:
             _, batch = read_batch(value, bytes_max=DECODED_BYTES_MAX, use_threads=threads)
             if batch is None:
                 raise errors.BadEntry("a table of segments without a column")
-            columns = [batch.column(name) for name in _FIRST_SCHEMA.names]
-            there = _LATER in batch.schema.names
-            zeros = np.zeros(0 if there else batch.num_rows, dtype=np.int64)
-            columns.append(batch.column(_LATER) if there else of_numpy(zeros))
+            columns = [batch.column(name) for name in _FIRST_NAMES]
+            columns += [_later_column(batch, name) for name in _LATER]
             return cls(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise errors.UnsupportedFormat(f"a damaged table of segments: {error}") from error
@@ -266,13 +297,32 @@ class SegmentTable:
         return as_numpy(column.offsets), as_numpy(column.values)
 
 
+def _later_column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """The column, or one without values where the table was stored without it."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    if name == "tokens":
+        return of_list([[]] * batch.num_rows, SCHEMA.field(name).type)
+    return of_numpy(np.zeros(batch.num_rows, dtype=np.int64))
+
+
+def _within(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[Longs, Longs]:
+    """Of runs of rows from the offset `first` on, the parts in [lo, hi): rows and value of each;
+    neighbours have different values."""
+    ends = first + np.cumsum(rows)
+    rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
+    rows, values = rows[rows > 0], values[rows > 0]
+    firsts = np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
+    return np.add.reduceat(rows, firsts), values[firsts]
+
+
 def _placed(row: dict[str, Any]) -> PlacedSegment:
-    flat, inline = row["entries"], tuple(row["inline"])
+    inline = tuple(row["inline"])
     segment = Segment(
         partition=row["partition"],
         ledger_id=row["ledger"],
         metadata_version=row["version"],
-        entries=tuple(zip(flat[::2], flat[1::2], strict=True)),
+        entries=_pairs(row["entries"]),
         entry_rows=tuple(row["entry_rows"]),
         rows=row["rows"],
         bytes=row["bytes"],
@@ -285,8 +335,14 @@ def _placed(row: dict[str, Any]) -> PlacedSegment:
         inline=inline,
         rows_before=row["rows_before"],
     )
-    times = tuple(zip(row["times"][::2], row["times"][1::2], strict=True))
-    return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"], times)
+    times = _pairs(row["times"])
+    flat = row["tokens"]
+    tokens = ((segment.rows, flat[0]),) if len(flat) == 1 else _pairs(flat)
+    return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"], times, tokens)
+
+
+def _pairs(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _row(placed: PlacedSegment) -> tuple[Any, ...]:
@@ -312,7 +368,14 @@ def _row(placed: PlacedSegment) -> tuple[Any, ...]:
         one.inline,
         [number for run in placed.times for number in run],
         one.rows_before,
+        _flat_tokens(placed.tokens),
     )
+
+
+def _flat_tokens(tokens: CommitTokens) -> list[int]:
+    if len(tokens) == 1:
+        return [tokens[0][1]]
+    return [number for run in tokens for number in run]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ An entry that is `shared` holds rows of several partitions: the segment has its 
 of it. An inline segment's entries are in the commit itself, until a checkpoint moves them.
 """
 
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 INLINE = -1
@@ -24,6 +25,9 @@ NO_MS = -1
 Payload = bytes
 CommitTimes = tuple[tuple[int, int], ...]
 """So many rows each, and when they were committed (ms, the store's clock); never falling."""
+CommitTokens = tuple[tuple[int, int], ...]
+"""So many rows each, and the token of the commit that made them; NO_TOKEN where it is not known."""
+NO_TOKEN = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,16 @@ class PlacedSegment:
     """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
     number that brought it in, `commit_ms` that commit's time by the store's clock. Of a merged one
     it is the last of the times in `times`, which has those of its rows; empty: all then. Of a
-    `counted` one it is when its last row was stored, and its entries have their own times."""
+    `counted` one it is when its last row was stored, and its entries have their own times.
+    `tokens` are of the commits that made the rows (a live segment's: that opened it), which a merge
+    does not change; empty where software that knew none wrote the segment."""
 
     segment: Segment
     base: int
     commit: int
     commit_ms: int
     times: CommitTimes = ()
+    tokens: CommitTokens = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,8 @@ class LiveSegment:
     entries, from `first_entry` on, are rows of this partition from offset `base` on, but for those
     of a later opening: these say themselves at which offset they are. What is confirmed of it is
     not in the log but in the ledger, which has `rows_before` and `bytes_before` of segments before
-    this one. `opened` is the commit that brought it in, and tells it from those. `deduplicated`:
-    its seal tells how far each producer had come."""
+    this one. `opened` is the commit that brought it in, and tells it from those; `token` is that
+    commit's. `deduplicated`: its seal tells how far each producer had come."""
 
     partition: int
     ledger_id: int
@@ -118,11 +125,18 @@ class LiveSegment:
     first_entry: int = 0
     rows_before: int = 0
     bytes_before: int = 0
+    token: int = field(default=NO_TOKEN, compare=False)
 
     @property
     def origin(self) -> int:
         """The offset that the ledger's first row would have if this segment had begun with it."""
         return self.base - self.rows_before
+
+
+def token_of(commit_id: str) -> int:
+    """What tells a commit from another of the same number, as one of a metadata store that was
+    restored from a backup: 32 bits of its random id, never NO_TOKEN."""
+    return zlib.crc32(commit_id.encode()) or 1
 
 
 def check_before(first_entry: int, rows_before: int) -> None:

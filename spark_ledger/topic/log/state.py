@@ -37,7 +37,13 @@ from spark_ledger.topic.log.segment_table import (
     Stretch,
     joined_stretches,
 )
-from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
+from spark_ledger.topic.log.segments import (
+    NO_TOKEN,
+    LiveSegment,
+    PlacedSegment,
+    Segment,
+    token_of,
+)
 
 NEVER = -1
 PRODUCERS_MAX = 10_000
@@ -55,7 +61,7 @@ class PartitionState:
     where rows were (NEVER: none did): neither an append nor a trim. `producers`: the last sequence
     id of each that sealed segments tell of, by name; those that sent last, PRODUCERS_MAX of them.
     `rowless` are the offsets that chunks of messages took in sealed segments, and that have no
-    row."""
+    row. `end_token` is that of the commit that made the last row which a commit holds."""
 
     number: int = 0
     start_offset: int = 0
@@ -65,6 +71,7 @@ class PartitionState:
     rearranged: int = NEVER
     producers: Mapping[str, int] = field(default_factory=dict)
     rowless: tuple[Rowless, ...] = ()
+    end_token: int = NO_TOKEN
 
     def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
         """The chunks that `stretches` needs."""
@@ -81,6 +88,24 @@ class PartitionState:
                 table = source.between(self.number, first, end)
                 found.append(Stretch(first, end, table))
         return joined_stretches(found)
+
+    def token_before(self, offset: int, read: Tables = UNREAD) -> int:
+        """The token of the commit that made the last row before the offset, of a row of the live
+        segment that of its opening; NO_TOKEN where none is known, there is no such row, or it is in
+        a chunk that is not of `read`."""
+        if offset > self.end_offset:
+            return NO_TOKEN if self.live is None else self.live.token
+        if offset == self.end_offset:
+            return self.end_token
+        if offset <= self.start_offset:
+            return NO_TOKEN
+        for interval in self.intervals.between(offset - 1, offset):
+            source = interval.source
+            if isinstance(source, Chunk):
+                source = read.get(source)
+            if source is not None:
+                return source.token_of(self.number, offset - 1)
+        return NO_TOKEN
 
     def bytes_between(self, lo: int, hi: int) -> int:
         """About how many payload bytes the rows [lo, hi) take, without reading chunks."""
@@ -197,7 +222,9 @@ class _Folding:
         self._changing: dict[int, PartitionState] = {}
         self._terminated = before.terminated
         self._dropped = dict(before.dropped)
+        self._token = token_of(commit.commit_id)
         self._losing: dict[int, None] = {}
+        self._sealing: dict[int, int] = {}
 
     def apply(self, action: Action) -> None:
         self._losing.clear()
@@ -281,6 +308,7 @@ class _Folding:
                 *(action.partition, ledger, version, held.end_offset),
                 *(self._number, action.owner, action.epoch, action.deduplicated),
                 *(action.first_entry, action.rows_before, action.bytes_before),
+                self._token,
             )
 
     def seal(self, some: Sequence[SealLive]) -> None:
@@ -291,6 +319,8 @@ class _Folding:
                 is_of(action, held.live),
                 f"seals ledger {action.ledger_id}, which is not the live one",
             )
+            assert held.live is not None, "it is of this live segment"
+            self._sealing[action.partition] = held.live.token
             held.live = None
             if action.producers:
                 held.producers = _with_last(held.producers, action.producers)
@@ -299,6 +329,7 @@ class _Folding:
         segments = [action.segment for action in some if action.segment is not None]
         if segments:
             self._add(segments)
+        self._sealing.clear()
 
     def terminate(self, action: Terminate) -> None:
         self._terminated = True
@@ -323,6 +354,7 @@ class _Folding:
             one = Interval(held.end_offset, end, table, size, first_ms, last_ms)
             held.intervals = held.intervals.appended(one)
             held.end_offset = end
+            held.end_token = self._sealing.get(p, self._token)
 
     def _stored_ms(self, held: PartitionState, segment: Segment) -> tuple[int, int]:
         """From when to when the rows of a segment born live were stored: by its owner's clock, but
@@ -342,7 +374,7 @@ class _Folding:
 
     def _replacing(self, action: Replace) -> list[PlacedSegment]:
         """The new segments in their places, with the commit times that their rows have."""
-        placed = list(self._placed(action.start, action.segments))
+        placed = self._with_tokens(list(self._placed(action.start, action.segments)), action)
         if not action.committed:
             return placed
         fits = [sum(rows for rows, _ in times) for times in action.committed]
@@ -355,6 +387,17 @@ class _Folding:
             for one, times in zip(placed, action.committed, strict=True)
         ]
 
+    def _with_tokens(self, placed: list[PlacedSegment], action: Replace) -> list[PlacedSegment]:
+        """The new segments with the tokens of the commits that made their rows."""
+        if not action.tokens:
+            return [replace(one, tokens=()) for one in placed]
+        counts = [sum(rows for rows, _ in tokens) for tokens in action.tokens]
+        fits = counts == [one.segment.rows for one in placed]
+        self._check(fits, "gives rows the tokens of others")
+        return [
+            replace(one, tokens=tokens) for one, tokens in zip(placed, action.tokens, strict=True)
+        ]
+
     def _placed(
         self, base: int, segments: Sequence[Segment], after: PartitionState | None = None
     ) -> Iterator[PlacedSegment]:
@@ -362,7 +405,9 @@ class _Folding:
         for segment in segments:
             own = after if segment.counted else None
             at_ms = self._now_ms if own is None else self._stored_ms(own, segment)[1]
-            yield PlacedSegment(segment, base, self._number, at_ms)
+            token = self._sealing.get(segment.partition, self._token)
+            tokens = ((segment.rows, token),) if token != NO_TOKEN else ()
+            yield PlacedSegment(segment, base, self._number, at_ms, (), tokens)
             base += segment.rows
 
     def _trim(self, partition: int, offset: int) -> None:

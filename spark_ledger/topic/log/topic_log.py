@@ -16,6 +16,7 @@ taken to be in it.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,9 @@ class Checkpointed:
 
 class _Missing(Exception):
     """What should be there is not: a checkpoint took its place, or will be found to have."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class TopicLog:
@@ -98,7 +102,7 @@ class TopicLog:
         if fresh:
             await self.store.sync(self._head_path)
         async with self._turn:
-            return await self._fold(watch, heard=heard)
+            return await self._fold(watch, heard=heard, synced=fresh)
 
     async def fold_from_checkpoint(self) -> tuple[TopicState, Checkpointed | None]:
         """The state, folded from the newest checkpoint, and that checkpoint. Raises as `fold`."""
@@ -107,7 +111,7 @@ class TopicLog:
             newest = await self._newest()
             if newest is not None and newest.root.state.next > self._root_next:
                 self._offered = newest.root.state
-            return await self._fold(None), newest
+            return await self._fold(None, synced=True), newest
 
     async def checkpointed(self) -> Checkpointed | None:
         """The newest checkpoint, None if there is none. Raises as `fold`."""
@@ -137,8 +141,13 @@ class TopicLog:
 
     # -- folding ------------------------------------------------------------------------------
 
-    async def _fold(self, watch: Watcher | None, *, heard: bool = False) -> TopicState:
+    async def _fold(
+        self, watch: Watcher | None, *, heard: bool = False, synced: bool = False
+    ) -> TopicState:
         node, self._next = await self._head_and_next(watch, heard)
+        known = self._state
+        if synced and known is not None and node.version < known.head_version:
+            self._forget(node.version, known)
         for tries in range(TRIES_MAX):
             head = records.decode_head(node.value)
             try:
@@ -154,6 +163,17 @@ class TopicLog:
         if head.life is TopicLife.DELETED:
             raise errors.TopicDeleted(f"topic {self.topic_id} was deleted", topic_id=self.topic_id)
         raise errors.UnsupportedFormat(f"topic {self.topic_id} cannot be folded: {problem}")
+
+    def _forget(self, version: int, known: TopicState) -> None:
+        """A head never goes back in one store: this one is older, as after a restored backup.
+        Nothing that was folded before holds."""
+        _log.error(
+            "the head of topic %s has version %d in the metadata store and had %d: the store is an"
+            " older one; the topic is read anew",
+            *(self.topic_id, version, known.head_version),
+        )
+        self._state = self._offered = self._next = None
+        self._root_next = self._looked_at = self._trimmed = 0
 
     async def _head_and_next(
         self, watch: Watcher | None, heard: bool

@@ -245,7 +245,7 @@ class Compaction:
         return tuple(_task(state, some, tables) for some in together(merges))
 
     def _replace(self, one: Merged) -> Replace:
-        times = Runs(one.committed)
+        times, tokens = Runs(one.committed), Runs(one.merge.tokens)
         return Replace(
             partition=one.merge.partition,
             start=one.merge.start,
@@ -253,6 +253,7 @@ class Compaction:
             segments=one.segments,
             snapshot=self._snapshot,
             committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
+            tokens=tuple(tuple(tokens.taken(segment.rows)) for segment in one.segments),
         )
 
     def _holds(self, state: TopicState, one: Merged) -> bool:

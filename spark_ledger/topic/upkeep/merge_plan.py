@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from spark_ledger import errors
 from spark_ledger.topic.log.segment_table import Chunk, Interval, Longs, Stretch
-from spark_ledger.topic.log.segments import CommitTimes
+from spark_ledger.topic.log.segments import CommitTimes, CommitTokens
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 
 MERGED_BYTES = 64 << 20
@@ -101,8 +101,8 @@ ALL = MergeLimits()
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Offsets [start, end) of a partition, now in so many segments, of about so many bytes, in
-    these ledgers; `committed` is when its rows were. `shared`: in entries that other partitions
-    have rows in, too."""
+    these ledgers; `committed` is when its rows were, `tokens` by which commits. `shared`: in
+    entries that other partitions have rows in, too."""
 
     partition: int
     start: int
@@ -112,6 +112,7 @@ class Merge:
     ledgers: tuple[int, ...]
     committed: CommitTimes
     shared: bool = False
+    tokens: CommitTokens = ()
 
 
 def worth_looking(
@@ -185,12 +186,14 @@ def _of_stretch(partition: int, one: Stretch, limits: MergeLimits) -> Iterator[M
             for i, j in _growing(piece, sizes, int(slots[first]), limits):
                 start, end, part = int(starts[i]), int(ends[j - 1]), table.part(i, j)
                 rows, committed = part.commit_times(start, end)
+                made, tokens = part.commit_tokens(start, end)
                 yield Merge(
                     *(partition, start, end, j - i),
                     int(before[j] - before[i]),
                     tuple(part.ledger_ids()),
                     tuple(zip(rows.tolist(), committed.tolist(), strict=True)),
                     bool(part.shared.any()),
+                    tuple(zip(made.tolist(), tokens.tolist(), strict=True)),
                 )
 
 

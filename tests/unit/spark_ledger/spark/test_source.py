@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_ledger.errors import OffsetsOutOfRange
+from spark_ledger.errors import OffsetOfAnotherStore, OffsetsOutOfRange
 from spark_ledger.spark.options import offsets
 from spark_ledger.spark.options.limits import Curve
 from spark_ledger.spark.options.offsets import TopicEnds
@@ -19,13 +19,18 @@ from spark_ledger.topic.subscription.lag import PartitionLag
 
 
 class TopicsInATest:
-    """`seen` is what memory says, `true` what a sync would bring; `syncs` counts those."""
+    """`seen` is what memory says, `true` what a sync would bring; `syncs` counts those. `made_by`
+    has the tokens of the commits that made the rows before offsets, by partition and offset;
+    `checked` are the tokens that were compared."""
 
     def __init__(self, *ends: int) -> None:
         self.true = self.seen = ends
         self.syncs = 0
         self.heard = False
         self.planned = []
+        self.made_by = {}
+        self.checked = []
+        self.went_back = 0
         self._told = {}
 
     def ends(self):
@@ -46,6 +51,18 @@ class TopicsInATest:
 
     def positions(self, place, known):
         return offsets.resolve(place, known)
+
+    def tokens(self, positions):
+        known = {
+            p: self.made_by[p, at] for p, at in positions["t"].items() if (p, at) in self.made_by
+        }
+        return {"t": known} if known else {}
+
+    def check_tokens(self, positions, tokens, what):
+        self.checked.append(tokens["t"])
+        for p, token in tokens["t"].items():
+            if self.made_by.get((p, positions["t"][p]), token) != token:
+                raise OffsetOfAnotherStore(what)
 
     def curves(self, start, end):
         return lambda topic, partition, lo, hi: Curve.even(lo, hi, 10 * (hi - lo))
@@ -129,6 +146,59 @@ def test_a_poll_is_not_idle_by_memory_that_a_change_was_heard_to_have_outrun():
     end = polled.latestOffset(end, ReadAllAvailable())
     assert (end, topics.syncs) == (offset(6, 9), before)
     assert polled.latestOffset(end, ReadAllAvailable()) is end
+
+
+def test_an_offset_carries_the_tokens_of_the_commits_before_it_and_changes_only_when_it_moves():
+    topics = TopicsInATest(5, 7)
+    topics.made_by = {(0, 5): 50, (1, 7): 70, (0, 6): 60}
+    polled = reader(topics, startingOffsets="earliest")
+    end = polled.latestOffset(polled.initialOffset(), ReadAllAvailable())
+    assert end["_commits"] == {"t": {"0": 50, "1": 70}}
+    topics.made_by[1, 7] = 71  # as a merge by software that knows no tokens might have it
+    topics.true = topics.seen = (6, 7)
+    moved = polled.latestOffset(json.loads(json.dumps(end)), ReadAllAvailable())
+    assert moved["_commits"] == {"t": {"0": 60, "1": 70}}
+    assert polled.latestOffset(moved, ReadAllAvailable()) is moved
+
+
+def test_an_offset_of_an_older_store_is_an_error_once_new_rows_have_passed_it():
+    topics = TopicsInATest(5, 7)
+    topics.made_by = {(0, 5): 50, (1, 7): 70}
+    before = reader(topics, startingOffsets="earliest")
+    end = before.latestOffset(before.initialOffset(), ReadAllAvailable())
+    restored = TopicsInATest(90, 95)
+    restored.made_by = {(0, 5): 51, (1, 7): 70}
+    for call in (
+        lambda: reader(restored).latestOffset(end, ReadAllAvailable()),
+        lambda: reader(restored).partitions(offset(0, 0), end),
+    ):
+        with pytest.raises(OffsetOfAnotherStore):
+            call()
+
+
+def test_offsets_without_tokens_are_taken():
+    topics = TopicsInATest(5, 7)
+    assert reader(topics).latestOffset(offset(1, 2), ReadAllAvailable()) == offset(5, 7)
+    assert topics.checked == []
+
+
+def test_offsets_that_the_run_gave_are_compared_only_after_a_log_that_went_back():
+    topics = TopicsInATest(5, 7)
+    topics.made_by = {(0, 5): 50}
+    polled = reader(topics, startingOffsets="earliest")
+    end = polled.latestOffset(polled.initialOffset(), ReadAllAvailable())
+    polled.partitions(polled.initialOffset(), end)
+    topics.true = topics.seen = (6, 7)
+    polled.latestOffset(end, ReadAllAvailable())
+    assert topics.checked == []
+    topics.went_back, topics.made_by = 1, {(0, 5): 51}
+    with pytest.raises(OffsetOfAnotherStore):
+        polled.latestOffset(end, ReadAllAvailable())
+
+
+def test_an_offset_beyond_the_end_names_the_restored_store_as_a_cause():
+    with pytest.raises(OffsetsOutOfRange, match="restored from an older backup"):
+        reader(TopicsInATest(5, 7)).latestOffset(offset(6, 7), ReadAllAvailable())
 
 
 def test_an_idle_poll_returns_the_very_start_without_a_round_trip():
