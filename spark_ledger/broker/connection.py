@@ -4,8 +4,8 @@ Always true: batches of a producer are handed on in the order in which they came
 its connection asks for next; a request is answered once, by what was asked for or by one of
 Pulsar's error codes; what a connection makes wait is bounded: it is not read while
 CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded, while it does not
-take its answers, or with REQUESTS_MAX requests under way. One that is silent for SILENT_S, although
-it was asked, is closed.
+take its answers, or with REQUESTS_MAX requests under way; meanwhile its PINGs are answered. One
+that is silent for SILENT_S, although it was asked, is closed.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ _CPP = "Pulsar-CPP"
 by ChecksumError; by another error it connects again, and sends it again. Others drop what is
 refused by NotAllowedError."""
 ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
+HELD_PONG_S = 2.0
+"""Clients wait some 30 s for the answer to a PING, or for anything else that comes."""
 NO_TRANSACTIONS = "there are no transactions here"
 SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
@@ -88,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._requests: dict[asyncio.Task[None], None] = {}
         self._heard_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._held: asyncio.TimerHandle | None = None  # while it is not read
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -170,6 +173,13 @@ class Connection(asyncio.Protocol):
         if self.open and out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
+    @property
+    def is_read(self) -> bool:
+        return self.open and self._transport.is_reading()
+
+    def later(self, seconds: float, do: Callable[[], None]) -> object:
+        return self._loop.call_later(seconds, do)
+
     def stored(self, size: int) -> None:
         """So many bytes of this connection's batches wait no more."""
         self._waiting_bytes -= size
@@ -189,8 +199,20 @@ class Connection(asyncio.Protocol):
             self.broker.wait_for_relief(self._read_or_not)
         if full and self._transport.is_reading():
             self._transport.pause_reading()
+            if self._held is None:
+                self._held = self._loop.call_later(HELD_PONG_S, self._answer_while_held)
         elif not full and not self._transport.is_reading():
             self._transport.resume_reading()
+
+    def _answer_while_held(self) -> None:
+        """A PING may wait behind what is not read. It is answered unread: else the client takes
+        the broker for dead, connects again, and sends all again."""
+        self._held = None
+        if not self.open or self._transport.is_closing() or self._transport.is_reading():
+            return
+        if self._has_room.is_set():
+            self.send(encode(command("pong")))
+        self._held = self._loop.call_later(HELD_PONG_S, self._answer_while_held)
 
     def _ask(self) -> None:
         silent_s = self._loop.time() - self._heard_s
@@ -342,7 +364,7 @@ class Connection(asyncio.Protocol):
             self._chunks_of(producer).take(send, batch, parsed, self._append)
             return None
         if producer.chunks is not None:
-            producer.chunks.give_up("it sent another message")
+            producer.chunks.another()
         return parsed
 
     def _checked(self, batch: bytes) -> pulsar_batch.Batch:
@@ -373,7 +395,7 @@ class Connection(asyncio.Protocol):
         waiting_bytes = run.waiting_bytes
         self._waiting_bytes += waiting_bytes
         self.broker.waiting_bytes += waiting_bytes
-        run.producer.came(run.receipts)
+        run.hand_on()
         run.producer.partition.writer.append(run)
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:

@@ -3,18 +3,25 @@
 Always true: a batch has one receipt, with the id that it will always have, or its producer is sent
 away: then it looks its topic up again and sends again what has no receipt.
 
+Receipts and refusals go out in the order in which a producer sent: a client drops only the oldest
+of the batches that it waits for.
+
 Each chunk of a message is stored as it comes, and the message is there with its last one. The
 chunks have their receipts once all are stored, all with the id of the last one. So a producer that
 is sent away in the middle sends the message again from its first chunk, to whoever owns the
 partition then, and what was stored of it before is of no message; and who sends a later chunk
-without the first has had receipts before: the message is stored, and the producer is told so. A
-message whose producer goes or sends another before its last chunk is given up, counted and logged.
+without the first has had receipts before: the message is stored, and the producer is told so.
+
+A producer may send other messages, also in chunks, between the chunks of one, and a chunk again,
+which is not stored twice. A message whose producer goes before its last chunk, or sends others and
+no chunk of it for GIVE_UP_S, is given up, counted and logged. Where sequence ids are looked at
+(deduplication), messages are whole in the order of these, so another message gives up the one
+before it at once.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from typing import Protocol
 
 from spark_ledger import errors
@@ -34,6 +41,13 @@ RUN_MESSAGES_MAX = 1 << 24
 """Of several batches; one may be larger. Messages are what a client says."""
 OVERHEAD_BYTES = 1024
 """What a batch that waits takes beside its bytes, about."""
+GIVE_UP_S = 2.0
+BEGUN_MAX = 16
+"""Messages in chunks that a producer has begun; of more the oldest is given up."""
+REFUSED_MAX = 64
+"""Of messages in chunks that were refused so many are remembered, for chunks that come still."""
+HELD_MAX = 10_000
+"""Of a producer's answers that wait for a message in chunks; beyond that it is given up."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +62,13 @@ class ProducersLink(Protocol):
 
     def send_producer_away(self, producer: "Producer") -> None:
         """It is to look its topic up again."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether what its client sends is read now."""
+
+    def later(self, seconds: float, do: Callable[[], None]) -> object:
+        """Call it after that time."""
 
 
 class Producer:
@@ -76,10 +97,11 @@ class Producer:
         self.partition = partition
         self.leave = leave
         self.chunks: ChunksOfProducer | None = None
-        """Of the message that it sends in chunks, once it has sent some."""
-        self._came = 0
-        self._received = 0
-        self._refused: deque[tuple[int, int, Refusal]] = deque()
+        """Of the messages that it sends in chunks, once it has sent some."""
+        self.sends = 0
+        """How many came: each has its number, and its answer in that order."""
+        self._answered = 0
+        self._held: dict[int, tuple[int, bytes]] = {}
 
     def ready(self) -> None:
         """It may send: the answer to its request."""
@@ -100,38 +122,47 @@ class Producer:
         self.connection.send_producer_away(self)
 
     def refuse(self, sequence_id: int, why: Refusal) -> None:
-        """Refuse a batch for good, after the receipts of those before it: a client drops only the
-        oldest of those that it waits for."""
-        self._refused.append((self._came, sequence_id, why))
-        self._send_refusals()
+        """Refuse a batch for good, after the answers to those before it."""
+        self.answer(self.came(1), 1, self.error(sequence_id, why))
 
-    def came(self, count: int) -> None:
-        """So many more are to have a receipt."""
-        self._came += count
+    def came(self, count: int) -> int:
+        """So many sends more have come; the number of the first."""
+        first = self.sends
+        self.sends += count
+        return first
 
-    def received(self, count: int) -> None:
-        """So many more have their receipts."""
-        self._received += count
-        self._send_refusals()
+    def answer(self, number: int, count: int, frames: bytes) -> None:
+        """Answer so many sends from that number on, once all before them are."""
+        if number != self._answered:
+            self._held[number] = (count, frames)
+            return
+        self.connection.send(frames)
+        self._answered += count
+        while self._held and (held := self._held.pop(self._answered, None)) is not None:
+            self.connection.send(held[1])
+            self._answered += held[0]
 
-    def _send_refusals(self) -> None:
-        while self._refused and self._refused[0][0] <= self._received:
-            _, sequence_id, why = self._refused.popleft()
-            self.send_error(sequence_id, why.code, why.message)
+    @property
+    def held(self) -> int:
+        """Answers that wait for one before them."""
+        return len(self._held)
 
-    def send_error(self, sequence_id: int, code: ServerError, why: str) -> None:
-        """The batch is refused for good."""
+    def receipt(self, send: Send, offset: int) -> bytes:
+        """NOWHERE: of a message that was stored before."""
+        ledger = NOWHERE if offset == NOWHERE else self.partition.ledger
+        return receipts([(send, offset)], ledger, self.partition.shown)
+
+    def error(self, sequence_id: int, why: Refusal) -> bytes:
         ids = {"producer_id": self.id, "sequence_id": sequence_id}
-        self.connection.send(encode(command("send_error", **ids, error=code, message=why)))
+        return encode(command("send_error", **ids, error=why.code, message=why.message))
 
 
 class Run:
-    """Batches of a producer that came together, until their receipts: they are stored together.
-    `chunks`: each is to have so many receipts, as the last chunk of a message."""
+    """Batches of a producer that came together, until their receipts: they are stored together."""
 
     __slots__ = (
-        "_chunks",
         "_last_sequence_ids",
+        "_number",
         "_sends",
         "batched",
         "batches",
@@ -144,9 +175,7 @@ class Run:
         "unpacked",
     )
 
-    def __init__(
-        self, producer: Producer, producer_name: str, batched: bool, chunks: int = 1
-    ) -> None:
+    def __init__(self, producer: Producer, producer_name: str, batched: bool) -> None:
         self.producer = producer
         self.chunk: Chunk | None = None
         self.producer_name = producer_name
@@ -156,7 +185,11 @@ class Run:
         self.size = self.unpacked = self.messages = 0
         self._sends: list[Send] = []
         self._last_sequence_ids: list[int] = []
-        self._chunks = chunks
+        self._number = 0
+
+    def hand_on(self) -> None:
+        """It is to be stored: its answers come after those to what its producer sent before."""
+        self._number = self.producer.came(len(self.batches))
 
     @property
     def first_sequence_id(self) -> int:
@@ -167,13 +200,8 @@ class Run:
         return self._last_sequence_ids[-1]
 
     @property
-    def receipts(self) -> int:
-        """How many it is to have."""
-        return len(self.batches) * self._chunks
-
-    @property
     def waiting_bytes(self) -> int:
-        return self.size + OVERHEAD_BYTES * self.receipts
+        return self.size + OVERHEAD_BYTES * len(self.batches)
 
     def add(
         self,
@@ -237,12 +265,13 @@ class Run:
         self._last_sequence_ids += said
 
     def each(self) -> "list[Run]":
-        found = []
+        found = list[Run]()
         columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
         for send, data, messages, last in zip(*columns, strict=True):
-            one = Run(self.producer, self.producer_name, self.batched, self._chunks)
+            one = Run(self.producer, self.producer_name, self.batched)
             about = self.unpacked * len(data) // self.size
             one.add(send, data, self.producer_name, self.batched, messages, last, about)
+            one._number = self._number + len(found)
             found.append(one)
         return found
 
@@ -259,40 +288,62 @@ class Run:
     def _received(self, ledger: int, entries: Iterable[int]) -> None:
         producer = self.producer
         said: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
-        if self._chunks > 1:
-            said = chain.from_iterable(repeat(one, self._chunks) for one in said)
-        if self._chunks:
-            producer.connection.send(receipts(said, ledger, producer.partition.shown))
-        producer.received(self.receipts)
+        frames = receipts(said, ledger, producer.partition.shown)
+        producer.answer(self._number, len(self._sends), frames)
         producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:
         producer = self.producer
         if isinstance(error, errors.TopicTerminated):
-            code, why = ServerError.TOPIC_TERMINATED, str(error)
-            for send in self._sends:
-                for _ in range(self._chunks):
-                    producer.send_error(send.sequence_id, code, why)
+            self._refused(Refusal(ServerError.TOPIC_TERMINATED, str(error)))
         else:
             producer.send_away()
         producer.connection.stored(self.waiting_bytes)
 
+    def _refused(self, why: Refusal) -> None:
+        frames = [self.producer.error(send.sequence_id, why) for send in self._sends]
+        self.producer.answer(self._number, len(frames), b"".join(frames))
+
+
+class ChunkedMessage:
+    """A message of which chunks came, `count` in all: their offsets, each NOWHERE until it is sent
+    to a ledger, and how they were sent, with their numbers: those that came again, too."""
+
+    __slots__ = ("bytes", "count", "offsets", "producer", "quiet", "sends", "uuid")
+
+    def __init__(self, producer: Producer, uuid: str, count: int) -> None:
+        self.producer = producer
+        self.uuid = uuid
+        self.count = count
+        self.offsets: list[int] = []
+        self.sends: list[tuple[Send, int]] = []
+        self.bytes = 0
+        self.quiet = False
+        """No chunk of it has come since that was last looked at."""
+
+    def stored(self, offset: int) -> None:
+        """It is, and all chunks have their receipts, with the id of the last one; NOWHERE: it was
+        before."""
+        for send, number in self.sends:
+            self.producer.answer(number, 1, self.producer.receipt(send, offset))
+
+    def refused(self, why: Refusal) -> None:
+        for send, number in self.sends:
+            self.producer.answer(number, 1, self.producer.error(send.sequence_id, why))
+
 
 class ChunksOfProducer:
-    """The message that a producer sends in chunks now, if it does. `drop` is the error by which its
-    client drops a message; what is given up is counted in `ownership`, which says so."""
+    """The messages that a producer sends in chunks now. `drop` is the error by which its client
+    drops a message; what is given up is counted in `ownership`, which says so."""
 
     def __init__(self, producer: Producer, ownership: Ownership, drop: ServerError) -> None:
         self._producer = producer
         self._ownership = ownership
         self._drop = drop
-        self._uuid: str | None = None
-        self._count = 0
-        self._offsets: list[int] = []
-        self._sequence_id = 0
-        self._bytes = 0
-        self._refused: str | None = None
+        self._begun: dict[str, ChunkedMessage] = {}
+        self._refused: dict[str, None] = {}
         self._damaged = False
+        self._looks = False
 
     def take(
         self,
@@ -302,70 +353,108 @@ class ChunksOfProducer:
         append: Callable[[Run], None],
     ) -> None:
         """`append` the chunk, as a run by itself."""
-        metadata = parsed.metadata
-        if metadata.uuid != self._uuid and self._uuid is not None:
-            self.give_up("it sent another message")
-        if not metadata.chunk_id:
-            self._damaged = False
+        metadata, producer = parsed.metadata, self._producer
+        self._others_come(metadata.uuid)
+        message = self._begun.get(metadata.uuid)
         try:
-            self._check(parsed)
+            self._check(parsed, message)
         except Refusal as why:
-            self._refused = metadata.uuid
-            self._refuse_all(why)
-            self._producer.refuse(send.sequence_id, why)
+            self._refuse(metadata.uuid, why)
+            producer.refuse(send.sequence_id, why)
             return
-        if metadata.chunk_id and self._uuid is None:
-            answer = receipts([(send, NOWHERE)], NOWHERE, self._producer.partition.shown)
-            self._producer.connection.send(answer)
+        if message is None and metadata.chunk_id:
+            producer.answer(producer.came(1), 1, producer.receipt(send, NOWHERE))
             return
-        self._uuid, self._count = metadata.uuid, metadata.num_chunks_from_msg
-        self._sequence_id = send.sequence_id
-        self._bytes += len(data) - parsed.payload_at
-        run = ChunkRun(self._producer, send, data, parsed, self._offsets)
-        self._offsets.append(NOWHERE)
-        if len(self._offsets) == self._count:
-            self.forget()
+        if message is None:
+            message = ChunkedMessage(producer, metadata.uuid, metadata.num_chunks_from_msg)
+            self._begun[metadata.uuid] = message
+        message.quiet = False
+        message.sends.append((send, producer.came(1)))
+        if metadata.chunk_id < len(message.offsets):
+            return  # it came again
+        message.bytes += len(data) - parsed.payload_at
+        run = ChunkRun(send, data, parsed, message)
+        message.offsets.append(NOWHERE)
+        if len(message.offsets) == message.count:
+            del self._begun[message.uuid]
         append(run)
 
+    def another(self) -> None:
+        """It sends a message that is in no chunks."""
+        self._others_come(None)
+
     def damaged(self) -> None:
-        """A chunk cannot be taken: its message is refused, and the chunks that follow it."""
+        """A chunk cannot be taken, and of which message it is is not known: those that were begun
+        are refused, and the chunks that follow of one that was not."""
         self.give_up("one that is damaged")
         self._damaged = True
 
-    def forget(self) -> int:
-        """The message is whole, or its producer goes and will send it again; how many of its chunks
-        came."""
-        count = len(self._offsets)
-        self._uuid, self._offsets, self._bytes, self._count = None, [], 0, 0
-        return count
+    def forget(self) -> None:
+        """Its producer goes, and will send again what has no receipt."""
+        self._begun.clear()
 
     def give_up(self, why: str, *, refuse: bool = True) -> None:
-        """Its last chunk will not come."""
-        if self._uuid is None:
+        """The last chunks of what it has begun will not come."""
+        for message in list(self._begun.values()):
+            self._give_up(message, why, refuse=refuse)
+
+    def _others_come(self, uuid: str | None) -> None:
+        """Between the chunks of those that were begun comes another message, or a chunk of one."""
+        others = [message for message in self._begun.values() if message.uuid != uuid]
+        if not others:
             return
+        full = len(others) >= BEGUN_MAX and uuid not in self._begun
+        if self._producer.partition.deduplicates:
+            for message in others:
+                self._give_up(message, "it sent another message")
+        elif full or self._producer.held > HELD_MAX:
+            self._give_up(others[0], "many others")
+        elif not self._looks:
+            self._looks = True
+            self._producer.connection.later(GIVE_UP_S, self._look)
+
+    def _look(self) -> None:
+        """Give up those of which no chunk has come since the last look, but others after it."""
+        self._looks = False
+        read = self._producer.connection.is_read
+        for message in list(self._begun.values()):
+            if message.quiet and self._producer.sends > message.sends[-1][1] + 1:
+                self._give_up(message, "others")
+            else:
+                message.quiet = read
+        if self._begun:
+            self._looks = True
+            self._producer.connection.later(GIVE_UP_S, self._look)
+
+    def _give_up(self, message: ChunkedMessage, why: str, *, refuse: bool = True) -> None:
         self._ownership.incomplete += 1
         what = (
             f"a chunked message of producer '{self._producer.name}' is incomplete:"
-            f" {len(self._offsets)} of {self._count} chunks came, then {why}"
+            f" {len(message.offsets)} of {message.count} chunks came, then {why}"
         )
         _log.warning("%s; %d such messages since the start", what, self._ownership.incomplete)
         if refuse:
-            self._refuse_all(Refusal(self._drop, what))
+            self._refuse(message.uuid, Refusal(self._drop, what))
         else:
-            self.forget()
+            del self._begun[message.uuid]
 
-    def _refuse_all(self, why: Refusal) -> None:
-        """Those that came have no receipts."""
-        sequence_id = self._sequence_id
-        for _ in range(self.forget()):
-            self._producer.refuse(sequence_id, why)
+    def _refuse(self, uuid: str, why: Refusal) -> None:
+        """The chunks that came have no receipts, and those that come are refused."""
+        self._refused.pop(uuid, None)
+        self._refused[uuid] = None
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+        message = self._begun.pop(uuid, None)
+        if message is not None:
+            message.refused(why)
 
-    def _check(self, parsed: pulsar_batch.Batch) -> None:
+    def _check(self, parsed: pulsar_batch.Batch, message: ChunkedMessage | None) -> None:
         """Raises Refusal."""
         said = parsed.metadata
-        if self._damaged or (self._refused is not None and said.uuid == self._refused):
+        unknown = message is None and said.chunk_id > 0
+        if said.uuid in self._refused or (unknown and self._damaged):
             raise Refusal(self._drop, "a chunk of a message that was refused")
-        came = self._bytes + len(parsed.data) - parsed.payload_at
+        came = len(parsed.data) - parsed.payload_at + (0 if message is None else message.bytes)
         size = max(said.total_chunk_msg_size, said.uncompressed_size, came)
         if size > pulsar_batch.CHUNKED_BYTES_MAX:
             most = pulsar_batch.CHUNKED_BYTES_MAX
@@ -378,45 +467,53 @@ class ChunksOfProducer:
             raise Refusal(self._drop, f"a message in {count} chunks, at most {most} are taken")
         if parsed.batched or not 0 <= said.chunk_id < count:
             raise Refusal(self._drop, f"chunk {said.chunk_id} of {count}")
-        expected = len(self._offsets)
-        known = self._uuid is not None
-        if known and (said.chunk_id, count) != (expected, self._count):
+        if message is None:
+            return
+        expected = len(message.offsets)
+        if said.chunk_id > expected or count != message.count:
             raise Refusal(
                 self._drop,
-                f"chunk {said.chunk_id} of {count}, where chunk {expected} of {self._count} was to"
-                " come",
+                f"chunk {said.chunk_id} of {count}, where chunk {expected} of {message.count} was"
+                " to come",
             )
 
 
 class ChunkRun(Run):
-    """A chunk, until it is stored; the last one has the receipts of all. `offsets` are those of the
-    message's chunks, of which each notes its own when it is sent; the last one is stored with those
-    before it."""
+    """A chunk, until it is stored; with the last one its message is. Each notes its offset when it
+    is sent, and the last one is stored with those of the chunks before it."""
 
-    __slots__ = ("_data", "_index", "_offsets")
+    __slots__ = ("_data", "_index", "_message")
 
     def __init__(
-        self,
-        producer: Producer,
-        send: Send,
-        data: bytes,
-        parsed: pulsar_batch.Batch,
-        offsets: list[int],
+        self, send: Send, data: bytes, parsed: pulsar_batch.Batch, message: ChunkedMessage
     ) -> None:
-        said = parsed.metadata
-        count, name = said.num_chunks_from_msg, said.producer_name
-        last = said.chunk_id == count - 1
-        super().__init__(producer, name, batched=False, chunks=count if last else 0)
+        producer, name = message.producer, parsed.metadata.producer_name
+        super().__init__(producer, name, batched=False)
+        self._data, self._index = data, parsed.metadata.chunk_id
+        self._message = message
+        last = self._index == message.count - 1
         self.chunk = Chunk.LAST if last else Chunk.EARLIER
         sequence_id = parsed.last_sequence_id if producer.partition.deduplicates else NO_ID
         stored = data if last else pulsar_batch.earlier_chunk(data)
         self.add(send, stored, name, False, 1, sequence_id)
-        self._data, self._index, self._offsets = data, said.chunk_id, offsets
+
+    def hand_on(self) -> None:
+        """Its message has its number."""
 
     def sent(self, offset: int) -> None:
+        offsets = self._message.offsets
         if self.chunk is Chunk.LAST:
-            before = self._offsets[: self._index]
+            before = offsets[: self._index]
             assert NOWHERE not in before, "the chunks before the last one were sent before it"
             self.batches = [pulsar_batch.last_chunk(before, self._data)]
         else:
-            self._offsets[self._index] = offset
+            offsets[self._index] = offset
+
+    def _received(self, ledger: int, entries: Iterable[int]) -> None:
+        if self.chunk is Chunk.LAST:
+            self._message.stored(next(iter(entries)))
+        self.producer.connection.stored(self.waiting_bytes)
+
+    def _refused(self, why: Refusal) -> None:
+        if self.chunk is Chunk.LAST:
+            self._message.refused(why)

@@ -56,7 +56,7 @@ class Sending:
         self.chunks = ChunksOfProducer(self.producer, self.ownership, ServerError.CHECKSUM)
 
     def append(self, run):
-        self.producer.came(run.receipts)
+        run.hand_on()
         self.owner.writer.append(run)
 
     def lone(self, value, sequence_id=0):
@@ -120,6 +120,34 @@ def test_a_message_is_a_row_at_its_last_chunks_offset_and_each_chunk_has_that_id
         for lo in range(6):
             found = await rows_between(await stage.another(), stage, lo, 6)
             assert found == [row for row in expected if row[0] >= lo]
+
+    play(act)
+
+
+def test_messages_whose_chunks_are_mixed_are_rows_at_their_last_chunks_offsets():
+    async def act(stage):
+        owner = await owner_of(stage)
+        one, other = Sending(owner), b"another one"
+        first, second = chunked(WHOLE, 3, uuid="a"), chunked(other, 2, uuid="b")
+        one.send(first[0], sequence_id=1)
+        one.send(second[0], sequence_id=2)
+        one.send(first[1], first[1], sequence_id=1)
+        one.chunks.another()
+        one.lone(b"between", 3)
+        one.send(second[1], sequence_id=2)
+        one.send(first[2], sequence_id=1)
+        ids = [(1, 5), (2, 4), (1, 5), (1, 5), (3, 3), (2, 4), (1, 5)]
+        assert await one.said(7) == ids
+        made = await Consuming().begin(stage, owner, kept=False)
+        got = await made.got(6)
+        assert [at for at, _ in got] == [3, 4, 4, 5, 5, 5]
+        assert [data for _, data in got[1:]] == [*second, *first]
+        await made.consumer.close()
+        expected = [(3, b"between"), (4, other), (5, WHOLE)]
+        assert await rows_between(stage.client, stage, 0, 6) == expected  # live
+        await closed(owner)
+        assert await lags(stage, 0, 3, 4, 5, 6) == [3, 3, 2, 1, 0]
+        assert await rows_between(await stage.another(), stage, 0, 6) == expected
 
     play(act)
 

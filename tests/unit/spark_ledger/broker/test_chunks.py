@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.waiting import Chunk
-from spark_ledger.broker.producer import ChunksOfProducer, Producer
+from spark_ledger.broker.producer import BEGUN_MAX, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
@@ -20,6 +20,7 @@ class Link:
 
     def __init__(self):
         self.said, self.away, self.waiting = [], False, 0
+        self.is_read, self.looks = True, []
 
     def send(self, frame):
         for one in FrameReader().feed(frame):
@@ -37,12 +38,21 @@ class Link:
     def stored(self, size):
         pass
 
+    def later(self, seconds, do):
+        self.looks.append(do)
+
+    def look(self):
+        """The time is over."""
+        looks, self.looks = self.looks, []
+        for do in looks:
+            do()
+
 
 class Sending:
     """A producer that sends chunks; what is to be stored is in `appended`."""
 
-    def __init__(self):
-        partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=True)
+    def __init__(self, deduplicates=True):
+        partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=deduplicates)
         self.link = Link()
         self.ownership = SimpleNamespace(incomplete=0)
         self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, partition, None)
@@ -57,13 +67,26 @@ class Sending:
             self.chunks.take(send, data, parsed, self.append)
 
     def append(self, run):
-        run.producer.came(run.receipts)
+        run.hand_on()
         self.appended.append(run)
+
+    def lone(self, sequence_id):
+        """A message between chunks."""
+        self.chunks.another()
+        run = Run(self.producer, "p", batched=False)
+        run.add(Send(1, sequence_id, 0, False), b"x", "p", False, 1, sequence_id)
+        self.append(run)
 
 
 @pytest.fixture
 def sending():
     return Sending()
+
+
+@pytest.fixture
+def freely():
+    """Where nobody looks at sequence ids."""
+    return Sending(deduplicates=False)
 
 
 def stored(runs, first):
@@ -135,7 +158,7 @@ def test_a_message_whose_last_chunk_does_not_come_is_refused_and_counted(sending
     assert "2 of 4 chunks came" in sending.link.said[0][1]
     assert sending.ownership.incomplete == 1
     assert "'p' is incomplete: 2 of 4 chunks came" in caplog.text
-    sending.send(*chunked(b"abcd", 3)[:1])
+    sending.send(*chunked(b"abcd", 3, uuid="next")[:1])
     sending.chunks.give_up("it left", refuse=False)
     assert (len(sending.link.said), sending.ownership.incomplete) == (2, 2)
 
@@ -149,15 +172,83 @@ def test_another_message_gives_up_the_one_before_it_and_is_whole(sending):
     assert pulsar_batch.earlier_offsets(sending.appended[-1].batches[0]) == (2,)
 
 
-@pytest.mark.parametrize("order", [[0, 2], [0, 0], [0, 1, 1]])
-def test_chunks_in_another_order_are_refused_all(sending, order):
+def test_a_message_of_which_a_chunk_is_left_out_is_refused(sending):
     parts = chunked(b"abcdef", 3)
-    sending.send(*(parts[i] for i in order))
-    sending.send(parts[2])
+    sending.send(parts[0], parts[2], parts[2])
     stored(sending.appended, 0)
     assert Chunk.LAST not in [run.chunk for run in sending.appended]
-    assert [one[0] for one in sending.link.said] == [5] * (len(order) + 1)
+    assert [one[0] for one in sending.link.said] == [5] * 3
     assert all(isinstance(one[1], str) for one in sending.link.said)
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1, 2], [0, 1, 1, 0, 2], [0, 0, 1, 0, 1, 2]])
+def test_a_chunk_that_comes_again_has_its_receipt_and_is_stored_once(sending, order):
+    parts = chunked(b"abcdef", 3)
+    sending.send(*(parts[i] for i in order))
+    assert len(sending.appended) == 3
+    stored(sending.appended, 10)
+    assert sending.link.said == [(5, 12)] * len(order)
+    last = sending.appended[-1].batches[0]
+    assert pulsar_batch.earlier_offsets(last) == (10, 11)
+
+
+def test_messages_whose_chunks_a_producer_mixes_are_whole_and_answered_in_the_order_sent(freely):
+    first, second = chunked(b"abcd", 2, uuid="first"), chunked(b"efghij", 3, uuid="second")
+    freely.send(first[0], sequence_id=1)
+    freely.send(*second[:2], sequence_id=2)
+    freely.lone(3)
+    freely.send(second[2], sequence_id=2)
+    runs, freely.appended = freely.appended, []
+    stored(runs, 0)
+    assert freely.link.said == []  # the first message is not whole
+    freely.send(first[1], sequence_id=1)
+    stored(freely.appended, 5)
+    assert freely.link.said == [(1, 5), (2, 4), (2, 4), (3, 3), (2, 4), (1, 5)]
+    assert pulsar_batch.earlier_offsets(freely.appended[0].batches[0]) == (0,)
+    assert pulsar_batch.earlier_offsets(runs[-1].batches[0]) == (1, 2)
+    assert freely.ownership.incomplete == 0
+
+
+def test_a_message_is_given_up_once_others_come_and_no_chunk_of_it_does(freely):
+    parts = chunked(b"abcdef", 3, uuid="first")
+    freely.send(parts[0], sequence_id=1)
+    freely.lone(2)
+    stored(freely.appended, 0)
+    freely.link.look()
+    freely.send(parts[1], sequence_id=1)  # it was not quiet
+    freely.link.look()
+    freely.link.is_read = False  # its chunks may wait where they are not read
+    freely.link.look()
+    freely.link.is_read = True
+    freely.lone(3)
+    stored(freely.appended[2:], 2)
+    freely.link.look()
+    assert freely.link.said == []
+    freely.link.look()
+    assert [one[0] for one in freely.link.said] == [1, 2, 1, 3]
+    assert "2 of 3 chunks came, then others" in freely.link.said[0][1]
+    assert (freely.link.said[1], freely.link.said[3]) == ((2, 1), (3, 3))
+    assert freely.ownership.incomplete == 1
+    freely.send(parts[2], sequence_id=1)
+    assert "was refused" in freely.link.said[-1][1]
+    assert not freely.link.looks  # nothing is begun
+
+
+def test_a_message_after_which_nothing_comes_is_waited_for(freely):
+    parts = chunked(b"ab", 2)
+    freely.send(*chunked(b"cd", 2, uuid="other"), sequence_id=4)
+    freely.send(parts[0])
+    for _ in range(5):
+        freely.link.look()
+    freely.send(parts[1])
+    stored(freely.appended, 0)
+    assert freely.link.said == [(4, 1), (4, 1), (5, 3), (5, 3)]
+
+
+def test_the_oldest_of_many_messages_that_were_begun_is_given_up(freely):
+    for i in range(BEGUN_MAX + 1):
+        freely.send(chunked(b"ab", 2, uuid=str(i))[0], sequence_id=i)
+    assert [one[0] for one in freely.link.said] == [0]
 
 
 def test_after_a_damaged_chunk_its_message_is_refused_and_never_called_stored(sending):

@@ -249,7 +249,9 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             connection.data_received(encode(said, first))
             before.send_away()
             connection.data_received(encode(said, last))
-            assert [run.receipts for run in partition.appended] == [0, 2]
+            first_run, last_run = partition.appended
+            assert last_run._message is first_run._message
+            assert len(last_run._message.sends) == 2
 
     asyncio.run(main())
 
@@ -348,3 +350,27 @@ def test_lone_compressed_messages_make_runs_of_bounded_size_when_they_are_decomp
     assert [number for _, numbers in runs for number in numbers] == list(range(30))
     assert max(len(numbers) for _, numbers in runs) <= RUN_UNPACKED_MAX // len(value)
     assert len(runs) < 8
+
+
+def test_a_client_whose_sends_are_held_has_its_pings_answered(monkeypatch):
+    monkeypatch.setattr("spark_ledger.broker.connection.CONNECTION_BYTES_MAX", 1000)
+    monkeypatch.setattr("spark_ledger.broker.connection.HELD_PONG_S", 0.01)
+
+    async def main():
+        async with connected() as (connection, client):
+            partition = Partition(deduplication=False)
+            partition.produce(connection, 1)
+            held = sent(1, 0, lone(message(bytes(2000))))
+            connection.data_received(held)
+            assert not connection.is_read
+            loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
+            async with asyncio.timeout(30):
+                while len(answers) < 3:
+                    data = await loop.sock_recv(client, 1 << 20)
+                    answers += [one.command for one in reader.feed(data)]
+            assert all(one.HasField("pong") for one in answers)
+            partition.appended[0].stored(0)
+            assert connection.is_read
+            await until(lambda: connection._held is None)
+
+    asyncio.run(main())

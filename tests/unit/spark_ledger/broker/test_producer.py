@@ -43,7 +43,7 @@ def sent(producer, *sequence_ids):
     run = Run(producer, "p", batched=False)
     for number in sequence_ids:
         assert run.add(Send(1, number, 0, False), lone(message(b"x")), "p", False, 1, number)
-    producer.came(run.receipts)
+    run.hand_on()
     return run
 
 
@@ -80,9 +80,11 @@ def test_of_a_run_that_came_before_in_part_only_the_rest_is_new(producer):
     assert ids.new_of(first) == [first]
     again = sent(producer, 1, 2, 3, 5, 7)
     assert numbers(ids.new_of(again)) == [(5, 5), (7, 7)]
-    assert producer.connection.said == [1, 2]  # stored before; the third waits for the first run
+    assert producer.connection.said == []  # two were stored before, after the first run's receipts
+    first.stored(0)
+    assert producer.connection.said == [3, 4, 1, 2]  # the third waits until the first run is noted
     ids.note(first)
-    assert producer.connection.said == [1, 2, 3]
+    assert producer.connection.said == [3, 4, 1, 2, 3]
     ids.doubt()
     assert ids.new_of(again) == [again]
 
