@@ -20,6 +20,7 @@ from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.committers import CommitterConnection
 from spark_ledger.broker.consumers import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import (
     SEND,
@@ -138,8 +139,12 @@ class Connection(asyncio.Protocol):
         self._has_room.set()
         if self._timer is not None:
             self._timer.cancel()
+        left: dict[LiveWriter, list[Producer]] = {}
         for producer in list(self.producers.values()):
             self.forget_producer(producer)
+            left.setdefault(producer.partition.writer, []).append(producer)
+        for writer, producers in left.items():
+            writer.drop(producers)  # they send it again, on another connection
         for consumer, _, _ in list(self.consumers.values()):
             self.forget_consumer(consumer)
         for task in list(self._requests):
@@ -246,6 +251,8 @@ class Connection(asyncio.Protocol):
         producer = None if shape is None else self.producers.get(shape.producer_id)
         if shape is None or producer is None or producer.chunks is not None:
             return 0
+        if not producer.may_send:
+            return 0
         run = self._runs.get(producer.id)
         if run is None:
             run = Run(producer, shape.name, batched=False)
@@ -314,7 +321,7 @@ class Connection(asyncio.Protocol):
 
     def _send(self, part: Any, batch: bytes) -> None:
         producer = self.producers.get(part.producer_id)
-        if producer is None:
+        if producer is None or not producer.may_send:
             if part.producer_id not in self._away:
                 self.send(encode(_closed(part.producer_id)))
             return  # one that was sent away sends again

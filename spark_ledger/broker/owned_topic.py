@@ -253,8 +253,40 @@ class OwnedTopic:
         try:
             return self._admit(partition, producer, there, waiting)
         finally:
-            for one in before:  # what comes on its connection still is sent on the new one again
-                one.send_away()
+            self._displace(partition, before)
+
+    def _displace(self, partition: int, producers: list[Producer]) -> None:
+        """What they sent and is not stored, or comes on their connections still, they send again,
+        where they may."""
+        for one in producers:
+            one.send_away()
+        if producers:
+            self.partition(partition).writer.drop(producers)
+
+    async def only(self, partition: int, producer: Producer) -> None:
+        """Let it send once nothing more is stored of those whose place it has: of all that have
+        gone, or, if it shares the partition, of those of its name. Raises Refusal where another
+        has its place by then."""
+        there = self._producers[partition]
+
+        def has_gone(other: Any) -> bool:
+            alone = producer.mode is not AccessMode.SHARED
+            return other not in there and (alone or other.name == producer.name)
+
+        await self.partition(partition).writer.settled(has_gone)
+        if producer in self._producers.get(partition, ()):
+            producer.ready()
+            return
+        if self._producers.get(partition) is there and self._is_fenced(partition, producer):
+            raise self._fenced(producer)
+        what = f"producer '{producer.name}' of topic {self.info.name} was sent away meanwhile"
+        raise Refusal(ServerError.SERVICE_NOT_READY, what)
+
+    def _fenced(self, producer: Producer) -> Refusal:
+        return Refusal(
+            ServerError.PRODUCER_FENCED,
+            f"another producer has taken topic {self.info.name} from '{producer.name}'",
+        )
 
     def _admit(
         self,
@@ -265,15 +297,11 @@ class OwnedTopic:
     ) -> bool:
         exclusive = any(one.mode is not AccessMode.SHARED for one in there)
         if self._is_fenced(partition, producer):
-            raise Refusal(
-                ServerError.PRODUCER_FENCED,
-                f"another producer has taken topic {self.info.name} from '{producer.name}'",
-            )
+            raise self._fenced(producer)
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             fenced, there[:] = list(there), [producer]
             self._is_exclusive(partition, producer)
-            for one in fenced:
-                one.send_away()
+            self._displace(partition, fenced)
             return True
         if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and there:
             waiting.append(producer)
@@ -326,7 +354,11 @@ class OwnedTopic:
                 continue
             there.append(following)
             self._is_exclusive(partition, following)
-            following.ready()
+            self._aside(self._follows(partition, following))
+
+    async def _follows(self, partition: int, producer: Producer) -> None:
+        with suppress(Refusal):  # it was sent away meanwhile
+            await self.only(partition, producer)
 
     # -- subscriptions -------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class Producer:
         self.topic_epoch = topic_epoch
         self.partition = partition
         self.leave = leave
+        self.may_send = False
+        """Its client is told so, or will be in this turn of the loop."""
         self.chunks: ChunksOfProducer | None = None
         """Of the messages that it sends in chunks, once it has sent some."""
         self.sends = 0
@@ -105,6 +107,7 @@ class Producer:
 
     def ready(self) -> None:
         """It may send: the answer to its request."""
+        self.may_send = True
         made = command(
             "producer_success",
             request_id=self.request_id,

@@ -208,7 +208,7 @@ async def _producer(connection: Client, part: Any) -> None:
         return
     connection.add_producer(made)
     if ready:
-        made.ready()
+        await topic.only(partition.number, made)
     else:
         _reply(connection, part, "producer_success", producer_name=made.name, producer_ready=False)
 
@@ -225,6 +225,7 @@ async def _close_producer(connection: Client, part: Any) -> None:
     known = connection.producers.get(part.producer_id)
     if known is not None:
         connection.forget_producer(known)
+        await known.partition.writer.settled(lambda producer: producer is known)
     _reply(connection, part, "success")
 
 

@@ -17,6 +17,7 @@ Always true:
 - seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
 - several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way; a chunk of a
   message has one by itself;
+- what a producer sent that has gone is not sent to a ledger any more; what is under way is decided;
 - the chunks of a message are stored before its last one, whichever ledgers they go to, and that is
   sent with the offsets that they have then;
 - of a topic with deduplication a batch whose last sequence id its producer has sent before is not
@@ -27,26 +28,34 @@ Who appends bounds the bytes that wait (connection.py); entries under way are bo
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.topic_commits import Hold, RollLimits, TopicCommits
+from spark_ledger.broker.owner.topic_commits import (
+    PAUSE_S,
+    PAUSE_S_MAX,
+    Hold,
+    Next,
+    RollLimits,
+    TopicCommits,
+)
 from spark_ledger.broker.owner.waiting import (
+    Changes,
     Chunk,
     Entry,
     SequenceIds,
     Waiting,
     taken,
+    without,
 )
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
-from spark_ledger.topic.commit.seal import NOTHING, Extent, ended_at, seal_of, sealed
+from spark_ledger.topic.commit.seal import Extent, ended_at, seal_of, sealed
 from spark_ledger.topic.entry.message_batch import NONE, Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive, SealLive
@@ -63,21 +72,9 @@ batch may be larger."""
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
-PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 GIVEN_UP = "the broker gives this partition up"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Next:
-    """The ledger that is opened next, made under `intent`: a new one, or one that stopped, which
-    `has` so much, and whose last segment commit `after` had opened."""
-
-    writer: AsyncLedgerWriter
-    intent: Intent
-    has: Extent = NOTHING
-    after: int = ANY_OPENING
 
 
 class LiveWriter:
@@ -103,12 +100,14 @@ class LiveWriter:
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[Entry] = deque()
+        self._gone: dict[object, None] = {}  # producers that are, of which something is under way
+        self._decided = Changes()  # something is stored, or fails
         self._wake = asyncio.Event()
         self._waits = False  # in _wait, for something to happen
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
         self._intent: Intent | None = None  # that the ledger at hand was made under
-        self._next: _Next | None = None
+        self._next: Next | None = None
         self.live: LiveSegment | None = None
         """The live segment that this owner appends to, once it was read back."""
         self._reopened = False  # the ledger at hand had segments before the live one
@@ -179,6 +178,27 @@ class LiveWriter:
         asked.join()
         return asked
 
+    def drop(self, gone: Iterable[object]) -> None:
+        """These producers have gone: what they sent fails, unless it is under way and is stored."""
+        self._gone.update(dict.fromkeys(gone))
+        ids = self._ids if self._deduplicates else None
+        if not self._gone:
+            return
+        self._queue, out = without(self._queue, self._gone, ids, self._inflight)
+        sent = {run.producer for entry in self._inflight for run in entry.runs}
+        self._gone = {one: None for one in self._gone if one in sent}
+        for run in out:
+            run.failed(errors.LedgerClosed("its producer has gone"))
+        self._decided.tell()
+
+    async def settled(self, of: Callable[[object], bool]) -> None:
+        """Return once nothing of such producers waits or is under way: nothing more is stored."""
+
+        def undecided() -> Iterator[Waiting]:
+            return chain(*(entry.runs for entry in self._inflight), self._queue, self._late)
+
+        await self._decided.until(lambda: not any(of(run.producer) for run in undecided()))
+
     def last_sequence_id(self, producer_name: str) -> int:
         """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
         return self._ids.last(producer_name)
@@ -217,6 +237,7 @@ class LiveWriter:
         producer is sent away, and sends again what has none."""
         while self._late:
             self._late.popleft().failed(errors.LedgerClosed(GIVEN_UP))
+        self._decided.tell()
 
     async def _until_idle(self) -> None:
         """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""
@@ -316,6 +337,7 @@ class LiveWriter:
             if inflight[0].acked.cancelled() or inflight[0].acked.exception() is not None:
                 return
             self._is_stored(inflight.popleft())
+        self._decided.tell()
 
     def _is_stored(self, entry: Entry) -> None:
         assert self.live is not None
@@ -337,14 +359,10 @@ class LiveWriter:
 
     def _full(self) -> bool:
         assert self._writer is not None
-        limits = self._limits
-        return (
-            self._asked is not None
-            or self._bytes >= limits.bytes
-            or self._entries >= limits.entries
-            or asyncio.get_running_loop().time() - self._opened_s >= limits.age_s
-            or len(self._writer.record.fragments) >= self._fragments_max
-        )
+        age_s = asyncio.get_running_loop().time() - self._opened_s
+        reached = self._limits.reached(self._bytes, self._entries, age_s)
+        many = len(self._writer.record.fragments) >= self._fragments_max
+        return self._asked is not None or reached or many
 
     def _over(self) -> bool:
         """Whether the ledger is to be left once nothing is under way."""
@@ -360,7 +378,7 @@ class LiveWriter:
         assert writer is not None and live is not None and intent is not None
         assert self._confirmed == self._sent, "nothing is under way"
         has = Extent(self._entries, self._sent, writer.confirmed_bytes)
-        self._next = _Next(writer, intent, has, live.opened)
+        self._next = Next(writer, intent, has, live.opened)
         self._rolls = not self._closing
         self._forget(writer.version, has)
         self._hand()
@@ -389,7 +407,7 @@ class LiveWriter:
         assert writer is not None and live is not None
         fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
-        known = await self._recovered(writer.ledger_id)
+        known = await self._commits.recovered(writer.ledger_id, self._number, lambda: self._closing)
         last = known.record.last_entry
         assert last is not None
         first = self._entries - len(self._inflight)
@@ -408,25 +426,12 @@ class LiveWriter:
             self._sent -= entry.rows
         self._entries = last + 1
         self._inflight.clear()
+        self.drop(())  # of what was under way
         self._forget(known.version, ended_at(known, self._entries, self._sent))
         if fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S
             self._hold = Hold(live.ledger_id, live.opened, until_s)
         self._hand()
-
-    async def _recovered(self, ledger_id: int) -> VersionedRecord:
-        pause_s = PAUSE_S
-        while True:
-            try:
-                return await self._commits.client.ledgers.recover(ledger_id)
-            except (errors.Unavailable, errors.DataUnavailable, errors.NotEnoughBookies) as error:
-                _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
-                if self._closing:
-                    raise
-            with suppress(errors.Unavailable):
-                await self._commits.check_owner(self._number)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _forget(self, version: int, has: Extent) -> None:
         """The segment at hand is over; its seal goes into the next commit."""
@@ -519,7 +524,7 @@ class LiveWriter:
         found = None if hold is None else await self._commits.past(self._number, hold)
         return found or await self._commits.state()
 
-    def _opening(self, following: _Next) -> OpenLive:
+    def _opening(self, following: Next) -> OpenLive:
         writer, has = following.writer, following.has
         return OpenLive(
             *(self._number, writer.ledger_id, writer.version),
@@ -557,7 +562,7 @@ class LiveWriter:
             self._opened_s = self._used_s = asyncio.get_running_loop().time()
         self._rolls = False
 
-    async def _next_ledger(self) -> _Next:
+    async def _next_ledger(self) -> Next:
         """One of the topic's intent: that which stopped, or of a try before, else a new one."""
         intent = await self._commits.intent()
         following = self._next
@@ -565,7 +570,7 @@ class LiveWriter:
         if following is not None and mine and following.writer.failure is None:
             return following
         await self._drop_next()
-        self._next = _Next(*await self._commits.new_ledger())
+        self._next = Next(*await self._commits.new_ledger())
         return self._next
 
     async def _drop_next(self) -> None:
@@ -596,3 +601,4 @@ class LiveWriter:
         self._ids.doubt()
         for run in waiting:
             run.failed(error)
+        self._decided.tell()

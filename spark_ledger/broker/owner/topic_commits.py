@@ -17,6 +17,7 @@ hears of, and in one look where nobody holds any more.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,12 +26,14 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import Check
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.hand_over import Handed, owner_name
-from spark_ledger.topic.log.actions import Action
+from spark_ledger.topic.commit.seal import NOTHING, Extent
+from spark_ledger.topic.log.actions import ANY_OPENING, Action
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.log.segments import LiveSegment
@@ -38,8 +41,11 @@ from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.follower import TopicFollower
 
+PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 LEDGERS_AT_ONCE = 100
 """Of one multi that makes ledgers: of a ZooKeeper's request of 1 MiB a tenth."""
+
+_log = logging.getLogger(__name__)
 
 Made = tuple[AsyncLedgerWriter, Intent]
 """A ledger, and the intent that it was made under."""
@@ -57,6 +63,20 @@ class RollLimits:
     entries: int = 1_000_000
     age_s: float = OWN_ROLL_S_MAX
     entries_read: int = 20_000
+
+    def reached(self, size: int, entries: int, age_s: float) -> bool:
+        return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The ledger that is opened next, made under `intent`: a new one, or one that stopped, which
+    `has` so much, and whose last segment commit `after` had opened."""
+
+    writer: AsyncLedgerWriter
+    intent: Intent
+    has: Extent = NOTHING
+    after: int = ANY_OPENING
 
 
 class Hold:
@@ -280,6 +300,24 @@ class TopicCommits:
                     announce_lac=True,
                 )
                 return [(writer, intent) for writer in writers]
+
+    async def recovered(
+        self, ledger_id: int, partition: int, stops: Callable[[], bool]
+    ) -> VersionedRecord:
+        """The record of a ledger that has failed, CLOSED; tried until it `stops`. Raises Deposed
+        where another has the partition, and, once it stops, as LedgerStore.recover."""
+        pause_s = PAUSE_S
+        while True:
+            try:
+                return await self.client.ledgers.recover(ledger_id)
+            except (errors.Unavailable, errors.DataUnavailable, errors.NotEnoughBookies) as error:
+                _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
+                if stops():
+                    raise
+            with suppress(errors.Unavailable):
+                await self.check_owner(partition)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def commit(
         self,

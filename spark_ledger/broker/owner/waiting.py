@@ -8,7 +8,7 @@ chunks is known by its last chunk alone: those before it are stored again, and a
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -39,6 +39,10 @@ class Waiting(Protocol):
     producer_name: str
     chunk: Chunk | None
     """What it is of a message that comes in chunks: then it is one chunk."""
+
+    @property
+    def producer(self) -> object:
+        """That sent it; another may have the same name."""
 
     @property
     def first_sequence_id(self) -> int:
@@ -101,6 +105,52 @@ def taken(
     return runs, size, rows
 
 
+class Changes:
+    """What several wait for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Event, None] = {}
+
+    def tell(self) -> None:
+        """Something has changed."""
+        for changed in self._waiting:
+            changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return once it holds, which is asked again after each change."""
+        changed = asyncio.Event()
+        self._waiting[changed] = None
+        try:
+            while not holds():
+                changed.clear()
+                await changed.wait()
+        finally:
+            del self._waiting[changed]
+
+
+def without(
+    queue: deque[Waiting],
+    gone: Collection[object],
+    ids: "SequenceIds | None",
+    sent: Iterable[Entry],
+) -> tuple[deque[Waiting], list[Waiting]]:
+    """The queue without what producers that have gone sent, and what was taken out: nothing of what
+    is `sent`. Where `ids` count, what others sent under the same names is taken out, too: it may
+    come after that, and so is to be sent again after it."""
+    names: dict[str, None] = {}
+    if ids is not None:
+        waiting = (*queue, *ids.again)
+        names = dict.fromkeys(run.producer_name for run in waiting if run.producer in gone)
+
+    def goes(run: Waiting) -> bool:
+        return run.producer in gone or run.producer_name in names
+
+    out = [run for run in queue if goes(run)]
+    if ids is not None:
+        out += ids.drop(goes, names, [run for entry in sent for run in entry.runs])
+    return deque(run for run in queue if not goes(run)), out
+
+
 class SequenceIds:
     """Of one partition; `of_segment` are those that are stored in the segment at hand, the producer
     that sent last at the end."""
@@ -109,7 +159,8 @@ class SequenceIds:
         self.of_segment: dict[str, int] = {}
         self._stored: dict[str, int] = {}  # the last one, by producer
         self._sent: dict[str, int] = {}  # or on its way
-        self._again: deque[Waiting] = deque()  # what was sent again before it was stored
+        self.again: deque[Waiting] = deque()
+        """What was sent again before it was stored."""
         self._unsure = False
 
     def begin(self, known: Mapping[str, int]) -> None:
@@ -137,7 +188,7 @@ class SequenceIds:
         if last <= self._stored.get(name, -1):
             run.duplicate()
         else:
-            self._again.append(run)
+            self.again.append(run)
         return []
 
     def note(self, run: Waiting) -> None:
@@ -147,15 +198,30 @@ class SequenceIds:
         name, last = run.producer_name, run.last_sequence_id
         self._stored[name] = max(last, self._stored.get(name, last))
         self.of_segment[name] = max(last, self.of_segment.pop(name, last))
-        if self._again:
-            waiting, self._again = self._again, deque()
+        if self.again:
+            waiting, self.again = self.again, deque()
             for one in waiting:
                 if one.last_sequence_id <= self._stored.get(one.producer_name, -1):
                     one.duplicate()
                 else:
-                    self._again.append(one)
+                    self.again.append(one)
+
+    def drop(
+        self,
+        goes: Callable[[Waiting], bool],
+        names: Iterable[str],
+        under_way: Iterable[Waiting],
+    ) -> list[Waiting]:
+        """Of these names nothing is on its way but what is `under_way`; what waits and `goes`."""
+        out = [run for run in self.again if goes(run)]
+        self.again = deque(run for run in self.again if not goes(run))
+        for name in names:
+            sent = [run.last_sequence_id for run in under_way if run.producer_name == name]
+            last = max([*sent, self._stored.get(name, -1)])
+            self._sent[name] = last
+        return out
 
     def take_again(self) -> list[Waiting]:
         """What waits for the one that was first, for whoever fails it."""
-        waiting, self._again = list(self._again), deque()
+        waiting, self.again = list(self.again), deque()
         return waiting

@@ -160,13 +160,18 @@ class Partition:
         self.appended.append(run)
         self.came.set()
 
+    def drop(self, producers):
+        self.dropped = [one.id for one in producers]
+
     def left(self, producer):
         pass
 
-    def produce(self, connection, producer_id):
+    def produce(self, connection, producer_id, *, may_send=True):
         connection.connected = True
         args = (connection, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, self.left)
-        connection.add_producer(Producer(*args))
+        made = Producer(*args)
+        made.may_send = may_send
+        connection.add_producer(made)
 
 
 def sent(producer_id, sequence_id, data=None):
@@ -194,6 +199,8 @@ async def runs_of(frames, *, deduplication=False):
             while not answers or not answers[-1].HasField("pong"):
                 data = await loop.sock_recv(client, 1 << 20)
                 answers += [one.command for one in reader.feed(data)]
+        connection.connection_lost(None)
+        assert partition.dropped == [1, 2]
         return partition.runs, answers[:-1]
 
 
@@ -204,6 +211,22 @@ def test_what_producers_send_in_one_go_is_one_run_of_each():
     found = [one.send_receipt for one in answers]
     assert [one.sequence_id for one in found] == [0, 2, 4, 1, 3, 5]
     assert [one.message_id.entryId for one in found] == [10, 11, 12] * 2
+
+
+def test_what_a_producer_sends_that_waits_for_its_turn_is_not_taken():
+    async def main():
+        async with connected() as (connection, client):
+            partition = Partition(deduplication=False)
+            partition.produce(connection, 1)
+            connection.data_received(sent(1, 0))
+            partition.produce(connection, 1, may_send=False)
+            connection.data_received(sent(1, 1) + sent(1, 2))
+            return partition.runs, await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+
+    runs, answer = asyncio.run(main())
+    assert runs == [(1, [0])]
+    (closed, *_) = FrameReader().feed(answer)
+    assert closed.command.close_producer.producer_id == 1
 
 
 def test_a_run_ends_where_another_kind_follows_or_it_is_large():

@@ -27,7 +27,8 @@ class Sent:
         self.batches = [batch_of(messages, producer=producer, sequence_id=first)]
         self.size, self.batched = len(self.batches[0]), True
         self.unpacked = self.size
-        self.producer_name, self.chunk = producer, None
+        self.producer = self.producer_name = producer
+        self.chunk = None
         self.first_sequence_id = self.last_sequence_id = first + len(values) - 1
         self.doubled = False
         self.messages = len(values)

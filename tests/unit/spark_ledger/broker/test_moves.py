@@ -271,6 +271,7 @@ def test_a_producer_that_comes_back_keeps_its_turn_and_its_connection_before_tak
         assert first.away
         assert not (again.away or waiting.is_ready)
         topic.remove_producer(0, again)
+        await asyncio.sleep(0)
         assert waiting.is_ready
         await a.close()
 
@@ -294,6 +295,7 @@ def test_an_exclusive_producer_that_waits_to_come_back_is_fenced_by_who_takes_it
         fencing = Producer("y", AccessMode.EXCLUSIVE_WITH_FENCING)
         assert topic.add_producer(0, fencing)
         topic.remove_producer(0, fencing)
+        await asyncio.sleep(0)
         assert (back.away, back.is_ready, new.is_ready) == (True, False, True)
         await a.close()
         await b.close()

@@ -1,0 +1,206 @@
+"""What a producer sent that has gone: the rest fails, and its successor comes after it."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger.broker.owner.live_writer import INFLIGHT_ENTRIES_MAX
+from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
+from tests.unit.spark_ledger.broker.test_live_writer import Sent
+from tests.unit.spark_ledger.broker.test_moves import Brokers, Producer, named
+from tests.unit.spark_ledger.topic.stage import play
+
+SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
+FENCING, WAITING = AccessMode.EXCLUSIVE_WITH_FENCING, AccessMode.WAIT_FOR_EXCLUSIVE
+UNDER_WAY, QUEUED = INFLIGHT_ENTRIES_MAX, 5
+ALL = UNDER_WAY + QUEUED
+SOON_S = 0.001
+
+
+class Serving:
+    """A broker and its bookies, which stand still at times."""
+
+    def __init__(self, stage):
+        self.stage = stage
+
+    async def begin(self, mode, *, deduplication=False):
+        """Producer x, of which the most that may be is under way, and more is queued."""
+        if deduplication:
+            await self.stage.client.topics.change_policies("t", {"deduplication": True})
+        self.broker = await Brokers(self.stage).new("a")
+        await self.broker.lookup(named(0), authoritative=True)
+        self.topic, self.partition = await self.broker.partition(named(0))
+        self.first = Producer("x", mode)
+        self.topic.add_producer(0, self.first)
+        (one,) = await self.sends(self.first, 0)
+        await one.over.wait()
+        self.still()
+        self.sent = await self.sends(self.first, *range(1, ALL))
+        return self
+
+    def still(self):
+        for node in self.stage.world.nodes:
+            node.process.pause()
+
+    def go_on(self):
+        for node in self.stage.world.nodes:
+            node.process.resume()
+
+    async def sends(self, producer, *numbers):
+        """Messages, each an entry by itself as long as entries may be under way."""
+        found = []
+        for number in numbers:
+            one = Sent(b"%s%d" % (producer.name.encode(), number), first=number)
+            one.producer, one.producer_name = producer, producer.name
+            self.partition.writer.append(one)
+            found.append(one)
+            await asyncio.sleep(SOON_S)
+        return found
+
+    async def comes(self, producer):
+        """Ready or not."""
+        if self.topic.add_producer(0, producer):
+            coming = asyncio.create_task(self.topic.only(0, producer))
+            await asyncio.sleep(SOON_S)
+            return coming
+        return None
+
+    async def rows(self):
+        await self.broker.close()
+        return [value.decode() for _, value in await self.stage.rows()]
+
+
+def of_x(*numbers):
+    return [f"x{number}" for number in numbers]
+
+
+def test_nothing_of_a_fenced_producer_is_stored_after_its_successor_was_let_in():
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED)
+        new = Producer("y", FENCING)
+        coming = await here.comes(new)
+        assert here.first.away
+        assert [bool(one.errors) for one in here.sent] == [False] * UNDER_WAY + [True] * (
+            QUEUED - 1
+        )
+        assert not new.is_ready
+        here.go_on()
+        await coming
+        assert new.is_ready
+        assert all(one.offsets for one in here.sent[:UNDER_WAY])
+        await here.sends(new, 0)
+        assert await here.rows() == [*of_x(*range(UNDER_WAY + 1)), "y0"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_who_waits_for_its_turn_is_let_in_after_what_the_one_before_has_stored(crashes):
+    async def act(stage):
+        here = await Serving(stage).begin(EXCLUSIVE)
+        new = Producer("y", WAITING)
+        assert await here.comes(new) is None
+        here.topic.remove_producer(0, here.first)
+        if crashes:  # else it has closed, and its client waits for that
+            here.partition.writer.drop([here.first])
+        await asyncio.sleep(SOON_S)
+        assert not new.is_ready
+        here.go_on()
+        await here.partition.writer.settled(lambda producer: producer is here.first)
+        await asyncio.sleep(SOON_S)
+        assert new.is_ready
+        await here.sends(new, 0)
+        assert await here.rows() == [*of_x(*range(UNDER_WAY + 1 if crashes else ALL)), "y0"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("deduplication", [False, True])
+def test_a_producer_that_comes_back_while_its_old_connection_is_there_sends_the_rest_once(
+    deduplication,
+):
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED, deduplication=deduplication)
+        other = Producer("z")
+        here.topic.add_producer(0, other)
+        (beside,) = await here.sends(other, 0)
+        new = Producer("x", SHARED, epoch=1)
+        coming = await here.comes(new)
+        assert here.first.away and not new.is_ready
+        assert [len(one.errors) for one in here.sent] == [0] * UNDER_WAY + [1] * (QUEUED - 1)
+        here.go_on()
+        await coming
+        if deduplication:
+            assert here.partition.writer.last_sequence_id("x") == UNDER_WAY
+            again = await here.sends(new, *range(1, ALL))
+        else:
+            again = await here.sends(new, *range(UNDER_WAY + 1, ALL))
+        await asyncio.gather(*(one.over.wait() for one in [*again, beside]))
+        assert not any(one.errors for one in [*again, beside])
+        rows = await here.rows()
+        assert [row for row in rows if row != "z0"] == of_x(*range(ALL))
+        assert "z0" in rows
+
+    play(act)
+
+
+def test_what_waits_for_a_message_that_is_dropped_is_sent_again():
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED, deduplication=True)
+        same = Producer("same name")  # as a program that names its messages itself
+        same.name = "x"
+        (later,) = await here.sends(same, ALL - 1)
+        assert not (later.doubled or later.errors)  # it waits for the first one
+        here.topic.remove_producer(0, here.first)
+        here.partition.writer.drop([here.first])
+        assert later.errors
+        here.go_on()
+        again = await here.sends(same, *range(UNDER_WAY + 1, ALL))
+        await asyncio.gather(*(one.over.wait() for one in again))
+        assert not any(one.doubled for one in again)
+        assert await here.rows() == of_x(*range(ALL))
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_under_way_in_a_ledger_that_is_fenced_is_stored_before_the_successor_or_never(
+    seed,
+):
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED)
+        here.go_on()
+        await asyncio.sleep(0.002 * seed)
+        intent = await stage.intent()
+        spark = asyncio.create_task(
+            stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        )
+        await asyncio.sleep(0.002 * (seed % 3))
+        new = Producer("y", FENCING)
+        coming = await here.comes(new)
+        await coming
+        (first,) = await here.sends(new, 0)
+        await spark
+        await first.over.wait()
+        rows = await here.rows()
+        assert rows.index("y0") > max(at for at, row in enumerate(rows) if row[0] == "x")
+        stored = [f"x{number}" for number, one in enumerate(here.sent, 1) if one.offsets]
+        assert [row for row in rows if row[0] == "x"] == ["x0", *stored]
+
+    play(act, seed=seed)
+
+
+def test_a_successor_that_is_fenced_while_it_waits_is_refused():
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED)
+        second, third = Producer("y", FENCING), Producer("z", FENCING)
+        coming, last = await here.comes(second), await here.comes(third)
+        here.go_on()
+        with pytest.raises(Refusal) as refused:
+            await coming
+        assert refused.value.code is ServerError.PRODUCER_FENCED
+        await last
+        assert (second.is_ready, third.is_ready) == (False, True)
+        await here.broker.close()
+
+    play(act)
