@@ -65,10 +65,7 @@ from spark_ledger.topic.log.state import TopicState, is_of
 
 INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
-ENTRY_UNPACKED_MAX = 16 << 20
-ENTRY_ROWS_MAX = 1 << 26
-"""An entry takes more batches up to so many bytes, as they are and decompressed, and rows; one
-batch may be larger."""
+"""An entry takes more batches up to so many bytes; one batch may be larger."""
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
@@ -181,12 +178,12 @@ class LiveWriter:
     def drop(self, gone: Iterable[object]) -> None:
         """These producers have gone: what they sent fails, unless it is under way and is stored."""
         self._gone.update(dict.fromkeys(gone))
-        ids = self._ids if self._deduplicates else None
         if not self._gone:
             return
+        ids = self._ids if self._deduplicates else None
         self._queue, out = without(self._queue, self._gone, ids, self._inflight)
-        sent = {run.producer for entry in self._inflight for run in entry.runs}
-        self._gone = {one: None for one in self._gone if one in sent}
+        sent = [run.producer for entry in self._inflight for run in entry.runs]
+        self._gone = {one: None for one in sent if one in self._gone}
         for run in out:
             run.failed(errors.LedgerClosed("its producer has gone"))
         self._decided.tell()
@@ -273,9 +270,7 @@ class LiveWriter:
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
-            runs, size, rows = taken(
-                self._queue, ENTRY_BYTES_MAX, ENTRY_ROWS_MAX, ENTRY_UNPACKED_MAX
-            )
+            runs, size, rows = taken(self._queue, ENTRY_BYTES_MAX)
             try:
                 self._send_entry(runs, size, rows)
             except Exception:  # a defect: they are told with all that waits

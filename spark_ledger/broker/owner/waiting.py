@@ -17,6 +17,11 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import Rowless
 
 
+ENTRY_ROWS_MAX = 1 << 26
+ENTRY_UNPACKED_MAX = 16 << 20
+"""Of an entry of several runs: messages, and bytes of these decompressed."""
+
+
 class Chunk(Enum):
     EARLIER = "not the last"
     LAST = "the last, at whose offset the message has its row"
@@ -83,11 +88,9 @@ class Entry:
         self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
 
 
-def taken(
-    queue: deque[Waiting], bytes_max: int, rows_max: int, unpacked_max: int
-) -> tuple[list[Waiting], int, int]:
+def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, int]:
     """What goes into one entry, from the head of the queue, with its bytes and messages: more than
-    one run up to so many of both, and of bytes when they are decompressed, or a chunk by itself."""
+    one run up to so many bytes, or to the limits above, or a chunk by itself."""
     runs = [queue.popleft()]
     size, rows, unpacked = runs[0].size, runs[0].messages, runs[0].unpacked
     while (
@@ -95,8 +98,8 @@ def taken(
         and runs[-1].chunk is None
         and queue[0].chunk is None
         and size + queue[0].size <= bytes_max
-        and rows + queue[0].messages <= rows_max
-        and unpacked + queue[0].unpacked <= unpacked_max
+        and rows + queue[0].messages <= ENTRY_ROWS_MAX
+        and unpacked + queue[0].unpacked <= ENTRY_UNPACKED_MAX
     ):
         runs.append(queue.popleft())
         size += runs[-1].size
