@@ -16,7 +16,6 @@ from typing import Protocol
 from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import Rowless
 
-
 ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
 """Of an entry of several runs: messages, and bytes of these decompressed."""

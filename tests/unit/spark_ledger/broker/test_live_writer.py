@@ -10,7 +10,7 @@ from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
-from spark_ledger.broker.owner.waiting import taken
+from spark_ledger.broker.owner.waiting import ENTRY_UNPACKED_MAX, taken
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import seal
 from spark_ledger.topic.log import state as topic_state
@@ -117,11 +117,11 @@ def test_batches_have_the_offsets_at_which_they_are_read_afterwards():
 def test_an_entry_has_a_bounded_number_of_bytes_when_it_is_decompressed():
     queue = deque(Sent(b"v") for _ in range(5))
     for run in queue:
-        run.unpacked = 4 << 20
-    queue[3].unpacked = 99 << 20
+        run.unpacked = ENTRY_UNPACKED_MAX // 2 - 1
+    queue[3].unpacked = 10 * ENTRY_UNPACKED_MAX
     sizes = []
     while queue:
-        sizes.append(len(taken(queue, 1 << 20, 1 << 20, 9 << 20)[0]))
+        sizes.append(len(taken(queue, 1 << 20)[0]))
     assert sizes == [2, 1, 1, 1]
 
 
