@@ -55,6 +55,7 @@ from bookie_server.disk.monitor import (
     total_space,
 )
 from bookie_server.journal.writer import JournalFailed
+from bookie_server.ledgers.lineage import Lineage
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
 from bookie_server.serve.registration import Registration, Standing, refuse_beside_twin, who_is
@@ -169,6 +170,8 @@ async def _run(config: BookieConfig) -> None:
         )
         closing.push_async_callback(store.close)
         identity = await _identify(disks, store)
+        lineage = await Lineage.open(store, identity.bookie_id, identity.cluster_id, disks.disks)
+        await lineage.look()
         address = advertised_address(config, port)
         await refuse_beside_twin(store, identity.bookie_id, address, who_is)
         credential = await autorecovery.repair_credential(store, secrets.token_hex(32))
@@ -178,16 +181,23 @@ async def _run(config: BookieConfig) -> None:
             cluster_id=identity.cluster_id,
             repair_credential=credential.encode(),
         )
+        lineage.attach(bookie.storage, bookie.ledgers)
         bookie.phase = "starting"
         service.serve(bookie)
         frames.serve(bookie)
-        registration = _registration(config, bookie, store, address, frames_at)
+        registration = _registration(config, bookie, store, address, frames_at, lineage)
+        closing.push_async_callback(_cancelled, asyncio.create_task(lineage.run(), name="lineage"))
         async with hosted(config.service_url, wanted=config.autorecovery):
             await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
 def _registration(
-    config: BookieConfig, bookie: Bookie, store: MetadataStore, address: str, frames_at: str
+    config: BookieConfig,
+    bookie: Bookie,
+    store: MetadataStore,
+    address: str,
+    frames_at: str,
+    lineage: Lineage,
 ) -> Registration:
     async def standing() -> Standing:
         await learn_whether_drained(bookie, store, lambda: registration.publish_soon())
@@ -197,8 +207,10 @@ def _registration(
         )
 
     registration = Registration(
-        *(store, bookie.bookie_id, address, frames_at, config.rack, standing, config.refresh_s)
+        *(store, bookie.bookie_id, address, frames_at, config.rack, standing, config.refresh_s),
+        lineage.may_register,
     )
+    lineage.listeners.append(registration.publish_soon)
     return registration
 
 
@@ -227,8 +239,9 @@ async def _serve(
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
     bookie.phase = ""
     served = {"address": registration.address, "frames": registration.frames}
-    text = "bookie %s is registered; it serves gRPC at %s, frames at %s"
-    log.info(text, bookie.bookie_id, *served.values())
+    is_registered = "is registered" if registration.registered else "waits to register"
+    text = "bookie %s %s; it serves gRPC at %s, frames at %s"
+    log.info(text, bookie.bookie_id, is_registered, *served.values())
     print(json.dumps({"bookie_id": bookie.bookie_id, **served}), flush=True)
     try:
         await _until_stopped_or_failed(stop, bookie)
@@ -249,6 +262,11 @@ async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
         if isinstance(error, DiskFailed | JournalFailed):
             raise DiskFailed(f"the storage failed: {error}") from error
         raise error
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:

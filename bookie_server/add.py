@@ -162,7 +162,14 @@ class Adder:
             normal = {item.header.ledger_id: None for item in items if not item.add.recovery}
             asked = [handle for handle in doubted if handle.ledger_id in normal]
             await asyncio.gather(*map(self._ledgers.make_sure, asked))
+        await self._make_certain(list(handles.values()), below=False)
         return handles
+
+    async def _make_certain(self, handles: Sequence[LedgerHandle], *, below: bool) -> None:
+        """With their records, where the metadata store may have gone back in time."""
+        asked = [h for h in handles if self._ledgers.is_uncertain(h, below=below)]
+        if asked:
+            await asyncio.gather(*map(self._ledgers.compare, asked))
 
     async def _meet_missing(
         self,
@@ -188,7 +195,10 @@ class Adder:
 
     async def _look_up(self, items: Sequence[_Item], handles: dict[int, LedgerHandle]) -> _Stored:
         """Headers of the frame's entries that are in an entry log already."""
-        while wanted := _perhaps_stored(items, handles):
+        wanted = _perhaps_stored(items, handles)
+        if wanted:
+            await self._make_certain([handles[ledger_id] for ledger_id in wanted], below=True)
+        while wanted := wanted and _perhaps_stored(items, handles):
             flushes = self._storage.flushes
             await self._ledgers.settled(wanted)
             stored: _Stored = {}

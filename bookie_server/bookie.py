@@ -241,6 +241,12 @@ class Bookie:
             return await self._stored(request)
         return await self._info()
 
+    async def _met(self, ledger_id: int) -> LedgerHandle:
+        """Raises Refused."""
+        handle = await self.ledgers.meet(ledger_id)
+        await self.ledgers.assure(handle)
+        return handle
+
     # -- read --
 
     async def _read(self, request: m.ReadRequest) -> m.ReadResponse:
@@ -248,7 +254,7 @@ class Bookie:
             return m.ReadResponse(Status.BAD_REQUEST, reason=reason)
         if not request.fence and not self.ledgers.known(request.ledger_id):
             return m.ReadResponse(Status.NO_SUCH_LEDGER)
-        handle = await self.ledgers.meet(request.ledger_id)
+        handle = await self._met(request.ledger_id)
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
@@ -316,7 +322,7 @@ class Bookie:
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
         if not self.ledgers.known(request.ledger_id):
             return m.StoredResponse(Status.OK, last)
-        handle = await self.ledgers.meet(request.ledger_id)
+        handle = await self._met(request.ledger_id)
         if not handle.allows("read", request.token):
             return m.StoredResponse(Status.UNAUTHORIZED)
         through = min(last, first + STORED_AT_ONCE - 1)
@@ -342,7 +348,7 @@ class Bookie:
     async def _read_lac(self, request: m.ReadLacRequest) -> m.ReadLacResponse:
         if request.ledger_id < 0:
             return m.ReadLacResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
-        handle = await self.ledgers.meet(request.ledger_id)
+        handle = await self._met(request.ledger_id)
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadLacResponse(Status.UNAUTHORIZED)
         if request.fence:
@@ -361,7 +367,7 @@ class Bookie:
     async def _write_lac(self, request: m.WriteLacRequest) -> m.WriteLacResponse:
         if request.ledger_id < 0 or request.last_add_confirmed < NO_ENTRY:
             return m.WriteLacResponse(Status.BAD_REQUEST, reason="negative ids")
-        handle = await self.ledgers.meet(request.ledger_id)
+        handle = await self._met(request.ledger_id)
         if not handle.allows("add", request.token):
             return m.WriteLacResponse(Status.UNAUTHORIZED)
         if handle.state.deleted:

@@ -58,6 +58,17 @@ class TimedOut(LedgerError):
     remedy = "Look whether the rows are there before writing them again."
 
 
+class MetadataHeld(LedgerError):
+    """The metadata store is older than a bookie's disk, or another's copy: no ledger ids, commits
+    or registrations until a person accepts it. Nothing was committed."""
+
+    error_class, sql_state = "LEDGER_METADATA.HELD", "55000"
+    remedy = (
+        "Bring the newest metadata back, or take this one as it is: `spark-ledger metadata"
+        " accept`, which first lists what would stay without a name."
+    )
+
+
 # -- outcome unknown: look before repeating ---------------------------------------------------
 
 

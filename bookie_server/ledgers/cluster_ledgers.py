@@ -74,9 +74,15 @@ class ClusterLedgers:
         if found is None or found.cluster_id != self._cluster_id:
             _log.error("the metadata store holds %s, not cluster %s", found, self._cluster_id)
             return False
+        if found.hold is not None:
+            _log.warning("the metadata store is held, nothing is deleted: %s", found.hold.why)
+            return False
         self._served = self._served or found
-        if found != self._served:
+        if found.epoch < self._served.epoch:
             _log.error("the metadata store holds %s, it was %s", found, self._served)
+            return False
+        if found != self._served:  # a person accepted it: from the next look on it counts
+            self._served = found
             return False
         if await read(self._metadata, paths.LEDGERS) is None:
             _log.error("the metadata store has no folder %s", paths.LEDGERS)

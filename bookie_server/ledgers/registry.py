@@ -13,11 +13,20 @@ fenced, for a fence it may have had here was forgotten with it (reclaim/collect.
 EVERY_LEDGER is in limbo any fence may be forgotten, and is asked for only after the record says so:
 a ledger is met as fenced unless its record is OPEN, and one that was met in an earlier run takes no
 normal add before its record was read (`make_sure`).
+
+Of an id that was given out again, because the metadata store went back in time, nothing of the two
+ledgers is mixed: the creator token of the record that was read at first contact stays with what is
+stored. It is compared with the record again (`compare`) before an add below the highest entry is
+taken in a new session with the store, and before anything is read or added once the store was found
+to be another. Where they differ, the ledger's entries here are another's: adds are refused, reads
+answer *unknown*; while nothing is stored the token is replaced. A store that cannot be asked stops
+nothing.
 """
 
 import asyncio
 import contextlib
 import hmac
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -39,11 +48,12 @@ from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.ledger_record import LedgerState as RecordState
-from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 
 T = TypeVar("T")
 PAGE_CACHE = "page-cache"  # a ledger's durability: acknowledged before the sync
 _TOKENS_REMEMBERED_MAX = 8
+_log = logging.getLogger(__name__)
 
 
 class LedgerHandle:
@@ -65,6 +75,9 @@ class LedgerHandle:
         self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
         self.doubted = False
         """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
+        self.other = False
+        """What is stored here is another ledger's than the record of this id names."""
+        self.compared = -1  # in which look of LedgerHandles the record named this ledger
         self.forgotten = False
         self.adds = 0  # frames that came, and fencing reads
         self.last_entry = last_entry
@@ -101,6 +114,8 @@ class LedgerHandle:
             return Status.UNAUTHORIZED
         if self.forgotten:
             return Status.BUSY  # again, please: it is met anew
+        if self.other:
+            return Status.CONFLICTING_ENTRY
         if recovery:
             return None
         state = self.state
@@ -187,6 +202,10 @@ class LedgerHandles:
         self._asking: dict[int, asyncio.Task[None]] = {}  # by `make_sure`
         self._fences: dict[int, asyncio.Future[None]] = {}  # set here, and not durable (yet)
         self._going: dict[int, asyncio.Future[None]] = {}
+        self._comparing: dict[int, asyncio.Task[None]] = {}
+        self._look = 0  # counts sessions with the store, and that it was found to be another
+        self._other_since = -1  # the look that found it to be another last
+        metadata.add_session_listener(self._session_changed)
 
     def known(self, ledger_id: int) -> bool:
         """Whether this node ever met the ledger. In every-ledger limbo "never" is uncertain."""
@@ -229,6 +248,64 @@ class LedgerHandles:
         if found.state is not RecordState.OPEN:
             await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])
         handle.doubted = False
+
+    def _session_changed(self, state: SessionState) -> None:
+        self._look += state is SessionState.CONNECTED
+
+    def store_is_another(self) -> None:
+        """It went back in time, or a person accepted that: every ledger is compared before it is
+        used again."""
+        self._look += 1
+        self._other_since = self._look
+
+    def is_uncertain(self, handle: LedgerHandle, *, below: bool) -> bool:
+        """Whether the record may name another ledger than the handle's. `below`: an add is not
+        above the highest entry, as is every first one where the id was given out again."""
+        return handle.compared < (self._look if below else self._other_since)
+
+    async def assure(self, handle: LedgerHandle) -> None:
+        """Before anything is read. Raises Refused: what is stored is another ledger's."""
+        if self.is_uncertain(handle, below=False):
+            await self.compare(handle)
+        if handle.other:
+            reason = "the metadata store went back in time, and gave the ledger's id to another"
+            raise Refused(Status.LIMBO, reason)
+
+    async def compare(self, handle: LedgerHandle) -> None:
+        """Read the ledger's record, once however many ask, and see whether it is that of what is
+        stored here. Raises JournalFailed."""
+        await _once(self._comparing, handle.ledger_id, lambda: self._compare(handle))
+
+    async def _compare(self, handle: LedgerHandle) -> None:
+        look = self._look
+        try:
+            if self._metadata.session_state is not SessionState.CONNECTED:
+                return  # the next session is another look
+            found = await self._record(handle.ledger_id)
+        except Refused as refused:
+            if refused.status is Status.LEDGER_DELETED or look > self._other_since:
+                handle.compared = look
+            return
+        if handle.forgotten:
+            return
+        known = handle.state
+        names_other = bool(known.creation and found.creator and known.creation != found.creator)
+        handle.other = names_other and handle.last_entry != NO_ENTRY
+        handle.compared = look
+        if not handle.other and known.creation != found.creator:
+            met = replace(
+                known,
+                creation=found.creator,
+                verifiers=found.verifiers,
+                durability=found.durability,
+            )
+            await asyncio.gather(*self._changed(met, known))
+        elif handle.other:
+            _log.error(
+                "ledger %d is another one by its record than what is stored here: its id was given"
+                " out again, after the metadata store went back in time; nothing of it is served",
+                handle.ledger_id,
+            )
 
     def adds(self, ledger_id: int) -> int:
         """Counts up with each frame of adds for the ledger that came, and each fencing read."""
@@ -377,7 +454,7 @@ class LedgerHandles:
     async def _meet(self, ledger_id: int) -> LedgerHandle:
         travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whatever began it
         state = self._storage.state(ledger_id)
-        first = state is None or not state.met
+        first, look = state is None or not state.met, self._look
         if first:
             await self._first_contact(ledger_id, state)
         try:
@@ -389,6 +466,7 @@ class LedgerHandles:
         self._handles[ledger_id] = handle
         handle.fence_durable = self._fences.get(ledger_id)
         handle.doubted = bool(self.every().limbo) and not first
+        handle.compared = look if first else -1
         return handle
 
     async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> None:
@@ -406,6 +484,7 @@ class LedgerHandles:
             verifiers=found.verifiers,
             durability=found.durability,
             met=True,
+            creation=known.creation or found.creator,
             fenced=known.fenced or surplus or forgotten,
         )
         state = self._storage.set_state(state)

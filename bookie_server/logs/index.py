@@ -70,6 +70,8 @@ class LedgerState:
     limbo: why entries may have been lost here, if they may.
     deleted: a tombstone.
     met: the verifiers were read from the metadata (not so only when the journal was damaged).
+    creation: the creator token of the record that was read then, by which it is seen that the id
+    was given out again after the metadata store went back in time; empty: not known.
     directories: ids of the ledger directories that may hold entries of it; the last one takes new
     ones. given_up: ids of those that were lost and are not missed any more, each with the revision
     from which on what it may hold of the ledger is garbage.
@@ -87,6 +89,7 @@ class LedgerState:
     directories: tuple[str, ...] = ()
     given_up: tuple[tuple[str, int], ...] = ()
     revision: int = 0
+    creation: str = ""
 
 
 def merged(one: LedgerState, other: LedgerState) -> LedgerState:
@@ -109,6 +112,7 @@ def merged(one: LedgerState, other: LedgerState) -> LedgerState:
         verifiers=met.verifiers,
         durability=met.durability,
         met=met.met,
+        creation=late.creation or early.creation,
         fenced=late.fenced or early.fenced,
         explicit_lac=max(late.explicit_lac, early.explicit_lac),
         limbo=limbo,
@@ -201,6 +205,8 @@ def encode_ledger_state(state: LedgerState) -> bytes:
     plain["verifiers"] = None if state.verifiers is None else shallow(state.verifiers)
     if not state.given_up:
         del plain["given_up"]
+    if not state.creation:
+        del plain["creation"]
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -7,7 +7,9 @@ is owned by our session, and the new one is there before the old one goes; what 
 at once, free space every `refresh_s`; a node left by an earlier session of this bookie is replaced,
 once it was asked who that is; one that names another address once we are registered is told as an
 error: another process serves from a copy of our directories; a lost session is made good as soon as
-there is a new one. /bookies/known/<id> is written once and never deleted here.
+there is a new one; none is made while `may_register` is not true, as of a metadata store that went
+back in time (ledgers/lineage.py): it is asked again every RETRY_S. /bookies/known/<id> is written
+once and never deleted here.
 
 Always true of a twin: the process registered under our id is asked, by frames, before any start is
 refused; one that does not respond, or responds with another identity, is a dead predecessor. One
@@ -47,6 +49,10 @@ DEREGISTER_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
+async def always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What changes while a bookie runs. Space is that of the ledger directories that live;
@@ -71,6 +77,7 @@ class Registration:
         rack: str,
         standing: Callable[[], Awaitable[Standing]],
         refresh_s: float,
+        may_register: Callable[[], Awaitable[bool]] = always,
     ) -> None:
         self._store = store
         self._id = bookie_id
@@ -79,11 +86,15 @@ class Registration:
         self._rack = rack
         self._standing = standing
         self._refresh_s = refresh_s
+        self._may_register = may_register
+        self.registered = False
+        """As of the last time it was published."""
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, first_seen_ms: int) -> None:
-        """Registered when it returns, and kept so until `stop`. Raises StoreError."""
+        """Registered when it returns, unless it may not be yet, and kept so until `stop`. Raises
+        StoreError."""
         await self._remember(first_seen_ms)
         self._store.add_session_listener(self._heard_of_session)
         await self._publish()
@@ -114,7 +125,7 @@ class Registration:
             self.publish_soon()
 
     async def _keep(self) -> None:
-        pause_s = self._refresh_s
+        pause_s = self._pause_s()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):  # wait_for may forget that it was cancelled
@@ -122,10 +133,13 @@ class Registration:
             self._changed.clear()
             try:
                 await self._publish()
-                pause_s = self._refresh_s
+                pause_s = self._pause_s()
             except (StoreError, DiskFailed) as error:
                 log.warning("could not register, trying again: %r", error)
                 pause_s = min(RETRY_S, self._refresh_s)
+
+    def _pause_s(self) -> float:
+        return self._refresh_s if self.registered else min(RETRY_S, self._refresh_s)
 
     async def _publish(self) -> None:
         """Make what the store says of us true: first the new place, then away with the other."""
@@ -133,8 +147,18 @@ class Registration:
         here, there = paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY
         if standing.readonly_reason:
             here, there = there, here
-        await self._put(f"{here}/{self._id}", self._record(standing))
-        await self._remove(there)
+        self.registered = await self._is_registered() or await self._may_register()
+        if self.registered:
+            await self._put(f"{here}/{self._id}", self._record(standing))
+            await self._remove(there)
+
+    async def _is_registered(self) -> bool:
+        """By this session."""
+        for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+            found = await read(self._store, f"{folder}/{self._id}")
+            if found is not None and found.owner == self._store.session_id:
+                return True
+        return False
 
     def _record(self, standing: Standing) -> bytes:
         record = {

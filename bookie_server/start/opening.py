@@ -19,7 +19,7 @@ from pathlib import Path
 from bookie_server.config import BookieConfig
 from bookie_server.disk import identity as identities
 from bookie_server.disk.identity import BadIdentity, Directory, Identity, WrongDisks
-from bookie_server.disk.interface import DiskFailed, DiskFull
+from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
 from bookie_server.disk.monitor import DiskMonitor, Role, Watched
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.journal import checkpoint
@@ -57,6 +57,11 @@ class OnDisk:
     @property
     def _all(self) -> list[Directory]:
         return [*self.journals, *self.ledgers]
+
+    @property
+    def disks(self) -> list[Disk]:
+        """Of all directories."""
+        return [each.disk for each in self._all]
 
     async def test(self) -> None:
         """Warn of disks that are slow or do not sync."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from spark_ledger import __version__
-from spark_ledger.cli import ledger, nodes, subscription, topic
+from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
 from spark_ledger.cli.common import MERGE_BYTES, App, JsonOption, print_json, print_table
 from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, in_units, registered
 from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
@@ -32,6 +32,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(nodes.bookies, name="bookie")
 app.add_typer(nodes.brokers, name="broker")
 app.add_typer(nodes.autorecovery, name="autorecovery")
+app.add_typer(metadata.app, name="metadata")
 
 
 def _tell(version: bool) -> None:
@@ -129,15 +130,21 @@ def status(
     url = service_url or background.find(data_dir or FOLDER).service_url
     try:
         found, brokers = asyncio.run(registered(url)), asyncio.run(alive(url))
+        store = metadata.standing(url)
     except Unavailable as error:
         if service_url:
             raise
         remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
         raise Unavailable(error.what, remedy) from None
     if json:
-        print_json({"service_url": url, "bookies": found, "brokers": brokers})
+        held = None if store.cluster.hold is None else store.cluster.hold.why
+        about = {"epoch": store.cluster.epoch, "held": held}
+        print_json({"service_url": url, "bookies": found, "brokers": brokers, "metadata": about})
         return
     print(f"cluster at {url}")
+    print(f"metadata: {metadata.sentence(store)}")
+    if store.cluster.hold is not None:
+        print("take the store as it is with `spark-ledger metadata accept`, or bring a newer back")
     columns = ("BOOKIE", "STATE", "FRAMES", "FREE", "REASON")
     rows = [
         (

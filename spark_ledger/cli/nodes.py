@@ -245,7 +245,7 @@ async def registered(service_url: str) -> list[dict[str, Any]]:
     """See directory.registered. Raises Unavailable."""
     from spark_ledger.bookies import directory
 
-    return await _of_store(service_url, directory.registered)
+    return await of_store(service_url, directory.registered)
 
 
 async def alive(service_url: str) -> list[dict[str, str | int]]:
@@ -254,11 +254,12 @@ async def alive(service_url: str) -> list[dict[str, str | int]]:
 
     return [
         {"id": one, "url": said["url"], "incomplete_messages": said.get("incomplete", 0)}
-        for one, said in sorted((await _of_store(service_url, brokers_alive)).items())
+        for one, said in sorted((await of_store(service_url, brokers_alive)).items())
     ]
 
 
-async def _of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
+async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
+    """What `ask` finds in the store of a cluster. Raises Unavailable, and what `ask` raises."""
     from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
     from spark_ledger.process import cluster_at

@@ -10,7 +10,6 @@ second time. Errors of the store leave here as errors of spark_ledger.errors.
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger.transitions import Done, Move, Refused
 from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.hold import FIRST_ID, decode_counter, encode_counter
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import (
     ANY_VERSION,
@@ -357,7 +357,6 @@ def _unavailable(what: str, failure: StoreError, unknown: bool = False) -> Unava
     return kind(f"{what}: {type(failure).__name__} {failure}".rstrip())
 
 
-FIRST_ID = 1
 BLOCK_IDS = 16
 
 
@@ -370,7 +369,7 @@ class LedgerIds:
         self._allocating = asyncio.Lock()
 
     async def next(self) -> int:
-        """One id; callers at the same time share a block. Raises Unavailable."""
+        """One id; callers at the same time share a block. Raises Unavailable, MetadataHeld."""
         async with self._allocating:
             if not self._block:
                 self._block = await self.allocate(BLOCK_IDS)
@@ -378,7 +377,8 @@ class LedgerIds:
             return first
 
     async def allocate(self, count: int) -> range:
-        """`count` consecutive ids that no other caller has or will get. Raises Unavailable."""
+        """`count` consecutive ids that no other caller has or will get. Raises Unavailable,
+        MetadataHeld."""
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
         try:
@@ -393,19 +393,10 @@ class LedgerIds:
         try:
             node = await self._metadata.get(paths.LEDGER_IDS)
         except NoNode:
-            await self._metadata.create(paths.LEDGER_IDS, _encode(FIRST_ID + count), parents=True)
+            await self._metadata.create(
+                paths.LEDGER_IDS, encode_counter(FIRST_ID + count), parents=True
+            )
             return range(FIRST_ID, FIRST_ID + count)
-        first = _decode(node.value)
-        await self._metadata.set(paths.LEDGER_IDS, _encode(first + count), node.version)
+        first = decode_counter(node.value)
+        await self._metadata.set(paths.LEDGER_IDS, encode_counter(first + count), node.version)
         return range(first, first + count)
-
-
-def _encode(next_id: int) -> bytes:
-    return json.dumps({"next": next_id}).encode()
-
-
-def _decode(value: bytes) -> int:
-    try:
-        return int(json.loads(value)["next"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise LedgerError(f"{paths.LEDGER_IDS} is damaged: {value!r}") from error

@@ -1,16 +1,23 @@
 """The record of the cluster itself, and the folders that are there from its first moment.
 
 Always true: the id is written once, by the process that starts the cluster first; a bookie's disk
-remembers it and serves no other cluster. The epoch counts re-creations from a backup.
+remembers it and serves no other cluster. The epoch counts how often a person accepted a store that
+had gone back in time (hold.py): ledger ids of an epoch begin at epoch x IDS_PER_EPOCH, above every
+id that was given out before. While the store is held (`Cluster.hold`) the record has HELD_FORMAT,
+which an earlier version refuses.
 """
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
+from spark_ledger import errors
 from spark_ledger.metadata import paths, store_calls
-from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.metadata.store import Check, MetadataStore
 
-FORMAT = 1
+FORMAT, HELD_FORMAT = 1, 2
+IDS_PER_EPOCH = 10**12
+EPOCH_MAX = paths.LEDGER_ID_MAX // IDS_PER_EPOCH - 1
 FOLDERS = (
     paths.BOOKIES_AVAILABLE,
     paths.BOOKIES_READONLY,
@@ -24,15 +31,29 @@ class BadClusterRecord(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Why no ids are given out and nothing is committed: what the bookie `by` saw. The next epoch
+    is above `epoch`, the highest that any bookie's disk has seen."""
+
+    why: str
+    by: str
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """`cluster_id` is a UUID in text."""
 
     cluster_id: str
     epoch: int = 0
+    hold: Hold | None = None
 
 
 def encode(cluster: Cluster) -> bytes:
-    plain = {"id": cluster.cluster_id, "epoch": cluster.epoch, "format": FORMAT}
+    plain: dict[str, Any] = {"id": cluster.cluster_id, "epoch": cluster.epoch, "format": FORMAT}
+    if (hold := cluster.hold) is not None:
+        plain |= {"format": HELD_FORMAT}
+        plain |= {"hold": {"why": hold.why, "by": hold.by, "epoch": hold.epoch}}
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -40,10 +61,15 @@ def decode(value: bytes) -> Cluster:
     """Raises BadClusterRecord."""
     try:
         plain = json.loads(value)
-        if plain["format"] != FORMAT:
+        if plain["format"] not in (FORMAT, HELD_FORMAT):
             raise BadClusterRecord(f"the cluster's record has format {plain['format']}")
-        return Cluster(str(plain["id"]), int(plain["epoch"]))
-    except (KeyError, TypeError, ValueError) as error:
+        hold = plain.get("hold")
+        if (hold is None) != (plain["format"] == FORMAT):
+            raise BadClusterRecord(f"a cluster's record of format {plain['format']}: {hold}")
+        if hold is not None:
+            hold = Hold(str(hold["why"]), str(hold["by"]), int(hold["epoch"]))
+        return Cluster(str(plain["id"]), int(plain["epoch"]), hold)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadClusterRecord(f"not a cluster's record: {error}") from error
 
 
@@ -64,3 +90,51 @@ async def ensure(store: MetadataStore, new_id: str) -> Cluster:
         found = await read(store)
     assert found is not None, "made, or made by somebody else, and never deleted"
     return found
+
+
+def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
+    """What a process raises that would commit, or delete, while the cluster is held."""
+    if cluster is None or cluster.hold is None:
+        return None
+    return errors.MetadataHeld(f"the metadata store is held: {cluster.hold.why}")
+
+
+class ClusterGuard:
+    """By what this process's multis fail once the cluster is held: the version of its node, which
+    is read once, and again when a multi failed by it."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._version: int | None = None
+
+    async def checks(self) -> list[Check]:
+        """For a multi; none where there is no cluster's node. Raises as `look`."""
+        if self._version is None:
+            node = await store_calls.read(self._store, paths.CLUSTER)
+            if node is None:
+                return []
+            if _refusal(node.value) is None:
+                self._version = node.version
+            else:
+                await self.look()
+        return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
+
+    async def look(self) -> None:
+        """Read it after a sync. Raises errors.MetadataHeld, errors.UnsupportedFormat,
+        StoreError."""
+        self._version = None
+        await self._store.sync(paths.CLUSTER)
+        node = await store_calls.read(self._store, paths.CLUSTER)
+        if node is None:
+            return
+        if (refusal := _refusal(node.value)) is not None:
+            raise refusal
+        self._version = node.version
+
+
+def _refusal(value: bytes) -> errors.LedgerError | None:
+    """Why nothing may be committed by the cluster's record."""
+    try:
+        return held(decode(value))
+    except BadClusterRecord as damage:
+        return errors.UnsupportedFormat(f"the cluster at the service URL: {damage}")

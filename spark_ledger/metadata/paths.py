@@ -8,6 +8,8 @@ meets a missing parent is broken, not empty.
 CLUSTER = "/cluster"
 LEDGERS = "/ledgers"
 LEDGER_IDS = "/ledger-ids"
+CHAIN = "/chain"
+HELD = "/held"
 BOOKIES_AVAILABLE = "/bookies/available"
 BOOKIES_READONLY = "/bookies/readonly"
 BOOKIES_KNOWN = "/bookies/known"
@@ -68,6 +70,11 @@ def brokers_of_topic(topic_id: str) -> str:
 def draining(bookie_id: str) -> str:
     """There while the bookie is being drained of its copies."""
     return f"{BOOKIES_DRAINING}/{bookie_id}"
+
+
+def held(bookie_id: str) -> str:
+    """What a bookie has that a store that went back does not name; see metadata/hold.py."""
+    return f"{HELD}/{bookie_id}"
 
 
 def digits_below(digits: int) -> int:

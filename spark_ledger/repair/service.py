@@ -1,8 +1,9 @@
 """What a process that heals the cluster does all the time: it works at the list, and, if it is
 elected, it is the auditor who fills it.
 
-Always true: what fails is said and tried again with the next pass; the auditor looks while this
-process copies, for a long copy is when it must see who comes back.
+Always true: what fails is said and tried again with the next pass; while the metadata store is held
+(metadata/hold.py) nothing is listed or repaired; the auditor looks while this process copies, for a
+long copy is when it must see who comes back.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings
+from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Tokens
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import elected, reachable
@@ -57,6 +59,7 @@ class Autorecovery:
         self._host, self._pid = host, pid
         self._auditor = Auditor(ledgers, tokens, now_ms)
         self._worker = Worker(ledgers, tokens)
+        self._guard = ClusterGuard(ledgers.metadata)
         self._alarm = ""
 
     @classmethod
@@ -84,6 +87,7 @@ class Autorecovery:
 
     async def look(self) -> None:
         """One look, if this process is the auditor. Raises LedgerError."""
+        await self._guard.look()
         if await elected(self._ledgers.metadata, paths.AUDITOR):
             report = await self._auditor.look()
             if report.alarm != self._alarm:
@@ -101,12 +105,15 @@ class Autorecovery:
 
     async def work(self) -> None:
         """One round of work. Raises LedgerError."""
+        await self._guard.look()
         await self._worker.round()
 
     async def _again(self, once: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await once()
+            except StoreError as failure:
+                log.warning("a pass of autorecovery ended early: %r", failure)
             except LedgerError as failure:
                 log.warning("a pass of autorecovery ended early: %s", failure)
             await asyncio.sleep(await self._pause_s())

@@ -98,6 +98,14 @@ class Write:
             raise NotEmpty(path)
         self._put(path, None)
 
+    def become(self, nodes: dict[str, Versioned]) -> None:
+        """These nodes, with their versions, and no others."""
+        for path in sorted({*self._tree.nodes} - {*nodes}, reverse=True):
+            self._put(path, None)
+        for path in sorted(nodes):
+            if self._tree.nodes.get(path) != nodes[path]:
+                self._put(path, nodes[path])
+
     def run(self, operation: Operation) -> None:
         if isinstance(operation, Create):
             self.create(operation.path, operation.value)

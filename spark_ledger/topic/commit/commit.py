@@ -1,12 +1,13 @@
 """Commit: what a batch brings to its topics becomes visible, all at once, exactly once.
 
 One multi: set the transaction record at its known version, check (or end) the intent, and for each
-topic set head at the version it was folded from and create log/<n>. Always true: all topics or
-none; the loser of a race changes nothing; a lost response is resolved only by sync and the
-transaction record, never from the log and never by sending again first (hazards 1, 2); a version at
-or below the recorded one changes nothing, unless a query plans it anew and the user wants its rows:
-then the record goes back to it. The first try goes by what this process last saw
-(commit/views.py); whatever it is refused by is looked at again after a sync before it is believed.
+topic set head at the version it was folded from and create log/<n>; last it checks the cluster's
+record, whose version a hold raises (metadata/hold.py). Always true: all topics or none; the loser
+of a race changes nothing; a lost response is resolved only by sync and the transaction record,
+never from the log and never by sending again first (hazards 1, 2); a version at or below the
+recorded one changes nothing, unless a query plans it anew and the user wants its rows: then the
+record goes back to it. The first try goes by what this process last saw (commit/views.py); whatever
+it is refused by is looked at again after a sync before it is believed.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import (
     Check,
     Create,
@@ -83,6 +85,7 @@ class Committer:
         self.holds = holds
         self.rng = rng
         self.views = CommitViews(store, log)
+        self.guard = ClusterGuard(store)
 
     async def commit(self, wanted: Wanted, timeout_s: float = 60.0) -> CommitOutcome:
         """Make the commit. Returns when it is durable.
@@ -94,17 +97,21 @@ class Committer:
         checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
         errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
         errors.CommitOutcomeUnknown (the deadline passed with a response lost: replay it),
-        errors.Unavailable (nothing was committed), what writing to ledgers raises, ValueError for
-        what never holds.
+        errors.Unavailable and errors.MetadataHeld (nothing was committed), what writing to ledgers
+        raises, ValueError for what never holds.
         """
         txn = wanted.txn
         one = _Commit(self, wanted)
         doing = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
         with reachable(doing):
-            if txn.version != NEXT_VERSION:
-                return await one.run(timeout_s)
-            async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
-                return await one.run(timeout_s)
+            try:
+                if txn.version != NEXT_VERSION:
+                    return await one.run(timeout_s)
+                async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
+                    return await one.run(timeout_s)
+            except errors.LedgerFenced:  # by an intent, say, that a store gone back does not have
+                await self.guard.look()
+                raise
 
 
 class _Doubt(Exception):
@@ -361,6 +368,8 @@ class _Commit:
         for topic_id, head in zip(steps, heads, strict=True):
             log = paths.topic_log(topic_id, numbers[topic_id])
             operations += [head, Create(log, nodes[topic_id].value)]
+        guard_at = len(operations)
+        operations += await self._process.guard.checks()
         size = _bytes_of(operations)
         if size > MULTI_BYTES_MAX:
             raise errors.CommitTooBig(
@@ -371,7 +380,10 @@ class _Commit:
         try:
             await self._store.multi(operations)
         except MultiFailed as failed:
-            self._lost(failed, heads_at, list(steps))
+            if failed.index == guard_at:
+                await self._process.guard.look()
+            else:
+                self._lost(failed, heads_at, list(steps))
             return None
         self._turns.used()
         self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     Check,
@@ -123,7 +123,8 @@ class Janitor:
         self._seen: dict[str, Sighting] = {}
         self._silent_since_s: float | None = None
         self._session = 0
-        self._cluster: bytes | None = None
+        self._cluster: cluster.Cluster | None = None
+        self._looked = False
         store.add_session_listener(self._session_changed)
 
     async def clean(
@@ -147,23 +148,36 @@ class Janitor:
             await self._learn_of_closed(a_pass)
             judged = sorted({one.topic for one in a_pass.judged()})
             topics = await self._references.of(judged, a_pass.deleted)
+            await self._check_cluster()
             report = await self._delete(a_pass, topics, report, force)
             return await self._remove_topics(a_pass, report)
 
     # -- looking ------------------------------------------------------------------------------
 
     async def _check_cluster(self) -> None:
-        """The store is still the one this janitor began with (hazard 50)."""
+        """The store is still of the cluster this janitor began with (hazard 50), and not held; of
+        what it remembers from before a person accepted an older store nothing counts."""
         await self.store.sync()
         node = await read(self.store, paths.CLUSTER)
-        value = b"" if node is None else node.value
-        if self._cluster is None:
-            self._cluster = value
-        if value != self._cluster:
+        try:
+            found = None if node is None else cluster.decode(node.value)
+        except cluster.BadClusterRecord:
+            found = cluster.Cluster("")
+        if (refusal := cluster.held(found)) is not None:
+            raise refusal
+        before, self._cluster = self._cluster, found
+        if not self._looked or before == found:
+            self._looked = True
+            return
+        if before is None or found is None or before.cluster_id != found.cluster_id:
+            self._cluster = before
             raise errors.Unavailable(
                 "the metadata store holds another cluster than before",
                 "Check the service URL; nothing is deleted until it is right.",
             )
+        self._references = References(self.store, self._ledgers)
+        self._inventory = LedgerInventory(self.store)
+        self._ended, self._seen, self._silent_since_s = {}, {}, None
 
     async def _all_intents(self) -> list[Intent]:
         """One that has ended does not change, and is read once."""

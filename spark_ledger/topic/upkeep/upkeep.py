@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.chain import EXTEND_S, Extender, loop_clock
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import each, reachable, read, store_now_ms
 from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
@@ -235,10 +236,15 @@ class Upkeep:
         self._intent: Intent | None = None
         self._janitor = Janitor(client.store, client.ledgers, client.rng)
         self._expiry = IntentExpiry(client.store)
+        self._chain = Extender(client.store, EXTEND_S, loop_clock)
 
     async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
-        """One pass. `force` as Janitor.clean. Raises errors.Unavailable."""
+        """One pass; it appends to the chain of links, too (metadata/chain.py). `force` as
+        Janitor.clean. Raises errors.Unavailable, errors.MetadataHeld: then nothing was done."""
         with reachable("maintaining topics"):
+            await self._client.committer.guard.look()
+            if not dry_run:
+                await self._chain.once()
             now_ms = await store_now_ms(self._client.store)
         topics = await self._client.topics.list()
         if self._intent is not None:

@@ -12,7 +12,7 @@ from bookie_server.logs.index import LedgerState
 from bookie_server.reclaim.collect import GarbageCollector, StoreLogs
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata import ledger_record as record_of
-from spark_ledger.metadata.cluster import Cluster
+from spark_ledger.metadata.cluster import Cluster, Hold
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, StoreError, StoreUnavailable
 from tests.simulation.loop import run
@@ -192,7 +192,9 @@ def test_a_buried_ledger_whose_record_is_back_is_kept():
 # -- when it may be a mistake ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("found", [None, Cluster("another"), Cluster(CLUSTER_ID, epoch=1), b"?"])
+@pytest.mark.parametrize(
+    "found", [None, Cluster("another"), Cluster(CLUSTER_ID, 1, Hold("older", "b")), b"?"]
+)
 def test_bk870_the_store_of_another_cluster_or_of_none_drops_nothing(found):
     """BK#870: a bookie whose metadata root was another cluster's, or empty, took all its ledgers
     for deleted."""

@@ -8,7 +8,7 @@ from bookie_server.api.status import Status
 from bookie_server.ledgers.cluster_ledgers import READS_PER_S, ClusterLedgers
 from bookie_server.reclaim.collect import Tombstones
 from spark_ledger.metadata import cluster, ledger_record, paths
-from spark_ledger.metadata.cluster import Cluster
+from spark_ledger.metadata.cluster import Cluster, Hold
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import NoNode, StoreUnavailable, Versioned
 from tests.kit.settings import with_settings
@@ -200,10 +200,12 @@ def test_a_store_that_was_another_clusters_from_the_start_buries_nothing():
     on_a_node(test)
 
 
-@pytest.mark.parametrize("record", [None, Cluster("another"), Cluster(CLUSTER_ID, epoch=1), b"?"])
+@pytest.mark.parametrize(
+    "record", [None, Cluster("another"), Cluster(CLUSTER_ID, 1, Hold("older", "b")), b"?"]
+)
 def test_the_store_of_another_cluster_or_of_none_buries_nothing(record):
-    """An empty root, another cluster's, one restored from a backup (told by the epoch, which the
-    first sweep saw), a damaged record."""
+    """An empty root, another cluster's, one that is held because it went back in time, a damaged
+    record."""
 
     async def test(node):
         await asyncio.sleep(SWEEP_S + 1)

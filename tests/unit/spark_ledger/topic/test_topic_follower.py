@@ -151,10 +151,12 @@ def test_what_ends_the_following_is_told_by_every_later_poll():
         reader = await stage.another()
         follower = await reader.follow(stage.topic.id)
         intent = await stage.intent()
-        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        written = await stage.written(intent, [b"a"])
+        reader.store.suspend(1.0)  # it sees the commit only once that is damaged
+        await stage.commit(intent, 0, written)
         path = paths.topic_log(stage.topic.id, 0)
         stage.world.store.write("", lambda write: write.set(path, b"damaged", 0))
-        await asyncio.sleep(1)
+        await asyncio.sleep(5)
 
         with pytest.raises(errors.UnsupportedFormat, match="not a commit"):
             follower.state()

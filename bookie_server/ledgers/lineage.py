@@ -1,0 +1,268 @@
+"""Whether the metadata store is the one that this bookie's disks know, or went back in time.
+
+Always true: the store is compared before the bookie registers in it, at each new session with it,
+when its cluster's record changes, and every LOOK_S. It went back if a link of its chain is missing
+that a disk has seen (spark_ledger/metadata/chain.py), or if the bookie has met a ledger of an id
+that its counter has not given out. The bookie that finds that puts the hold
+(spark_ledger/metadata/hold.py), and reports below /held what it has and the store does not name. A
+store of a higher epoch than the disks have seen was accepted by a person: it counts, and from then
+on its links do. A store without a cluster, or another's, is left alone and not registered in. Links
+are kept on the disks only of a store that counts; where no process appends any, the bookie does.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+
+from bookie_server.api.entry import EntryHeader
+from bookie_server.disk import seen_links
+from bookie_server.disk.interface import Disk, DiskFailed
+from bookie_server.disk.seen_links import SeenLinks
+from bookie_server.ledgers.registry import LedgerHandles
+from bookie_server.logs.index import LedgerState
+from bookie_server.storage.storage import LedgerStorage
+from spark_ledger import errors
+from spark_ledger.metadata import chain as chains
+from spark_ledger.metadata import cluster, hold, ledger_record, paths
+from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
+from spark_ledger.metadata.cluster import BadClusterRecord, Cluster, Hold
+from spark_ledger.metadata.hold import Report
+from spark_ledger.metadata.ledger_record import BadLedgerRecord
+from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
+from spark_ledger.metadata.store_calls import read
+
+LOOK_S = 60.0
+RECORDS_AT_ONCE, REPORT_PAUSE_S = 200, 0.2
+_log = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    """What the store is to a disk."""
+
+    OURS = "it goes on from what was seen"
+    ACCEPTED = "a person accepted it after what was seen"
+    OLDER = "it went back in time"
+    FOREIGN = "it has no cluster, or another"
+
+
+def judged(
+    seen: SeenLinks, found: Cluster | None, chain: Chain | None, next_id: int | None, id_max: int
+) -> tuple[Verdict, str]:
+    """The verdict and, of OLDER, why. `next_id`: of the store's counter, None while it is held;
+    `id_max`: the highest ledger id that was met here, 0 for none."""
+    if found is None or found.cluster_id != seen.cluster_id:
+        return Verdict.FOREIGN, ""
+    if found.epoch < seen.epoch:
+        return Verdict.OLDER, f"it has epoch {found.epoch}, a bookie has seen {seen.epoch}"
+    if next_id is not None and id_max >= next_id:
+        return Verdict.OLDER, f"a bookie has ledger {id_max}, the next id is {next_id}"
+    if found.epoch > seen.epoch:
+        return Verdict.ACCEPTED, ""
+    number = chains.missing(seen.links, chain)
+    if number is None:
+        return Verdict.OURS, ""
+    newest = "no link" if chain is None else f"{chain.newest} as its newest"
+    return Verdict.OLDER, f"link {number}, which a bookie has seen, is not in it; it has {newest}"
+
+
+def highest_id(states: Iterable[LedgerState]) -> int:
+    """Of the ledgers whose record was read, 0 for none."""
+    return max((state.ledger_id for state in states if state.met), default=0)
+
+
+class Lineage:
+    """Of one bookie. `met` gives the states of its ledgers, once they are known."""
+
+    def __init__(
+        self, store: MetadataStore, bookie_id: str, disks: Sequence[Disk], seen: SeenLinks
+    ) -> None:
+        self._store = store
+        self._bookie_id = bookie_id
+        self._disks = disks
+        self._seen = seen
+        self._extender = Extender(store, BOOKIE_EXTENDS_S, chains.loop_clock)
+        self._looking = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._was_another = False
+        self._told: Verdict | Hold | None = None
+        self.refusal = ""
+        """Why the bookie does not register, as of the last look; empty: it may."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called when `refusal` changes."""
+        self.ledgers: LedgerHandles | None = None
+        self.storage: LedgerStorage | None = None
+        store.add_session_listener(self._session_changed)
+
+    @classmethod
+    async def open(
+        cls, store: MetadataStore, bookie_id: str, cluster_id: str, disks: Sequence[Disk]
+    ) -> "Lineage":
+        return cls(store, bookie_id, disks, await seen_links.read(disks, cluster_id))
+
+    def attach(self, storage: LedgerStorage, ledgers: LedgerHandles) -> None:
+        """From now on what is stored here counts, and is compared when the store is another."""
+        self.storage, self.ledgers = storage, ledgers
+        if self._was_another:
+            ledgers.store_is_another()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled. What fails is tried again."""
+        while True:
+            try:
+                await self.look()
+                if self.refusal:
+                    await self._report()
+            except StoreError as failure:
+                _log.warning("the metadata store was not compared with the disks: %r", failure)
+            except Exception:
+                _log.exception("a defect: the metadata store was not compared with the disks")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def may_register(self) -> bool:
+        """After a look; see `refusal`. Raises StoreError."""
+        await self.look()
+        return not self.refusal
+
+    async def look(self) -> None:
+        """Compare the store, hold it if it went back, and keep its links if it did not. Raises
+        StoreError."""
+        async with self._looking:
+            try:
+                await self._look()
+            except (BadClusterRecord, chains.BadChain, errors.LedgerError) as damage:
+                raise StoreError(f"the metadata store cannot be understood: {damage}") from damage
+
+    async def _look(self) -> None:
+        found = await cluster.read(self._store)
+        await self._watch()
+        node = await read(self._store, paths.CHAIN)
+        chain = chains.of_node(node)
+        states = [] if self.storage is None else self.storage.states()
+        verdict, why = judged(self._seen, found, chain, await self._next_id(), highest_id(states))
+        if verdict is Verdict.OLDER:
+            text = f"{why}: it was restored from a copy, or is another copy's successor"
+            epoch = max(self._seen.epoch, 0 if found is None else found.epoch)
+            wanted = Hold(text, self._bookie_id, epoch)
+            found = await hold.put(self._store, self._seen.cluster_id, wanted)
+        self._tell(verdict, found)
+        if found is None or found.hold is not None or verdict in (Verdict.OLDER, Verdict.FOREIGN):
+            return
+        if chain is None or verdict is Verdict.OURS:
+            await self._extender.once()
+        if chain is not None:
+            await self._keep(found, chain)
+
+    async def _next_id(self) -> int | None:
+        node = await read(self._store, paths.LEDGER_IDS)
+        if node is None:
+            return hold.FIRST_ID
+        try:
+            return hold.decode_counter(node.value)
+        except errors.LedgerError:  # held, or damaged
+            return None
+
+    async def _keep(self, found: Cluster, chain: Chain) -> None:
+        links = chains.newest_of_each_kind(chain)
+        seen = SeenLinks(found.cluster_id, found.epoch, links)
+        if seen == self._seen:
+            return
+        try:
+            await seen_links.write(self._disks, seen)
+        except DiskFailed as failure:  # full, say: a later look tries it again
+            _log.warning("the newest links of the metadata store are not kept: %s", failure)
+        else:
+            self._seen = seen
+
+    def _tell(self, verdict: Verdict, found: Cluster | None) -> None:
+        """Once for each change, to the log, to the ledgers and to who listens."""
+        before = self.refusal
+        held = None if found is None else found.hold
+        self.refusal = ""
+        if verdict is Verdict.FOREIGN:
+            self.refusal = "the metadata store has no cluster, or another than the disks"
+        elif held is not None:
+            self.refusal = f"the metadata store is held: {held.why}"
+        now = held or (verdict if verdict in (Verdict.FOREIGN, Verdict.ACCEPTED) else None)
+        if now != self._told and now is not None:
+            if self.refusal:
+                _log.error("%s; the bookie serves on and does not register", self.refusal)
+            else:
+                _log.warning("the metadata store was accepted, epoch %s", found and found.epoch)
+            self._was_another = True
+            if self.ledgers is not None:
+                self.ledgers.store_is_another()
+        self._told = now
+        if self.refusal != before:
+            for listener in self.listeners:
+                listener()
+
+    # -- when to look -------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Be woken when the cluster's record changes."""
+        with contextlib.suppress(NoNode):
+            await self._store.get(paths.CLUSTER, self._woken)
+
+    def _woken(self) -> None:
+        self._wake.set()
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._wake.set()
+
+    # -- what is here and not there -----------------------------------------------------------
+
+    async def _report(self) -> None:
+        """Tell people what this bookie has that a held store does not name. Raises StoreError."""
+        found = await cluster.read(self._store)
+        if self.storage is None or found is None or found.hold is None:
+            return
+        states = sorted(
+            (state for state in self.storage.states() if state.ledger_id >= 0 and state.met),
+            key=lambda state: state.ledger_id,
+        )
+        missing: list[int] = []
+        others: list[int] = []
+        buried: list[int] = []
+        for at in range(0, len(states), RECORDS_AT_ONCE):
+            some = states[at : at + RECORDS_AT_ONCE]
+            nodes = await self._store.get_many([paths.ledger(one.ledger_id) for one in some])
+            for state, node in zip(some, nodes, strict=True):
+                if node is None and not state.deleted:
+                    missing.append(state.ledger_id)
+                elif node is not None and state.deleted:
+                    buried.append(state.ledger_id)
+                elif node is not None and _names_other(node.value, state):
+                    others.append(state.ledger_id)
+            await asyncio.sleep(REPORT_PAUSE_S)
+        sized = [await self._sized(ledger_id) for ledger_id in missing]
+        total = sum(size for _, _, size in sized)
+        listed = sized[: hold.LISTED_MAX]
+        counts = (len(missing), total, highest_id(states), found.epoch)
+        await hold.publish(self._store, Report(self._bookie_id, listed, others, buried, *counts))
+
+    async def _sized(self, ledger_id: int) -> tuple[int, int, int]:
+        """Id, last entry, and bytes up to it by that entry's header, 0 where it cannot be read."""
+        assert self.storage is not None
+        try:
+            last = await self.storage.reader.last_entry(ledger_id)
+            if last is None:
+                return ledger_id, -1, 0
+            header = (await self.storage.reader.headers(ledger_id, [last])).get(last)
+        except DiskFailed:
+            return ledger_id, -1, 0
+        size = header.cumulative_bytes if isinstance(header, EntryHeader) else 0
+        return ledger_id, last, size
+
+
+def _names_other(value: bytes, state: LedgerState) -> bool:
+    try:
+        creator = ledger_record.decode(value).creator
+    except BadLedgerRecord:
+        return False
+    return bool(state.creation and creator and state.creation != creator)

@@ -1,0 +1,134 @@
+"""`spark-ledger metadata status|accept`: whether the metadata store went back in time, and what a
+person does about it (metadata/hold.py)."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_ledger.cli.common import App, JsonOption, UrlOption, print_facts, print_json, print_table
+from spark_ledger.cli.nodes import in_units, of_store
+from spark_ledger.config import resolve_service_url
+from spark_ledger.errors import counted
+
+if TYPE_CHECKING:
+    from spark_ledger.metadata.hold import Status
+
+app = App(
+    help="The metadata store: whether it went back in time, and accepting one that did.",
+    no_args_is_help=True,
+)
+REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
+SHOWN = 50
+
+
+def standing(service_url: str) -> "Status":
+    """Of the store at the URL. Raises errors.Unavailable, errors.UnsupportedFormat."""
+    from spark_ledger.metadata import hold
+
+    return asyncio.run(of_store(service_url, hold.status))
+
+
+def plain(status: "Status") -> dict[str, Any]:
+    """For JSON."""
+    cluster, held = status.cluster, status.cluster.hold
+    newest = status.newest
+    return {
+        "cluster": cluster.cluster_id,
+        "epoch": cluster.epoch,
+        "newest_link": None if newest is None else {"number": newest[0], "token": newest[1]},
+        "held": None if held is None else {"why": held.why, "bookie": held.by},
+        "unnamed": [
+            {"ledger": ledger, "last_entry": last, "bytes": size}
+            for ledger, (last, size) in status.missing.items()
+        ],
+        "unnamed_by_bookie": {one.bookie_id: one.ledgers for one in status.reports},
+        "other_ledgers": sorted({i for one in status.reports for i in one.others}),
+        "buried": sorted({i for one in status.reports for i in one.buried}),
+        "silent_bookies": list(status.silent),
+    }
+
+
+def sentence(status: "Status") -> str:
+    """One line: epoch, newest link, the hold."""
+    cluster = status.cluster
+    link = "no link yet" if status.newest is None else f"newest link {status.newest[0]}"
+    held = "" if cluster.hold is None else f"; HELD: {cluster.hold.why}"
+    return f"epoch {cluster.epoch}, {link}{held}"
+
+
+@app.command("status")
+def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """Its epoch, the newest link of its chain, and whether it is held."""
+    found = standing(resolve_service_url(service_url))
+    if json:
+        print_json(plain(found))
+        return
+    held, newest = found.cluster.hold, found.newest
+    print_facts(
+        {
+            "cluster": found.cluster.cluster_id,
+            "epoch": found.cluster.epoch,
+            "newest link": "none" if newest is None else f"{newest[0]} ({newest[1]})",
+            "held": "no" if held is None else f"{held.why} (bookie {held.by})",
+        }
+    )
+    if held is not None:
+        _show(found)
+
+
+@app.command("accept")
+def accept(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Take a store that went back in time as it is: first lists what bookies have and it does not
+    name. Ids of new ledgers are then above all that were given out before."""
+    from spark_ledger.metadata import hold
+
+    url = resolve_service_url(service_url)
+    before = standing(url)
+    give_up_at = time.monotonic() + REPORTS_WAIT_S
+    while before.cluster.hold and before.silent and time.monotonic() < give_up_at:
+        time.sleep(REPORTS_PAUSE_S)  # bookies see the hold within a moment, and report
+        before = standing(url)
+    if before.cluster.hold is None:
+        if json:
+            print_json({"accepted": False, **plain(before)})
+        else:
+            print(f"the metadata store is not held, so there is nothing to accept: {url}")
+        return
+    if not json:
+        print(f"the metadata store is held: {before.cluster.hold.why}")
+        _show(before)
+    if not yes:
+        question = "Take it as it is? What bookies have without a name stays there, unread."
+        typer.confirm(question, abort=True, err=json)
+    after = asyncio.run(of_store(url, hold.accept))
+    if json:
+        print_json({"accepted": True, **plain(before), "epoch": after.cluster.epoch})
+    else:
+        print(f"accepted: {sentence(after)}")
+
+
+def _show(found: "Status") -> None:
+    """What would be without a name."""
+    missing = found.missing
+    size = in_units(sum(size for _, size in missing.values()))
+    print(f"bookies have {counted(len(missing), 'ledger')} that it does not name, {size}")
+    shown = [
+        (ledger, last + 1, in_units(size)) for ledger, (last, size) in [*missing.items()][:SHOWN]
+    ]
+    print_table(("LEDGER", "ENTRIES", "SIZE"), shown, "no such ledgers")
+    if len(missing) > SHOWN:
+        print(f"... and {len(missing) - SHOWN} more (--json lists them)")
+    others = sorted({i for one in found.reports for i in one.others})
+    buried = sorted({i for one in found.reports for i in one.buried})
+    if others:
+        print(f"ids that it gave out again, to other ledgers: {', '.join(map(str, others))}")
+    if buried:
+        print(f"it names ledgers that bookies have buried: {', '.join(map(str, buried))}")
+    for bookie in found.silent:
+        print(f"bookie {bookie} has not reported: it is down, or compares its ledgers still")

@@ -1,0 +1,244 @@
+"""The hold on a metadata store that went back in time: who puts it, what it stops, how it ends.
+
+A bookie whose disk knows more than the store (chain.py; or a ledger of an id that the counter has
+not given out) puts the hold, by one multi, into the cluster's record and into the counter of ledger
+ids. From then on no ids are given out (an earlier version finds the counter damaged), no commit is
+made (its multi checks the version of the cluster's record) and no bookie registers; nothing is
+deleted, repaired or merged. Open ledgers are written and read on. A person ends it (`accept`): the
+epoch rises, so that the ids of the next ledgers are above all that any disk knows.
+
+Always true: the hold, and its end, are one multi on the versions that were read: of a hold and an
+accept at the same time one fails and is judged again. The reports of bookies below /held are for
+people; nothing is decided by them but that the next epoch is above the ids that they name.
+
+The node of a bookie's report is JSON: `missing`: [[ledger id, last entry, bytes], ...] that the
+bookie has and the store does not name, LISTED_MAX at most; `others`: ids whose record names another
+ledger than the bookie has; `buried`: ids that the store names again and that the bookie has buried;
+`ledgers`, `bytes`: how many are missing, and the sum; `id_max`: the highest id that it has met;
+`epoch`: the store's when it was written, so that one of an earlier hold does not count.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spark_ledger import errors
+from spark_ledger.metadata import chain as chains
+from spark_ledger.metadata import cluster as clusters
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import EPOCH_MAX, IDS_PER_EPOCH, Cluster, Hold
+from spark_ledger.metadata.store import (
+    Create,
+    MetadataStore,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    Versioned,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, reachable, read
+
+LISTED_MAX = 20_000
+FIRST_ID = 1
+
+
+# -- the counter of ledger ids ----------------------------------------------------------------
+
+
+def encode_counter(next_id: int) -> bytes:
+    return json.dumps({"next": next_id}).encode()
+
+
+def _held_counter(why: str) -> bytes:
+    """An earlier version says that it is damaged, and shows it."""
+    return json.dumps({"held": why, "next": "held: run `spark-ledger metadata accept`"}).encode()
+
+
+def decode_counter(value: bytes) -> int:
+    """The next id. Raises errors.MetadataHeld, errors.LedgerError where it is damaged."""
+    try:
+        plain = json.loads(value)
+        if "held" in plain:
+            raise errors.MetadataHeld(f"the metadata store is held: {plain['held']}")
+        return int(plain["next"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.LedgerError(f"{paths.LEDGER_IDS} is damaged: {value!r}") from error
+
+
+# -- the hold ---------------------------------------------------------------------------------
+
+
+async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> Cluster | None:
+    """Hold the store, if it still is this cluster's of no higher epoch than `hold.epoch`; a hold
+    that is there stays, its epoch the higher of both. Returns the cluster as it is then. Raises
+    BadClusterRecord, StoreError."""
+    for _ in range(TRIES_MAX):
+        await store.sync(paths.CLUSTER)
+        node = await read(store, paths.CLUSTER)
+        found = None if node is None else clusters.decode(node.value)
+        if node is None or found is None or found.cluster_id != cluster_id:
+            return found
+        wanted = found.hold or hold
+        wanted = replace(wanted, epoch=max(wanted.epoch, hold.epoch))
+        if found.hold == wanted or found.epoch > hold.epoch:
+            return found
+        value = clusters.encode(replace(found, hold=wanted))
+        counter = await _counter(store, _held_counter(wanted.why))
+        try:
+            await store.multi([Set(paths.CLUSTER, value, node.version), counter])
+            return replace(found, hold=wanted)
+        except (MultiFailed, OutcomeUnknown):
+            continue
+    return found
+
+
+async def _counter(store: MetadataStore, value: bytes) -> Operation:
+    return _written(paths.LEDGER_IDS, value, await read(store, paths.LEDGER_IDS))
+
+
+def _written(path: str, value: bytes, node: Versioned | None) -> Operation:
+    return Create(path, value) if node is None else Set(path, value, node.version)
+
+
+# -- what bookies have ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """See the head of this file."""
+
+    bookie_id: str
+    missing: Sequence[tuple[int, int, int]] = ()
+    others: Sequence[int] = ()
+    buried: Sequence[int] = ()
+    ledgers: int = 0
+    bytes: int = 0
+    id_max: int = 0
+    epoch: int = 0
+
+
+def encode_report(report: Report) -> bytes:
+    plain = {
+        "missing": [list(one) for one in report.missing[:LISTED_MAX]],
+        "others": list(report.others[:LISTED_MAX]),
+        "buried": list(report.buried[:LISTED_MAX]),
+        "ledgers": report.ledgers,
+        "bytes": report.bytes,
+        "id_max": report.id_max,
+        "epoch": report.epoch,
+    }
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode_report(bookie_id: str, value: bytes) -> Report:
+    """One that is damaged is empty: it is for people."""
+    try:
+        plain = json.loads(value)
+        missing = [(int(i), int(last), int(size)) for i, last, size in plain["missing"]]
+        others, buried = ([int(i) for i in plain[name]] for name in ("others", "buried"))
+        sums = (int(plain[name]) for name in ("ledgers", "bytes", "id_max", "epoch"))
+        return Report(bookie_id, missing, others, buried, *sums)
+    except (KeyError, TypeError, ValueError):
+        return Report(bookie_id)
+
+
+async def publish(store: MetadataStore, report: Report) -> None:
+    """Write the bookie's report, unless the same is there. Raises StoreError."""
+    path, value = paths.held(report.bookie_id), encode_report(report)
+    node = await read(store, path)
+    if node is None:
+        await ensure(store, path, value)
+    elif node.value != value:
+        await store.set(path, value, node.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Of the metadata store: `newest` is the chain's newest link (number, token). `silent` are the
+    bookies that were ever seen and have reported nothing since the hold."""
+
+    cluster: Cluster
+    newest: tuple[int, str] | None = None
+    reports: Sequence[Report] = ()
+    silent: Sequence[str] = ()
+
+    @property
+    def missing(self) -> dict[int, tuple[int, int]]:
+        """(last entry, bytes) by id of what bookies have and the store does not name; of several
+        copies the longest."""
+        longest: dict[int, tuple[int, int]] = {}
+        for report in self.reports:
+            for ledger_id, last, size in report.missing:
+                longest[ledger_id] = max(longest.get(ledger_id, (-1, 0)), (last, size))
+        return dict(sorted(longest.items()))
+
+    @property
+    def next_epoch(self) -> int:
+        """Above every epoch and every id that a bookie knows."""
+        epochs = [report.id_max // IDS_PER_EPOCH for report in self.reports]
+        seen = self.cluster.hold.epoch if self.cluster.hold else 0
+        return max([self.cluster.epoch, seen, *epochs]) + 1
+
+
+async def status(store: MetadataStore) -> Status:
+    """Raises errors.Unavailable, errors.UnsupportedFormat."""
+    try:
+        with reachable("reading how the metadata store stands"):
+            found = await clusters.read(store)
+            chain = chains.of_node(await read(store, paths.CHAIN))
+            names = await names_in(store, paths.HELD)
+            nodes = await store.get_many([paths.held(name) for name in names])
+            known = await names_in(store, paths.BOOKIES_KNOWN)
+    except (clusters.BadClusterRecord, chains.BadChain) as damage:
+        raise errors.UnsupportedFormat(str(damage)) from damage
+    if found is None:
+        raise errors.Unavailable("there is no cluster at the service URL")
+    pairs = zip(names, nodes, strict=True)
+    told = [decode_report(name, node.value) for name, node in pairs if node is not None]
+    reports = [one for one in told if found.hold is not None and one.epoch == found.epoch]
+    reported = {one.bookie_id for one in reports}
+    silent = sorted(set(known) - reported) if found.hold is not None else []
+    newest = None if chain is None else (chain.newest, chain.links[chain.newest])
+    return Status(found, newest, reports, silent)
+
+
+async def accept(store: MetadataStore) -> Status:
+    """Take the store as it is: the epoch rises, the counter of ids goes to where the epoch's ids
+    begin, the chain has one more link, and the hold is gone. Returns how it stands then; a store
+    that is not held is left alone. Raises errors.Unavailable, errors.UnsupportedFormat."""
+    with reachable("accepting the metadata store"):
+        for _ in range(TRIES_MAX):
+            before = await status(store)
+            if before.cluster.hold is None:
+                return before
+            await _accept(store, before)
+            await store.sync(paths.CLUSTER)
+    raise errors.Unavailable("others wrote the cluster's record again and again")
+
+
+async def _accept(store: MetadataStore, before: Status) -> None:
+    """One try: it went through, or something came between."""
+    node, link = await read(store, paths.CLUSTER), await read(store, paths.CHAIN)
+    if node is None or clusters.decode(node.value) != before.cluster:
+        return
+    if before.next_epoch > EPOCH_MAX:
+        raise errors.UnsupportedFormat(f"epoch {before.next_epoch} is above {EPOCH_MAX}")
+    after = Cluster(before.cluster.cluster_id, before.next_epoch)
+    first_id = encode_counter(after.epoch * IDS_PER_EPOCH)
+    longer = chains.encode(chains.extended(chains.of_node(link), chains.new_token()))
+    operations = [
+        Set(paths.CLUSTER, clusters.encode(after), node.version),
+        await _counter(store, first_id),
+        _written(paths.CHAIN, longer, link),
+    ]
+    try:
+        await store.multi(operations)
+    except (MultiFailed, OutcomeUnknown):
+        return
+    for report in before.reports:
+        try:
+            await store.delete(paths.held(report.bookie_id))
+        except (NoNode, NodeExists, OutcomeUnknown):
+            continue

@@ -1,0 +1,121 @@
+"""An id that a metadata store gave out again, after it went back in time: nothing of the two
+ledgers is mixed on a bookie."""
+
+import contextlib
+
+import pytest
+
+from bookie_server.api.status import Status
+from bookie_server.logs.index import decode_ledger_state, encode_ledger_state
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.store import NoNode
+from tests.simulation.loop import run
+from tests.unit.bookie_server.node import ID, Node, entry
+
+
+async def create(node: Node, creator: str, ledger_id: int = 7) -> None:
+    """The record of a new ledger of that id, in the place of one that is there."""
+    session = node.store.session("client")
+    record = LedgerRecord(ledger_id, 1, 1, 1, (Fragment(0, (ID,)),), creator=creator)
+    with contextlib.suppress(NoNode):
+        await session.delete(paths.ledger(ledger_id))
+    await session.create(paths.ledger(ledger_id), ledger_record.encode(record), parents=True)
+
+
+async def with_ledger(entries: list[int]) -> Node:
+    """A node that has these entries of ledger 7, made by A; the store has it made by B now, and the
+    node's session with it is a new one."""
+    node = await Node().start()
+    await create(node, "A")
+    await node.add_all(*(entry(7, number) for number in entries))
+    await create(node, "B")
+    node.session.expire()
+    await node.session.sync()
+    return node
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+@pytest.mark.parametrize("entries", [[0, 1, 2], [5, 6]])
+def test_an_add_of_another_ledger_of_the_id_is_refused(entries, recovery):
+    async def act() -> None:
+        node = await with_ledger(entries)
+        assert await node.add(entry(7, 0, b"B"), recovery=recovery) == [Status.CONFLICTING_ENTRY]
+        assert await node.add(entry(7, 9, b"B"), recovery=recovery) == [Status.CONFLICTING_ENTRY]
+
+    run(act(), seed=1)
+
+
+def test_what_is_another_ledgers_is_never_read_and_never_denied():
+    async def act() -> None:
+        node = await with_ledger([0, 1, 2])
+        node.bookie.ledgers.store_is_another()
+        for more in ({}, {"fence": True}):
+            assert await node.statuses(7, 0, 5, **more) == [Status.LIMBO]
+        assert (await node.read_lac(7)).status is Status.LIMBO
+
+    run(act(), seed=1)
+
+
+def test_it_is_so_after_a_restart_too():
+    async def act() -> None:
+        node = await with_ledger([0, 1, 2])
+        await node.crash()
+        assert await node.add(entry(7, 0, b"B")) == [Status.CONFLICTING_ENTRY]
+        assert await node.statuses(7, 0, 2) == [Status.LIMBO]
+
+    run(act(), seed=1)
+
+
+def test_the_ledger_whose_record_is_gone_is_written_and_read_on():
+    async def act() -> None:
+        node = await Node().start()
+        await create(node, "A")
+        await node.add_all(entry(7, 0))
+        await node.store.session("admin").delete(paths.ledger(7))
+        node.bookie.ledgers.store_is_another()
+        assert await node.add(entry(7, 0), entry(7, 1)) == [Status.OK, Status.OK]
+        assert await node.statuses(7, 0, 1) == [Status.OK, Status.OK]
+
+    run(act(), seed=1)
+
+
+def test_the_same_ledger_is_written_on_after_the_store_went_back():
+    async def act() -> None:
+        node = await with_ledger([0, 1])
+        await create(node, "A")
+        node.bookie.ledgers.store_is_another()
+        assert await node.add(entry(7, 1), entry(7, 2)) == [Status.OK, Status.OK]
+
+    run(act(), seed=1)
+
+
+def test_a_bookie_that_has_no_entry_of_the_first_ledger_takes_those_of_the_second():
+    async def act() -> None:
+        node = await with_ledger([])
+        assert await node.read_lac(7)  # met by a request of A, say: nothing came
+        node.bookie.ledgers.store_is_another()
+        assert await node.add(entry(7, 0, b"B")) == [Status.OK]
+        await node.crash()
+        assert await node.add(entry(7, 0, b"B"), entry(7, 1, b"B")) == [Status.OK, Status.OK]
+
+    run(act(), seed=1)
+
+
+def test_a_store_that_is_away_stops_no_add():
+    async def act() -> None:
+        node = await with_ledger([0, 1])
+        await create(node, "A")
+        node.session.suspend(20.0)
+        assert await node.add(entry(7, 1), entry(7, 2)) == [Status.OK, Status.OK]
+
+    run(act(), seed=1)
+
+
+def test_disks_of_before_have_no_creation_and_take_what_is_there():
+    state = decode_ledger_state(
+        b'{"deleted":false,"directories":[],"durability":"synced","explicit_lac":-1,"fenced":false,'
+        b'"ledger_id":7,"limbo":"","met":true,"revision":3,"verifiers":null}'
+    )
+    assert state.creation == ""
+    assert b"creation" not in encode_ledger_state(state)
