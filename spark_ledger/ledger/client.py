@@ -31,6 +31,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, derive, verifiers
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
@@ -134,9 +135,16 @@ class LedgerStore:
     ) -> LedgerRecord:
         """Of a new ledger; by its creator, which is drawn, it is known again where the write's
         outcome is not. Raises what `create` raises."""
-        ensemble = await self._new_ensemble(quorum)
+        if ledger_id is None:
+            ledger_id = await self._ids.next()
+        try:
+            ensemble = await self._new_ensemble(quorum)
+        except NotEnoughBookies:  # none registers while the metadata store is held
+            with suppress(StoreError):
+                await ClusterGuard(self.metadata).look()
+            raise
         return LedgerRecord(
-            ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
+            ledger_id=ledger_id,
             ensemble_size=quorum.ensemble_size,
             write_quorum=quorum.write_quorum,
             ack_quorum=quorum.ack_quorum,
