@@ -82,7 +82,7 @@ class Lineage:
         self._bookie_id = bookie_id
         self._disks = disks
         self._seen = seen
-        self._extender = Extender(store, BOOKIE_EXTENDS_S, chains.loop_clock)
+        self.extender = Extender(store, BOOKIE_EXTENDS_S, chains.loop_clock)
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
         self._was_another = False
@@ -153,7 +153,7 @@ class Lineage:
         if found is None or found.hold is not None or verdict in (Verdict.OLDER, Verdict.FOREIGN):
             return
         if chain is None or verdict is Verdict.OURS:
-            await self._extender.once()
+            await self.extender.once()
         if chain is not None:
             await self._keep(found, chain)
 

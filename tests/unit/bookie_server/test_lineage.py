@@ -9,7 +9,7 @@ from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.seen_links import BadLinks, SeenLinks
 from bookie_server.ledgers.lineage import Lineage, Verdict, judged
 from spark_ledger.metadata import chain, cluster, hold, paths
-from spark_ledger.metadata.chain import Chain
+from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
 from spark_ledger.metadata.cluster import Cluster, Hold
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -263,11 +263,12 @@ def test_a_store_without_the_cluster_is_neither_held_nor_registered_in(found: st
     scenario(act)
 
 
-def test_without_maintenance_a_bookie_appends_links_itself(monkeypatch):
+def test_without_maintenance_a_bookie_appends_links_itself():
     async def act(at: Setting) -> None:
         now = [0.0]
-        monkeypatch.setattr(at.a.lineage._extender, "_clock", lambda: now[0])
-        for now[0] in (0.0, 800.0, 1000.0, 1060.0, 2000.0):
+        at.a.lineage.extender = Extender(at.admin, BOOKIE_EXTENDS_S, lambda: now[0])
+        await at.a.lineage.look()
+        for now[0] in (800.0, 1000.0, 1060.0, 2000.0):
             await at.a.lineage.look()
         assert chain.decode(at.store.peek(paths.CHAIN).value).newest == 2
 
