@@ -1,5 +1,5 @@
 """`spark-ledger topic create|list|describe|tail`, what steers topics: `grow|set|trim|truncate|
-terminate|delete|compact|clean`, and `spark-ledger namespace set|show|list`.
+terminate|delete|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.read.row_blocks import Block
     from spark_ledger.topic.subscription.seek_target import SeekTarget
     from spark_ledger.topic.upkeep.admin import TopicAdmin
+    from spark_ledger.topic.upkeep.live_repair import Unopened
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
 
@@ -234,6 +235,68 @@ def delete(
             answer(json, _plain(info), f"topic {info.name.short} deleted, id {info.id}")
 
     with_topics(service_url, work)
+
+
+@app.command()
+def repair(
+    name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
+) -> None:
+    """Partitions that no broker can open: the bytes at the end of their live ledger, the copies,
+    and what would be done. It is done once you say yes."""
+    from spark_ledger.topic.upkeep import live_repair
+
+    async def look(client: "TopicClient") -> "list[Unopened]":
+        return await live_repair.unopened(client, await client.topics.open(name))
+
+    found = with_topics(service_url, look)
+    if not json:
+        print(
+            "\n".join(map(_unopened_text, found)) or f"topic {name}: every partition can be opened"
+        )
+    mendable = [one for one in found if one.mendable]
+    if mendable and not yes:
+        numbers = ", ".join(str(one.live.partition) for one in mendable)
+        yes = not json and typer.confirm(f"Do this to partition(s) {numbers} of topic {name}?")
+
+    async def mend(client: "TopicClient") -> None:
+        info = await client.topics.open(name)
+        for one in mendable:
+            await live_repair.repair(client, info, one)
+
+    if mendable and yes:
+        with_topics(service_url, mend)
+    if json:
+        print_json([{**_unopened_facts(one), "done": one.mendable and yes} for one in found])
+    elif mendable:
+        print(f"{len(mendable)} partition(s) repaired" if yes else "nothing was changed")
+
+
+def _unopened_facts(one: "Unopened") -> dict[str, object]:
+    entries = [
+        {**asdict(entry), "begins": None if entry.begins is None else entry.begins.hex()}
+        for entry in one.entries
+    ]
+    return {
+        "partition": one.live.partition,
+        "ledger": one.live.ledger_id,
+        "fault": one.fault.value,
+        "offsets_given_up": list(one.offsets) if one.offsets[0] < one.offsets[1] else [],
+        "would": one.would,
+        "entries": entries,
+    }
+
+
+def _unopened_text(one: "Unopened") -> str:
+    live, (lo, hi) = one.live, one.offsets
+    lines = [f"partition {live.partition}, ledger {live.ledger_id}: {one.fault.value}"]
+    for entry in one.entries:
+        lines.append(f"  entry {entry.entry_id} on {', '.join(entry.copies)}: {entry.why}")
+        if entry.begins is not None:
+            shown = f"{entry.begins!r} (hex {entry.begins.hex()})"
+            lines.append(f"    {entry.payload_bytes} bytes: {shown}")
+    if lo < hi:
+        lines.append(f"  offsets {lo} to {hi - 1}")
+    return "\n".join([*lines, f"  would be done: {one.would}"])
 
 
 @app.command()

@@ -4,22 +4,30 @@ and what the CLOSED record says is the segment.
 Always true: nothing is added to what a seal says. An owner that seals has nothing under way, and
 sends nothing before it has read back what the log has then. Who else seals has fenced and closed
 the ledger: safety comes from the fence (hazards 29, 30); the rows are those of the CLOSED record,
-which are those that the header of its last entry has (hazard 32), else nothing is sealed. A seal is
-small whatever the ledger has: the rows of each entry stay in the entries' headers.
+which are those that the header of its last entry has (hazard 32), else nothing is sealed. Entries
+at a ledger's end that no owner wrote, whose checksum holds, have no offsets: the segment ends in
+front of them. A seal is small whatever the ledger has: the rows of each entry stay in the entries'
+headers.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from bookie_server.api.entry import Buffer, Entry
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.ledger.reader import AsyncLedgerReader
-from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
+from spark_ledger.ledger.reader import RESTORE, AsyncLedgerReader
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.topic.commit.foreign import Foreign, log_foreign, owned_header
+from spark_ledger.topic.entry.message_batch import NONE, Header, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
 from spark_ledger.topic.log.state import PRODUCERS_MAX
+
+_log = logging.getLogger(__name__)
 
 EVENT_MS_MAX = 2**62
 """What producers sent is not decoded to seal it: its event times may be any."""
@@ -37,49 +45,171 @@ class Extent:
 NOTHING = Extent()
 
 
-async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
+async def sealed(
+    ledgers: LedgerStore, live: LiveSegment, *, without_damaged: bool = False
+) -> SealLive:
     """What seals the segment, whoever owns it; its owner can add nothing more. Of a deduplicated
-    one every entry is read, of others the first and the last.
+    one every entry is read, of others the first and the last. Entries at its end that no owner
+    wrote are left out; with `without_damaged` (a person accepted the loss) those that are damaged
+    on every copy are rows of it all the same, which cannot be read.
 
     Raises errors.DataUnavailable (its end cannot be decided now), errors.NotEnoughBookies,
-    errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (its last entry is not what
-    the CLOSED record says).
+    errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (a later version wrote its
+    last entry, or that is not what the CLOSED record says), errors.DigestMismatch (its last entry
+    is damaged on every copy).
     """
     reader = await ledgers.open(live.ledger_id, recover=True)
     known = VersionedRecord(reader.record, reader.version)
-    last = reader.last_add_confirmed
-    first = live.first_entry
+    last, first = reader.last_add_confirmed, live.first_entry
     if last < first:
         return seal_of(live, known.version, ended_at(known, first, live.rows_before), ())
-    ends = [
-        await reader.read_entry(entry_id, known_confirmed=last)
-        for entry_id in dict.fromkeys((first, last))
-    ]
-    header = ends[-1].header
-    if header.cumulative_bytes != known.record.length_bytes:
-        raise _another_end(known, last + 1, header.cumulative_rows)
-    headers = [decode_header(entry.payload) for entry in ends]
-    times = [one.written_ms for one in headers]
+    tail = await tail_of(reader, live, last, without_damaged=without_damaged)
+    extent = _extent_of(known, live, tail)
+    for foreign in () if tail.damaged else tail.foreign:
+        log_foreign(live, foreign)
+    if extent.entries == first:
+        return seal_of(live, known.version, extent, ())
+    times = [0 if tail.header is None else tail.header.written_ms]
+    if tail.header is not None and extent.entries - 1 > first:
+        times.append(await _first_ms(reader, first, last))
     producers: dict[str, int] = {}
     if live.deduplicated:
-        await _read_producers(reader, range(first, last + 1), producers)
-    extent = ended_at(known, last + 1, header.cumulative_rows)
-    return seal_of(live, known.version, extent, times, producers, headers[-1].rowless)
+        await _read_producers(reader, range(first, extent.entries), producers, without_damaged)
+    rowless = NONE if tail.header is None else tail.header.rowless
+    return seal_of(live, known.version, extent, times, producers, rowless)
 
 
-async def _read_producers(reader: AsyncLedgerReader, ids: range, producers: dict[str, int]) -> None:
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a closed ledger: the last entry that is its segment's, None of none, with its
+    header. After it there are entries that no owner wrote, or `damaged` ones: then all count."""
+
+    entry: Entry | None
+    header: Header | None
+    foreign: tuple[Foreign, ...] = ()
+    damaged: tuple[int, ...] = ()
+
+
+async def tail_of(
+    reader: AsyncLedgerReader, live: LiveSegment, last: int, *, without_damaged: bool = False
+) -> Tail:
+    """Raises errors.UnsupportedFormat of a later version and errors.DigestMismatch, with the
+    entry, and what reading does."""
+    foreign, damaged = list[Foreign](), list[int]()
+    for entry_id in range(last, live.first_entry - 1, -1):
+        try:
+            entry = await reader.read_entry(entry_id, known_confirmed=last)
+            header = owned_header(live, entry)
+        except errors.BadEntry as why:
+            foreign.append(Foreign(entry, why))
+        except errors.UnsupportedFormat as why:
+            raise errors.UnsupportedFormat(
+                f"entry {entry_id} of ledger {live.ledger_id}, the last of partition"
+                f" {live.partition}, is of a later version: {why.what}",
+                "Start a broker of that version: it opens the partition.",
+                ledger_id=live.ledger_id,
+                entry_id=entry_id,
+            ) from why
+        except (errors.DigestMismatch, errors.DataUnavailable) as why:
+            if not is_damaged(why):
+                raise
+            if not without_damaged:
+                raise _damaged(live, reader.record, entry_id, why) from why
+            damaged.append(entry_id)
+        else:
+            return Tail(entry, header, tuple(foreign), tuple(damaged))
+    return Tail(None, None, tuple(foreign), tuple(damaged))
+
+
+def is_damaged(why: errors.LedgerError) -> bool:
+    """Whether a read failed as every copy of the entry is damaged."""
+    return isinstance(why, errors.DigestMismatch) or why.remedy == RESTORE
+
+
+def _damaged(
+    live: LiveSegment, record: LedgerRecord, entry_id: int, why: errors.LedgerError
+) -> errors.DigestMismatch:
+    end = live.origin + (record.rows or 0)
+    return errors.DigestMismatch(
+        f"offsets up to {end - 1} of partition {live.partition} cannot be read: entry {entry_id} of"
+        f" ledger {live.ledger_id}, which is at their end, is damaged on every copy ({why.what})",
+        "Restore the bookies' disks, or give these rows up: `spark-ledger topic repair NAME`.",
+        ledger_id=live.ledger_id,
+        entry_id=entry_id,
+        partition=live.partition,
+        end=end,
+    )
+
+
+def _extent_of(known: VersionedRecord, live: LiveSegment, tail: Tail) -> Extent:
+    """What the segment's ledger has up to the segment's end. Raises errors.UnsupportedFormat where
+    the CLOSED record says otherwise."""
+    record = known.record
+    if tail.damaged:
+        return ended_at(known, (record.last_entry or 0) + 1, record.rows or 0)
+    if tail.entry is None:
+        return Extent(live.first_entry, live.rows_before, live.bytes_before)
+    header = tail.entry.header
+    if not tail.foreign:
+        if header.cumulative_bytes != record.length_bytes:
+            raise _another_end(known, header.entry_id + 1, header.cumulative_rows)
+        return ended_at(known, header.entry_id + 1, header.cumulative_rows)
+    return Extent(header.entry_id + 1, header.cumulative_rows, header.cumulative_bytes)
+
+
+async def _first_ms(reader: AsyncLedgerReader, first: int, last: int) -> int:
+    """When the first entry was stored; 0 where it cannot be read, which a read by time takes for
+    early."""
+    try:
+        entry = await reader.read_entry(first, known_confirmed=last)
+        return decode_header(entry.payload).written_ms
+    except (errors.BadEntry, errors.DigestMismatch, errors.DataUnavailable) as why:
+        if isinstance(why, errors.DataUnavailable) and not is_damaged(why):
+            raise
+        return 0
+
+
+async def _read_producers(
+    reader: AsyncLedgerReader, ids: range, producers: dict[str, int], without_damaged: bool
+) -> None:
     """How far each producer has come with the batches of these entries, the one that sent last at
     the end."""
+    async for entry in _entries(reader, ids, without_damaged):
+        try:
+            _note_producers(entry.payload, producers)
+        except errors.BadEntry as why:
+            place = (reader.ledger_id, entry.header.entry_id)
+            _log.warning("entry %d:%d tells of no producer: %s", *place, why.what)
+
+
+async def _entries(
+    reader: AsyncLedgerReader, ids: range, without_damaged: bool
+) -> AsyncIterator[Entry]:
+    last = ids.stop - 1
+    while ids:
+        try:
+            async with aclosing(reader.read_entries(ids, known_confirmed=last)) as runs:
+                async for run in runs:
+                    for entry in run:
+                        ids = ids[1:]
+                        yield entry
+        except (errors.DigestMismatch, errors.DataUnavailable) as why:
+            if not (without_damaged and is_damaged(why)):
+                raise
+            ids = ids[1:]
+        else:
+            return
+
+
+def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
+    """Raises errors.BadEntry."""
     from spark_ledger.topic.entry import pulsar_batch
 
-    async with aclosing(reader.read_entries(ids, known_confirmed=ids.stop - 1)) as runs:
-        async for run in runs:
-            for payload in (entry.payload for entry in run):
-                header = decode_header(payload)
-                if header.batches:
-                    body = memoryview(payload)[header.body_at :]
-                    for name, last in pulsar_batch.producers_of(body, header.rows):
-                        producers[name] = max(last, producers.pop(name, last))
+    header = decode_header(payload)
+    if header.batches:
+        body = memoryview(payload)[header.body_at :]
+        for name, last in pulsar_batch.producers_of(body, header.rows):
+            producers[name] = max(last, producers.pop(name, last))
 
 
 def ended_at(known: VersionedRecord, entries: int, rows: int) -> Extent:

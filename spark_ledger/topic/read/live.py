@@ -24,6 +24,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.topic.commit.foreign import owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
@@ -162,8 +163,8 @@ class LiveEnds:
         closed, last = reader.is_closed, reader.last_add_confirmed
         now = before
         if last > max(before.last_entry, live.first_entry - 1):
-            entry = await _last_of(reader, live, before, last)
-            closed |= entry is None or entry.header.entry_id < last
+            entry, over = await _last_of(reader, live, before, last)
+            closed |= over
             if entry is not None:
                 now = await _up_to(reader, live, before, entry)
         now = replace(now, closed=closed or before.closed)
@@ -179,26 +180,40 @@ def _opening(live: LiveSegment) -> _Opening:
 
 async def _last_of(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, last: int
-) -> Entry | None:
-    """The last entry of the segment after those that are known, `last` mostly, which is confirmed;
-    else the one before those of a later segment, found by halving. None: there is none."""
-    entry = await reader.read_entry(last, known_confirmed=last)
-    if is_of(live, entry):
-        return entry
-    found, first = None, max(before.last_entry + 1, live.first_entry)
+) -> tuple[Entry | None, bool]:
+    """The last entry of the segment after those that are known, `last` mostly, which is confirmed,
+    or the one in front of foreign ones; None: there is none. And whether a later segment follows:
+    then it is found by halving."""
+    first = max(before.last_entry + 1, live.first_entry)
+    entry = await _owned(reader, live, first, last)
+    if entry is None or is_of(live, entry):
+        return entry, False
+    found, last = None, entry.header.entry_id
     while first < last:
         middle = (first + last) // 2
-        entry = await reader.read_entry(middle, known_confirmed=last)
-        if is_of(live, entry):
-            found, first = entry, middle + 1
+        entry = await _owned(reader, live, first, middle)
+        if entry is None or is_of(live, entry):
+            found, first = entry or found, middle + 1
         else:
-            last = middle
-    return found
+            last = entry.header.entry_id
+    return found, True
+
+
+async def _owned(
+    reader: AsyncLedgerReader, live: LiveSegment, first: int, last: int
+) -> Entry | None:
+    """The last entry of [first, last] that an owner wrote (foreign.py)."""
+    for entry_id in range(last, first - 1, -1):
+        entry = await reader.read_entry(entry_id, known_confirmed=last)
+        with suppress(errors.BadEntry):
+            owned_header(live, entry)
+            return entry
+    return None
 
 
 def is_of(live: LiveSegment, entry: Entry) -> bool:
-    """Whether the entry, of the segment's ledger and not before it, is where it says it is if it is
-    counted as the segment's."""
+    """Whether an owner's entry, of the segment's ledger and not before it, is where it says it is
+    if it is counted as the segment's."""
     header = decode_header(entry.payload)
     offset = live.origin + entry.header.cumulative_rows - header.rows
     return not header.at_offset or int(header.index["first_row"][0]) == offset
@@ -287,7 +302,7 @@ async def first_piece(
         middle = (first + last) // 2 if halves else min(first + share, last)
         entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
         after = entry.header.cumulative_rows - live.rows_before
-        begins = after - decode_header(entry.payload).rows
+        begins = await _begins(reader, wanted, entry)
         if after <= row:
             first, before = middle + 1, after
         elif begins <= row:
@@ -296,6 +311,19 @@ async def first_piece(
             last, end = middle - 1, begins
         halves = not halves
     return first, before
+
+
+async def _begins(reader: AsyncLedgerReader, wanted: LiveRows, entry: Entry) -> int:
+    """The rows of the segment before the entry: after the one before it, where it is foreign."""
+    live, entry_id = wanted.live, entry.header.entry_id
+    try:
+        rows = entry.header.cumulative_rows - owned_header(live, entry).rows
+    except errors.BadEntry:
+        if entry_id == live.first_entry:
+            return 0
+        before = await reader.read_entry(entry_id - 1, known_confirmed=wanted.last_entry)
+        rows = before.header.cumulative_rows
+    return rows - live.rows_before
 
 
 async def since_in(ledgers: LedgerStore, wanted: LiveRows, ms: int) -> int:
@@ -311,12 +339,15 @@ async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> i
     first, end, found = wanted.live.first_entry, wanted.last_entry + 1, wanted.end
     while first < end:
         middle = (first + end) // 2
-        entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
+        entry = await _owned(reader, wanted.live, first, middle)
+        if entry is None:
+            first = middle + 1
+            continue
         header = decode_header(entry.payload)
         if header.written_ms < ms:
             first = middle + 1
         else:
-            end = middle
+            end = entry.header.entry_id
             found = wanted.live.origin + entry.header.cumulative_rows - header.rows
     return min(max(found, wanted.start), wanted.end)
 

@@ -1,0 +1,56 @@
+"""Entries of a live ledger that no owner of the partition wrote: another program's bytes, or such
+as contradict themselves. Pure but for the log.
+
+Always true: an entry is an owner's if its payload is a message batch of this partition alone whose
+first row is where the ledger's own count has it. An entry of a later version is neither: it is an
+error. At a segment's end foreign entries are not of the segment; between an owner's entries they
+are, since those after them count their rows: a read meets them (bad_entries.py).
+"""
+
+import logging
+from dataclasses import dataclass
+
+from bookie_server.api.entry import Entry
+from spark_ledger import errors
+from spark_ledger.topic.entry.message_batch import Header, decode_header
+from spark_ledger.topic.log.segments import LiveSegment
+
+SHOWN_BYTES = 32
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One of them, and what is wrong with it."""
+
+    entry: Entry
+    why: errors.BadEntry
+
+    @property
+    def entry_id(self) -> int:
+        return self.entry.header.entry_id
+
+
+def owned_header(live: LiveSegment, entry: Entry) -> Header:
+    """The header of an owner's entry, of the segment or of a later one in its ledger. Raises
+    errors.BadEntry for one that is foreign, errors.UnsupportedFormat for one of a later version."""
+    header = decode_header(entry.payload)
+    partition, rows, first_row = header.shares[0]
+    if len(header.index) > 1 or partition != live.partition:
+        raise errors.BadEntry(
+            f"it has rows of {len(header.index)} partitions, {partition} the first of them"
+        )
+    row = entry.header.cumulative_rows - rows
+    if not header.at_offset and first_row != row:
+        raise errors.BadEntry(f"its first row is row {first_row} of the ledger, not row {row}")
+    return header
+
+
+def log_foreign(live: LiveSegment, foreign: Foreign) -> None:
+    payload = foreign.entry.payload
+    _log.warning(
+        "entry %d:%d is none of partition %d's, which ends in front of it: %s; %d bytes, %r...",
+        *(live.ledger_id, foreign.entry_id, live.partition, foreign.why.what),
+        *(len(payload), bytes(payload[:SHOWN_BYTES])),
+    )
