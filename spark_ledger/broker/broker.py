@@ -280,8 +280,21 @@ class Broker:
             owners = await self.ownership.owners(info.id, fresh=True)
             failed = await topic.own(owners.epochs_of(self.id))
             if number in failed:
-                raise failed[number]
+                raise await self._passed_on(info, number, failed[number])
         return topic, topic.partition(number)
+
+    async def _passed_on(
+        self, info: TopicInfo, number: int, failure: BaseException
+    ) -> BaseException:
+        """Why this broker does not have the partition: where a later version wrote what is live
+        there, another broker has its turn from now on."""
+        later = isinstance(failure, errors.UnsupportedFormat)
+        if not later or isinstance(failure, errors.BadEntry):
+            return failure
+        if not await self.ownership.pass_on(info.id, number):
+            return failure
+        _log.warning("partition %d of %s is passed on: %s", number, info.name, failure)
+        return elsewhere(info, number)
 
     def _check_open(self) -> None:
         if self._closing:
@@ -412,5 +425,6 @@ class Broker:
         if info is None or info.id != topic_id:
             return  # it was deleted
         topic = await self._topic(info)
-        for number, error in (await topic.own(owners.epochs_of(self.id))).items():
+        for number, failure in (await topic.own(owners.epochs_of(self.id))).items():
+            error = await self._passed_on(info, number, failure)
             _log.warning("partition %d of %s is not served yet: %s", number, name, error)

@@ -238,6 +238,17 @@ class Ownership:
             return 0
         return len(given)
 
+    async def pass_on(self, topic_id: str, partition: int) -> bool:
+        """Give a partition that this broker cannot open to the next one in an order that all have,
+        so that each has its turn: one of a later version may read what this one cannot. False:
+        there is no other, or the record is another by now."""
+        now = await self.owners(topic_id, fresh=True)
+        owner, others = now.of(partition), await self._others_alive()
+        if owner is None or owner.broker != self.broker_id or not others:
+            return False
+        to = min(others, key=lambda broker: (broker < self.broker_id, broker))
+        return await self._put(topic_id, now.with_taken(to, others[to], [partition]))
+
     async def choose(
         self, topic_id: str, partition: int = 0, partitions: int = 1, *, here: bool
     ) -> Owner:

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker, BrokerSettings
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
+from spark_ledger.topic.commit import foreign, seal
+from spark_ledger.topic.entry.message_batch import Share, encode_header
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -436,6 +439,71 @@ def test_a_topic_with_partitions_is_made_when_its_client_asks_how_many_it_has():
         assert await a.partitions_of(name, create=True) == 3
         _, partition = await a.partition(names.parse("new-partition-2"))
         assert partition.number == 2
+        await a.close()
+
+    play(act)
+
+
+def test_a_partition_whose_live_end_a_later_version_wrote_goes_round_until_a_broker_reads_it(
+    monkeypatch,
+):
+    async def act(stage):
+        brokers = Brokers(stage)
+        made = {name: await brokers.new(name) for name in ("a", "b", "c")}
+        await made["c"].lookup(named(0), authoritative=True)
+        assert await stored(made["c"], 0) == 0
+        later = bytearray(encode_header([Share(0, 1, 1)], 1))
+        later[4] = 3
+        _, partition = await made["c"].partition(named(0))
+        await partition.writer._writer.append([bytes(later)], rows=1)
+        brokers.dead.add(made.pop("c").ownership.url)
+        await made["a"].ownership.probe()
+
+        reads = seal.decode_header
+
+        async def asked(broker):
+            await broker.lookup(named(0), authoritative=True)
+            return (await broker.partition(named(0)))[1]
+
+        passed = []
+        for name in ("a", "b", "a"):
+            with pytest.raises(Refusal, match="another broker has partition") as refused:
+                await asked(made[name])
+            assert refused.value.code is ServerError.SERVICE_NOT_READY
+            owners = await made[name].ownership.owners(stage.topic.id, fresh=True)
+            passed.append(owners.of(0).broker)
+        assert passed == ["b", "a", "b"]
+
+        def upgraded(payload):
+            payload = bytearray(payload)
+            payload[4] = min(payload[4], 2)
+            return reads(bytes(payload))
+
+        monkeypatch.setattr(foreign, "decode_header", upgraded)
+        monkeypatch.setattr(seal, "decode_header", upgraded)
+        assert (await asked(made["b"])).end == 2
+        await made["a"].close()
+        await made["b"].close()
+
+    play(act)
+
+
+def test_a_broker_alone_keeps_a_partition_that_it_cannot_open_and_tells_why():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await b.lookup(named(0), authoritative=True)
+        assert await stored(b, 0) == 0
+        later = bytearray(encode_header([Share(0, 1, 1)], 1))
+        later[4] = 3
+        _, partition = await b.partition(named(0))
+        await partition.writer._writer.append([bytes(later)], rows=1)
+        brokers.dead.add(b.ownership.url)
+        await a.ownership.probe()
+        await a.lookup(named(0), authoritative=True)
+        with pytest.raises(errors.UnsupportedFormat, match="is of a later version"):
+            await a.partition(named(0))
+        assert (await a.ownership.owners(stage.topic.id, fresh=True)).of(0).broker == "a"
         await a.close()
 
     play(act)
