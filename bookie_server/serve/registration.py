@@ -137,6 +137,9 @@ class Registration:
             except (StoreError, DiskFailed) as error:
                 log.warning("could not register, trying again: %r", error)
                 pause_s = min(RETRY_S, self._refresh_s)
+            except Exception:
+                log.exception("could not register, trying again: a defect")
+                pause_s = min(RETRY_S, self._refresh_s)
 
     def _pause_s(self) -> float:
         return self._refresh_s if self.registered else min(RETRY_S, self._refresh_s)
@@ -210,7 +213,8 @@ class Registration:
             await self._store.create(path, _json(known), parents=True)
         except NodeExists:
             found = await self._store.get(path)
-            known["first_seen_ms"] = json.loads(found.value)["first_seen_ms"]
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # else it is seen anew
+                known["first_seen_ms"] = int(json.loads(found.value)["first_seen_ms"])
             if _json(known) != found.value:
                 await self._store.set(path, _json(known), found.version)
 

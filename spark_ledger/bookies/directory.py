@@ -20,6 +20,7 @@ numbers a bookie.
 
 import asyncio
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -32,6 +33,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import names_in
 
+_log = logging.getLogger(__name__)
 RETRY_S = 1.0
 REFRESH_S = 30.0
 AGAIN_AT_ONCE = 16
@@ -218,6 +220,9 @@ class BookieDirectory:
                     await self._look(lambda known, moved: known[:AGAIN_AT_ONCE])
                 pause_s, told = self._refresh_s, False
             except StoreError:
+                pause_s = min(RETRY_S, self._refresh_s)
+            except Exception:
+                _log.exception("the list of bookies cannot be read now: a defect")
                 pause_s = min(RETRY_S, self._refresh_s)
 
     async def _names(self, folder: str) -> list[str]:
@@ -419,4 +424,15 @@ async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, An
     names = await names_in(store, folder)
     nodes = await store.get_many([f"{folder}/{name}" for name in names])
     those = zip(names, nodes, strict=True)  # one without a node just left
-    return {name: json.loads(node.value) for name, node in those if node is not None}
+    return {name: _plain(node.value) for name, node in those if node is not None}
+
+
+def _plain(value: bytes) -> dict[str, Any]:
+    """What a bookie registered; of a node that cannot be decoded why not."""
+    try:
+        plain = json.loads(value)
+    except (ValueError, RecursionError):
+        plain = None
+    return (
+        plain if isinstance(plain, dict) else {"reason": f"its node is malformed: {value[:50]!r}"}
+    )

@@ -17,7 +17,7 @@ from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic, elsewhere
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.ownership import Owners, Ownership
+from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
 from spark_ledger.broker.owner.partition import TAIL_BYTES_MAX, Partition, TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
@@ -122,10 +122,14 @@ class Broker:
         self._names = 0
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
+        self.failure: errors.BadConfig | None = None
+        """Why it is to end, although it was not told to."""
+        self.on_failure: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Raises errors.Unavailable."""
+        """Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
         await self.clock.measure(self.client)
+        self.ownership.since_ms = self.clock.now_ms()
         await self.ownership.register()
         loop = asyncio.get_running_loop()
         self._background = [loop.create_task(self._tick()), loop.create_task(self._watch())]
@@ -369,7 +373,10 @@ class Broker:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self.ownership.stirred.wait()
+            self.ownership.stirred.clear()
             try:
                 if await self.ownership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
@@ -378,6 +385,8 @@ class Broker:
                 await self.clock.measure(self.client)
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("the broker cannot register now: %s", error)
+            except Exception:
+                _log.exception("the broker cannot register now: a defect")
 
     async def _watch(self) -> None:
         """See other brokers die, and take what falls on this one of what they had; see others
@@ -388,7 +397,7 @@ class Broker:
         while True:
             try:
                 alive = await self.ownership.probe()
-                if known - alive:
+                if known - alive or self.ownership.has_buried:
                     await self.take_over()
                 if known != alive:
                     give_s = loop.time() + SETTLE_S
@@ -396,8 +405,15 @@ class Broker:
                 if loop.time() >= give_s:
                     gave = await self.give()
                     give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
+            except UrlTaken as error:
+                self.failure = error
+                self.on_failure()
+                return
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("other brokers are not watched now: %s", error)
+                await asyncio.sleep(TICK_S)
+            except Exception:
+                _log.exception("other brokers are not watched now: a defect")
                 await asyncio.sleep(TICK_S)
             await asyncio.sleep(PROBE_EVERY_S)
 
@@ -405,10 +421,13 @@ class Broker:
         """Give partitions to brokers that have fewer, some of each topic; returns how many."""
         count = 0
         for topic in self._opened():
-            given = await self.ownership.give(topic.info.id, GIVE_MAX)
-            if given:
-                count += given
-                await topic.look()
+            try:
+                given = await self.ownership.give(topic.info.id, GIVE_MAX)
+                if given:
+                    count += given
+                    await topic.look()
+            except errors.UnsupportedFormat as error:
+                _log.warning("no partition of topic %s is given: %s", topic.info.name, error)
         return count
 
     async def take_over(self) -> None:
@@ -418,6 +437,8 @@ class Broker:
                 await self._serve(topic_id, owners)
             except errors.LedgerError as error:  # who looks it up finds it here, and tries again
                 _log.warning("topic %s is not served yet: %s", topic_id, error)
+            except Exception:
+                _log.exception("topic %s is not served yet: a defect", topic_id)
 
     async def _serve(self, topic_id: str, owners: Owners) -> None:
         name = await self.client.topics.name_of(topic_id)

@@ -158,6 +158,9 @@ class OwnedTopic:
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("topic %s is not followed now: %s", self.info.name, error)
                 await asyncio.sleep(1.0)
+            except Exception:
+                _log.exception("topic %s is not followed now: a defect", self.info.name)
+                await asyncio.sleep(1.0)
 
     async def look(self) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none

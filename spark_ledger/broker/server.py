@@ -73,6 +73,7 @@ async def _work(
     admin_url = f"http://{net.join(shown, lookups.port)}"
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
+    broker.on_failure = stop.set
     await broker.start()
     with _taken(host, clients.port, "--broker-port"):
         clients.start()
@@ -90,6 +91,8 @@ async def _work(
     await broker.close()
     await asyncio.gather(*(one.close_and_wait() for one in list(connections)))
     await ledgers.close()
+    if broker.failure is not None:
+        raise broker.failure
 
 
 async def _listener(

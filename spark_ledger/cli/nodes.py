@@ -253,8 +253,8 @@ async def alive(service_url: str) -> list[dict[str, str | int]]:
     from spark_ledger.broker.owner.ownership import brokers_alive
 
     return [
-        {"id": one, "url": said["url"], "incomplete_messages": said.get("incomplete", 0)}
-        for one, said in sorted((await of_store(service_url, brokers_alive)).items())
+        {"id": broker_id, "url": broker.url, "incomplete_messages": broker.incomplete}
+        for broker_id, broker in sorted((await of_store(service_url, brokers_alive)).items())
     ]
 
 

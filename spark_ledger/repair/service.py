@@ -116,6 +116,8 @@ class Autorecovery:
                 log.warning("a pass of autorecovery ended early: %r", failure)
             except LedgerError as failure:
                 log.warning("a pass of autorecovery ended early: %s", failure)
+            except Exception:
+                log.exception("a pass of autorecovery ended early: a defect")
             await asyncio.sleep(await self._pause_s())
 
     async def _pause_s(self) -> float:

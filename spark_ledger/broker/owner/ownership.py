@@ -1,7 +1,8 @@
 """Which broker has which partition: a record for each topic, one ephemeral for each broker.
 
     /brokers/alive/<id>          ephemeral: {"url": where the broker is reached, "incomplete": how
-                                 many chunked messages its producers left incomplete}
+                                 many chunked messages its producers left incomplete, "since_ms":
+                                 when the broker was started, by the store's clock}
     /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
                                  stays when the brokers go
 
@@ -11,12 +12,9 @@ decided by the fence of the live ledger (hazard 45: one ephemeral a process, how
 and no owner opens one in a commit that is made after the record has changed. A broker that finds
 another in the record gives the partition up, and keeps the others.
 
-Whether another broker lives is asked by the protocol that it serves. One is taken for dead whose
-port refuses, or which misses PROBES_MAX probes of PROBE_S, NEXT_S apart (who asks and stood still
-itself gives the last of them its whole time): one that is stopped or hung has a port that accepts,
-and a session that lives on, but its loop answers nothing. To be wrong does no harm: who writes is
-decided by the fence. A broker is asked once at a time however many want to know, and not again for
-FRESH_S after it has answered.
+Whether another broker lives is asked in probes.py. A node that cannot be decoded is no broker, and
+hides no other one. Of two brokers that live and advertise one URL the one that was started later
+ends: no client could choose between them, and neither could ask the other.
 """
 
 import asyncio
@@ -26,13 +24,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker.wire.commands import PROTOCOL_VERSION, command, name_of
-from spark_ledger.broker.wire.frames import FrameReader, MalformedFrame, encode
+from spark_ledger.broker.owner.probes import Burials, Probes, neighbours
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -42,17 +38,12 @@ from spark_ledger.metadata.store import (
     NoNode,
     OutcomeUnknown,
     SessionState,
+    Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
 NOT_THERE = -1
 RECORDS_KEPT = 16
-PROBE_S = 1.0
-PROBES_MAX = 2
-NEXT_S = 0.5
-FRESH_S = 0.4
-NEIGHBOURS_MAX = 3
-_READ_BYTES = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -93,20 +84,70 @@ class Deposed(errors.LedgerFenced):
     """Another broker has the partition."""
 
 
-async def brokers_alive(store: MetadataStore) -> dict[str, dict[str, Any]]:
-    """What each broker that is alive says of itself, by id. Raises errors.Unavailable."""
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A broker as its node has it; `session` and `created_ms` are the node's."""
+
+    url: str
+    incomplete: int = 0
+    since_ms: int = 0
+    session: int = 0
+    created_ms: int = 0
+
+    def encoded(self) -> bytes:
+        plain = {"url": self.url, "incomplete": self.incomplete, "since_ms": self.since_ms}
+        return json.dumps(plain).encode()
+
+
+async def brokers_alive(store: MetadataStore) -> dict[str, Registered]:
+    """The brokers that are registered, by id. A node that cannot be decoded is left out. Raises
+    errors.Unavailable."""
     with reachable("listing brokers"):
         try:
             ids = await store.children(paths.BROKERS_ALIVE)
         except NoNode:
             return {}
-        nodes = await store.get_many([paths.broker(one) for one in ids])
-        there = zip(ids, nodes, strict=True)
-        return {one: json.loads(node.value) for one, node in there if node}
+        nodes = await store.get_many([paths.broker(broker_id) for broker_id in ids])
+    decoded = {
+        broker_id: _registered(broker_id, node)
+        for broker_id, node in zip(ids, nodes, strict=True)
+        if node is not None
+    }
+    return {broker_id: broker for broker_id, broker in decoded.items() if broker is not None}
+
+
+def _registered(broker_id: str, node: Versioned) -> Registered | None:
+    try:
+        plain = json.loads(node.value)
+        url, incomplete = plain["url"], int(plain.get("incomplete", 0))
+        if not isinstance(url, str):
+            raise ValueError(f"a URL of {url!r}")
+        since_ms = int(plain.get("since_ms", 0))
+        return Registered(url, incomplete, since_ms, node.owner, node.created_ms)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as why:
+        _unreadable(broker_id, node.value[:100], repr(why))
+        return None
+
+
+@lru_cache(maxsize=RECORDS_KEPT)
+def _unreadable(broker_id: str, value: bytes, why: str) -> None:
+    """Logged once for a node, not each time that it is read."""
+    _log.warning("the node of broker %s cannot be decoded: %s (%r)", broker_id, why, value)
+
+
+class UrlTaken(errors.BadConfig):
+    """Another broker serves at this one's URL, and was there before."""
+
+    def __init__(self, url: str, broker_id: str) -> None:
+        super().__init__(
+            f"broker {broker_id} serves at {url} already",
+            "Give each broker an address of its own: --advertised-host, --broker-port.",
+        )
 
 
 class Ownership:
-    """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable."""
+    """Of one broker, whose clients reach it at `url`. Methods raise errors.Unavailable; those that
+    look at other brokers also UrlTaken: then this one is to end."""
 
     def __init__(
         self,
@@ -120,38 +161,65 @@ class Ownership:
         self.url = url
         self.incomplete = 0
         """Of its producers' chunked messages; `keep` writes it."""
+        self.since_ms = 0
+        """When it was started, by the store's clock."""
+        self.has_buried = False
+        """A broker was buried since the last `take_over`."""
+        self.stirred = asyncio.Event()
+        """Set when `keep` is to look at once."""
         self._store = store
         self._answers = answers or Probes().answers
+        self._burials = Burials()
+        self._before: dict[str, Registered] | None = None
+        """Those of this URL that were there when this one was registered first."""
         self._session_lost = False
         store.add_session_listener(self._session_changed)
 
     async def register(self) -> None:
-        """Say that this broker lives; again after the session was lost. One of this URL that is
-        still there was killed."""
+        """Register this broker; again after its session was lost. One of this URL that is there
+        when it is registered first was killed, unless it answers. Raises UrlTaken."""
+        if self._before is None:
+            for broker_id in await self._of_this_url():
+                if await self._answers(self.url):
+                    raise UrlTaken(self.url, broker_id)
         with reachable("registering a broker"):
             await ensure(self._store, paths.BROKERS_ALIVE)
             await ensure(self._store, paths.BROKERS_TOPICS)
             with suppress(NodeExists, OutcomeUnknown):
-                await self._store.create(self._path, self._said, ephemeral=True)
+                await self._store.create(self._path, self._encoded, ephemeral=True)
         self._session_lost = False
-        for broker, url in (await self.brokers()).items():
-            if url == self.url and broker != self.broker_id:
-                await self.bury(broker)
+        self.stirred.set()
+        if self._before is None:
+            self._before = await self._of_this_url()
+            for broker_id in self._before:
+                await self.bury(broker_id)
+
+    async def _of_this_url(self) -> dict[str, Registered]:
+        """The other brokers that are registered with this one's URL."""
+        registered = await brokers_alive(self._store)
+        return {
+            broker_id: broker
+            for broker_id, broker in registered.items()
+            if broker.url == self.url and broker_id != self.broker_id
+        }
 
     async def keep(self) -> bool:
         """Register again if the session that did is over, or another broker took this one for
         dead; whether that was so. One that is registered says `incomplete` anew if it changed."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
-        with reachable("looking whether this broker is registered"):
-            node = None if self._session_lost else await read(self._store, self._path)
-            if node is not None:
-                if node.value != self._said:
-                    with suppress(NoNode, BadVersion, OutcomeUnknown):
-                        await self._store.set(self._path, self._said, node.version)
+        with reachable("looking whether this broker is registered"), suppress(NoNode):
+            node = await self._store.get(self._path, self.stirred.set)
+            if not self._session_lost:
+                await self._renew(node)
                 return False
         await self.register()
         return True
+
+    async def _renew(self, node: Versioned) -> None:
+        if node.value != self._encoded:
+            with suppress(NoNode, BadVersion, OutcomeUnknown):
+                await self._store.set(self._path, self._encoded, node.version)
 
     async def leave(self) -> None:
         with suppress(NoNode, OutcomeUnknown):
@@ -159,7 +227,8 @@ class Ownership:
 
     async def brokers(self) -> dict[str, str]:
         """The URL of each broker that is alive, by id."""
-        return {one: str(said["url"]) for one, said in (await brokers_alive(self._store)).items()}
+        registered = await brokers_alive(self._store)
+        return {broker_id: broker.url for broker_id, broker in registered.items()}
 
     async def bury(self, broker_id: str) -> None:
         """It is dead: all brokers see it, whatever its session says. One that is not registers
@@ -167,16 +236,18 @@ class Ownership:
         _log.warning("broker %s does not answer: others take its partitions over", broker_id)
         with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
             await self._store.delete(paths.broker(broker_id))
+        self._burials.buried(broker_id, asyncio.get_running_loop().time())
 
     async def probe(self) -> frozenset[str]:
         """Ask some of the others whether they live, and bury those that do not; returns the
         brokers that are alive."""
         others = await self._others_alive()
         asked = neighbours(self.broker_id, others)
-        lives = await asyncio.gather(*(self._answers(others[one]) for one in asked))
+        lives = await asyncio.gather(*(self._lives(one, others[one]) for one in asked))
         for one, alive in zip(asked, lives, strict=True):
             if not alive:
                 await self.bury(one)
+                self.has_buried = True
                 del others[one]
         return frozenset(others)
 
@@ -188,18 +259,31 @@ class Ownership:
             topics = await self._store.children(paths.BROKERS_TOPICS)
             nodes = await self._store.get_many([paths.brokers_of_topic(id_) for id_ in topics])
         alive = await self._others_alive()
-        found = {}
+        self.has_buried = False  # what fails from here on is found by the lookups of clients
+        taken = {}
         for topic_id, node in zip(topics, nodes, strict=True):
-            now = Owners() if node is None else _decoded(node.value, node.version)
-            for _ in range(TRIES_MAX):
-                vacant = self._vacant(topic_id, now, sorted(now.by_partition), alive)
-                if not vacant:
-                    break
-                if await self._take(topic_id, now, vacant):
-                    found[topic_id] = await self.owners(topic_id)
-                    break
-                now, alive = await self.owners(topic_id, fresh=True), await self._others_alive()
-        return found
+            try:
+                if await self._take_vacant(topic_id, node, alive):
+                    taken[topic_id] = await self.owners(topic_id)
+            except (errors.Unavailable, UrlTaken):
+                raise
+            except Exception:  # of this topic alone
+                _log.exception("topic %s cannot be taken over", topic_id)
+        return taken
+
+    async def _take_vacant(
+        self, topic_id: str, node: Versioned | None, alive: Mapping[str, str]
+    ) -> bool:
+        """Whether there were partitions to take. `node`: the topic's record, as it was lately."""
+        now = Owners() if node is None else _decoded(node.value, node.version)
+        for _ in range(TRIES_MAX):
+            vacant = self._vacant(topic_id, now, sorted(now.by_partition), alive)
+            if not vacant:
+                return False
+            if await self._take(topic_id, now, vacant):
+                return True
+            now, alive = await self.owners(topic_id, fresh=True), await self._others_alive()
+        return False
 
     async def owners(self, topic_id: str, *, fresh: bool = False) -> Owners:
         path = paths.brokers_of_topic(topic_id)
@@ -261,10 +345,12 @@ class Ownership:
             if owner is not None and owner.broker == self.broker_id:
                 return owner
             alive = await self._others_alive()
-            if owner is not None and owner.broker in alive and await self._answers(owner.url):
-                return owner
-            if owner is not None and alive.pop(owner.broker, None) is not None:
+            if owner is not None and owner.broker in alive:
+                if await self._lives(owner.broker, owner.url):
+                    return owner
+                del alive[owner.broker]
                 await self.bury(owner.broker)
+                self.has_buried = True
             wanted = self.broker_id if here else self._falls_on(topic_id, partition, alive)
             if wanted != self.broker_id:
                 return Owner(wanted, 0 if owner is None else owner.epoch, alive[wanted])
@@ -274,9 +360,36 @@ class Ownership:
 
     async def _others_alive(self) -> dict[str, str]:
         """By id the URLs of the other brokers; not of one that was killed and whose port this one
-        has: its session lives on for a while."""
-        alive = await self.brokers()
-        return {broker: url for broker, url in alive.items() if url != self.url}
+        has: its session lives on for a while. Raises UrlTaken."""
+        registered = await brokers_alive(self._store)
+        now_s = asyncio.get_running_loop().time()
+        sessions = {broker_id: broker.session for broker_id, broker in registered.items()}
+        self._burials.registered(sessions, now_s)
+        before = self._before or {}
+        others = {}
+        for broker_id, broker in registered.items():
+            if broker.url != self.url:
+                others[broker_id] = broker.url
+            elif before.get(broker_id) == broker:  # its burial was lost
+                await self.bury(broker_id)
+            elif broker_id in before or self._is_later_than(broker_id, broker):
+                raise UrlTaken(self.url, broker_id)
+        return others
+
+    def _is_later_than(self, broker_id: str, other: Registered) -> bool:
+        """Whether the other one, of this URL, was started before this one."""
+        mine = self.since_ms, self.broker_id
+        return broker_id != self.broker_id and (other.since_ms, broker_id) < mine
+
+    async def _lives(self, broker_id: str, url: str) -> bool:
+        """Whether another broker answers, or is spared."""
+        loop = asyncio.get_running_loop()
+        if self._burials.spares(broker_id, loop.time()):
+            return True
+        if not await self._answers(url):
+            return False
+        self._burials.answered(broker_id, loop.time())
+        return True
 
     def _falls_on(self, topic_id: str, partition: int, others: Iterable[str]) -> str:
         return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])
@@ -313,8 +426,8 @@ class Ownership:
         return False
 
     @property
-    def _said(self) -> bytes:
-        return json.dumps({"url": self.url, "incomplete": self.incomplete}).encode()
+    def _encoded(self) -> bytes:
+        return Registered(self.url, self.incomplete, self.since_ms).encoded()
 
     @property
     def _path(self) -> str:
@@ -347,102 +460,14 @@ def _encoded(owners: Owners) -> bytes:
 def _decoded(value: bytes, version: int) -> Owners:
     """Each lookup reads the record, which changes seldom and may be of thousands of partitions. One
     without "brokers" is of a time when a broker had all of a topic; no process of then lives."""
-    found = {
-        int(number): Owner(broker, int(epoch), str(there["url"]))
-        for broker, there in json.loads(value).get("brokers", {}).items()
-        for number, epoch in there["partitions"]
-    }
-    return Owners(found, version)
-
-
-# -- whether others live ---------------------------------------------------------------------------
-
-
-class Heard(Enum):
-    ANSWER = "answer"
-    REFUSAL = "refusal"
-    NOTHING = "nothing"
-
-
-async def connects(url: str) -> Heard:
-    """CONNECT, which a broker answers by CONNECTED from its loop."""
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    writer: asyncio.StreamWriter | None = None
     try:
-        async with asyncio.timeout(PROBE_S):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            asked = command(
-                "connect",
-                client_version="Spark Ledger probe",
-                protocol_version=PROTOCOL_VERSION,
-            )
-            writer.write(encode(asked))
-            frames = FrameReader()
-            while data := await reader.read(_READ_BYTES):
-                if any(name_of(frame.command) == "connected" for frame in frames.feed(data)):
-                    return Heard.ANSWER
-            return Heard.NOTHING
-    except ConnectionRefusedError:
-        return Heard.REFUSAL
-    except (TimeoutError, OSError, MalformedFrame):
-        return Heard.NOTHING
-    finally:
-        if writer is not None:
-            writer.close()
-            with suppress(OSError):
-                writer.transport.abort()
-
-
-class Probes:
-    """Of one broker. On one event loop."""
-
-    def __init__(self, ask: Callable[[str], Awaitable[Heard]] = connects) -> None:
-        self._ask = ask
-        self._answered_s: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[bool]] = {}
-
-    async def answers(self, url: str) -> bool:
-        """Whether a broker lives at that URL."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._answered_s.get(url, float("-inf")) + FRESH_S:
-            return True
-        task = self._asking.get(url)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._probe(url))
-            self._asking[url] = task
-            task.add_done_callback(lambda _: self._asking.pop(url, None))
-        return await asyncio.shield(task)
-
-    async def _probe(self, url: str) -> bool:
-        self._answered_s.pop(url, None)
-        loop = asyncio.get_running_loop()
-        asked = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
-        try:
-            for one in asyncio.as_completed(asked):
-                heard = await one
-                if heard is Heard.ANSWER:
-                    self._note_answer(url, loop.time())
-                if heard is not Heard.NOTHING:
-                    return heard is Heard.ANSWER
-            return False
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-
-    def _note_answer(self, url: str, now_s: float) -> None:
-        """What is no longer fresh is forgotten: brokers come and go, each under its own URL."""
-        fresh = {one: s for one, s in self._answered_s.items() if now_s < s + FRESH_S}
-        self._answered_s = {**fresh, url: now_s}
-
-    async def _ask_later(self, url: str, after_s: float) -> Heard:
-        await asyncio.sleep(after_s)
-        return await self._ask(url)
-
-
-def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
-    """Those that a broker probes: the next ones in the ring of ids. So each is probed by
-    NEIGHBOURS_MAX others at most, however many there are, and by one at least."""
-    ordered = sorted(others)
-    after = [one for one in ordered if one > broker_id]
-    return [*after, *(one for one in ordered if one < broker_id)][:NEIGHBOURS_MAX]
+        by_partition = {
+            int(number): Owner(broker, int(epoch), str(there["url"]))
+            for broker, there in json.loads(value).get("brokers", {}).items()
+            for number, epoch in there["partitions"]
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as why:
+        raise errors.UnsupportedFormat(
+            f"which brokers have a topic is unreadable: {why!r}"
+        ) from why
+    return Owners(by_partition, version)

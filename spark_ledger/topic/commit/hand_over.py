@@ -370,7 +370,7 @@ class PastLive:
 
     async def _url(self, broker: str) -> str | None:
         """Where the broker is reached; None of one that is gone. An id is one process's, whose URL
-        stays."""
+        stays. Raises NotUnderstood."""
         if broker not in self._urls:
             with reachable("looking a broker up"):
                 node = await read(self._ledgers.metadata, paths.broker(broker))
@@ -378,7 +378,10 @@ class PastLive:
                 return None
             if len(self._urls) >= URLS_KEPT_MAX:
                 self._urls.clear()
-            self._urls[broker] = str(json.loads(node.value)["url"])
+            try:
+                self._urls[broker] = str(json.loads(node.value)["url"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise NotUnderstood(f"the node of broker {broker}: {error!r}") from error
         return self._urls[broker]
 
 

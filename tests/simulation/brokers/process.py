@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from spark_ledger.broker.broker import Broker, BrokerSettings
 from spark_ledger.broker.connection import Connection
 from spark_ledger.broker.owner import live_writer
-from spark_ledger.broker.owner.ownership import PROBE_S, Heard, Ownership, Probes
+from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.probes import PROBE_S, Heard, Probes
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from tests.simulation.brokers.wire import Wire

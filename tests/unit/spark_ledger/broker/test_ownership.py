@@ -1,10 +1,12 @@
 """Which broker has which partition, on the simulated store."""
 
+import asyncio
 import json
+from itertools import pairwise
 
 import pytest
 
-from spark_ledger.broker.owner.ownership import Deposed, Ownership, brokers_alive
+from spark_ledger.broker.owner.ownership import Deposed, Ownership, UrlTaken, brokers_alive
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -18,13 +20,13 @@ class Brokers:
         self.stage, self.dead = stage, set()
 
     async def new(self, name, url=None):
-        async def answers(at):
-            return at not in self.dead
-
         url = url or f"pulsar://{name}:1"
-        made = Ownership(self.stage.client.store, name, url, answers)
+        made = Ownership(self.stage.client.store, name, url, self.answers)
         await made.register()
         return made
+
+    async def answers(self, url):
+        return url not in self.dead
 
 
 def test_brokers_agree_on_the_owner_and_topics_spread():
@@ -78,7 +80,9 @@ def test_one_that_starts_again_on_its_port_takes_what_the_killed_one_had():
         a = await brokers.new("a")
         for topic in TOPICS:
             await a.choose(topic, here=True)
-        again = await brokers.new("b", a.url)  # the killed one is still listed, and answers
+        brokers.dead.add(a.url)  # its port is not open yet; the killed one is still listed
+        again = await brokers.new("b", a.url)
+        brokers.dead.clear()
         for topic in TOPICS:
             assert (await again.choose(topic, here=False)).broker == "b"
 
@@ -220,11 +224,12 @@ def test_one_that_was_taken_for_dead_registers_again_and_finds_that_it_has_nothi
 def test_a_broker_says_how_many_chunked_messages_are_incomplete_as_long_as_it_lives():
     async def act(stage):
         a = await Brokers(stage).new("a")
-        said = {"url": a.url, "incomplete": 0}
-        assert await brokers_alive(stage.client.store) == {"a": said}
+        (said,) = (await brokers_alive(stage.client.store)).values()
+        assert (said.url, said.incomplete) == (a.url, 0)
         a.incomplete = 2
         assert not await a.keep()
-        assert await brokers_alive(stage.client.store) == {"a": {**said, "incomplete": 2}}
+        (said,) = (await brokers_alive(stage.client.store)).values()
+        assert (said.url, said.incomplete) == (a.url, 2)
 
     play(act)
 
@@ -238,5 +243,139 @@ def test_a_record_that_did_not_change_is_decoded_once_for_all_lookups():
         after = await a.owners("t", fresh=True)
         assert after.version == before.version + 1 and after.of(30).broker == "a"
         assert before.of(30) is None
+
+    play(act)
+
+
+def test_brokers_that_cannot_reach_each_other_bury_each_other_less_and_less_often():
+    async def act(stage):
+        brokers, a, b = await spread(stage)
+        loop = asyncio.get_running_loop()
+        brokers.dead |= {a.url, b.url}
+        buried = {a: [], b: []}
+
+        async def watch(this, other):
+            before = True
+            while loop.time() < end_s:
+                there = other.broker_id in await this.probe()
+                if before and not there:
+                    buried[this].append(loop.time())
+                before = there
+                await asyncio.sleep(0.5)
+
+        async def keep(this):
+            while loop.time() < end_s:
+                await this.keep()
+                await asyncio.sleep(2.0)
+
+        end_s = loop.time() + 3600
+        await asyncio.gather(watch(a, b), watch(b, a), keep(a), keep(b))
+        for at in buried.values():
+            gaps = [after - before for before, after in pairwise(at)]
+            assert len(at) <= 11
+            for gap, spared_s in zip(gaps, [30, 60, 120, 240, 480, 600, 600], strict=False):
+                assert spared_s <= gap <= spared_s + 10
+
+    play(act)
+
+
+def test_a_spared_broker_is_buried_by_the_end_of_its_session_and_then_anew():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        other = await stage.world.client("other")
+        b = Ownership(other.session, "b", "pulsar://b:1")
+        await b.register()
+        brokers.dead.add(b.url)
+        assert await a.probe() == set()
+        assert await b.keep()
+        assert await a.probe() == {"b"}
+        await a.choose("t", here=True)
+        other.session.expire()
+        await asyncio.sleep(60.0)
+        assert await a.probe() == set(), "the store has seen it die"
+        assert await b.keep()
+        assert await a.probe() == set(), "another session: its first burial"
+        assert await b.keep()
+        assert await a.probe() == {"b"}
+
+    play(act)
+
+
+def test_clients_are_sent_to_a_spared_owner_and_nothing_is_taken_from_it():
+    async def act(stage):
+        brokers, a, b = await spread(stage)
+        number = min((await a.owners("t", fresh=True)).epochs_of("b"))
+        brokers.dead.add(b.url)
+        await a.probe()
+        await b.keep()
+        await a.probe()
+        before = await a.owners("t", fresh=True)
+        assert (await a.choose("t", number, 30, here=False)).broker == "b"
+        assert await a.take_over() == {}
+        assert await a.owners("t", fresh=True) == before
+
+    play(act)
+
+
+def test_a_broker_that_hung_for_longer_than_a_moment_is_buried_anew_the_next_time():
+    async def act(stage):
+        brokers, a, b = await spread(stage)
+        for _ in range(3):
+            brokers.dead.add(b.url)
+            assert await a.probe() == set()
+            await asyncio.sleep(6.0)
+            assert await a.probe() == set()
+            await b.keep()
+            brokers.dead.clear()
+            assert await a.probe() == {"b"}
+
+    play(act)
+
+
+def test_a_url_at_which_another_broker_answers_is_refused_at_the_start():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        with pytest.raises(UrlTaken, match="broker a serves at pulsar://a:1 already"):
+            await brokers.new("b", a.url)
+        assert list(await a.brokers()) == ["a"]
+        assert not await a.keep()
+
+    play(act)
+
+
+def test_of_two_brokers_that_live_with_one_url_the_later_one_ends():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        brokers.dead.add(a.url)  # who asks it reaches itself, whose port is not open yet
+        b = Ownership(stage.client.store, "b", a.url, brokers.answers)
+        b.since_ms = 5
+        await b.register()
+        assert await b.probe() == set()
+        assert await a.keep()
+        with pytest.raises(UrlTaken):
+            await b.probe()
+        assert await a.probe() == set()
+        with pytest.raises(UrlTaken):
+            await b.choose("t", here=True)
+        assert (await a.choose("t", here=True)).broker == "a"
+
+    play(act)
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"", b"\xff", b'{"url": 3}', b'{"url": null}'])
+def test_a_broker_whose_node_is_malformed_is_none_and_hides_no_other(value, caplog):
+    async def act(stage):
+        brokers, a, b = await spread(stage)
+        await stage.client.store.create(paths.broker("malformed"), value)
+        assert await a.probe() == {"b"}
+        assert await b.probe() == {"a"}
+        brokers.dead.add(b.url)
+        assert await a.probe() == set()
+        await stage.client.store.create(paths.brokers_of_topic("u"), b'{"brokers": {"b": 3}}')
+        assert list(await a.take_over()) == ["t"], "a topic whose record is malformed hides none"
+        assert "broker malformed cannot be decoded" in caplog.text
 
     play(act)

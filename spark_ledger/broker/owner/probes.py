@@ -1,0 +1,178 @@
+"""Whether other brokers live: they are asked by the protocol that they serve; and which of those
+that were buried live all the same.
+
+Always true: a broker counts as dead when its port refuses a connection, or when it misses
+PROBES_MAX probes of PROBE_S, NEXT_S apart (a broker that itself stood still gives the last of them
+its whole time): one that is stopped or hangs has a port that accepts, and a session that lives on,
+but its loop answers nothing. An answer counts for FRESH_S, and a broker is asked once at a time,
+however many callers want to know.
+
+To be wrong does no harm to what is stored: the fence decides who writes. But two brokers that
+cannot reach each other's address would bury each other for ever. So a broker that was buried and
+registers again within BACK_S is alive, and its burier spares it for SPARED_S, twice as long each
+time that it has to bury it again, SPARED_S_MAX at most. Another session is another registration:
+with the session that was spared ends the sparing, for then the store has seen it die.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+
+from spark_ledger import net
+from spark_ledger.broker.wire.commands import PROTOCOL_VERSION, command, name_of
+from spark_ledger.broker.wire.frames import FrameReader, MalformedFrame, encode
+
+PROBE_S = 1.0
+PROBES_MAX = 2
+NEXT_S = 0.5
+FRESH_S = 0.4
+NEIGHBOURS_MAX = 3
+BACK_S = 5.0
+SPARED_S, SPARED_S_MAX = 30.0, 600.0
+_READ_BYTES = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class Heard(Enum):
+    ANSWER = "answer"
+    REFUSAL = "refusal"
+    NOTHING = "nothing"
+
+
+async def connects(url: str) -> Heard:
+    """CONNECT, which a broker answers by CONNECTED from its loop."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        host, port = net.split_url(url)
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            asked = command(
+                "connect",
+                client_version="Spark Ledger probe",
+                protocol_version=PROTOCOL_VERSION,
+            )
+            writer.write(encode(asked))
+            frames = FrameReader()
+            while data := await reader.read(_READ_BYTES):
+                if any(name_of(frame.command) == "connected" for frame in frames.feed(data)):
+                    return Heard.ANSWER
+            return Heard.NOTHING
+    except ConnectionRefusedError:
+        return Heard.REFUSAL
+    except (TimeoutError, OSError, MalformedFrame, ValueError):  # or the URL is malformed
+        return Heard.NOTHING
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                writer.transport.abort()
+
+
+class Probes:
+    """Of one broker. On one event loop."""
+
+    def __init__(self, ask: Callable[[str], Awaitable[Heard]] = connects) -> None:
+        self._ask = ask
+        self._answered_s: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[bool]] = {}
+
+    async def answers(self, url: str) -> bool:
+        """Whether a broker lives at that URL."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._answered_s.get(url, float("-inf")) + FRESH_S:
+            return True
+        task = self._asking.get(url)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._probe(url))
+            self._asking[url] = task
+            task.add_done_callback(lambda _: self._asking.pop(url, None))
+        return await asyncio.shield(task)
+
+    async def _probe(self, url: str) -> bool:
+        self._answered_s.pop(url, None)
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
+        try:
+            for one in asyncio.as_completed(asked):
+                heard = await one
+                if heard is Heard.ANSWER:
+                    self._note_answer(url, loop.time())
+                if heard is not Heard.NOTHING:
+                    return heard is Heard.ANSWER
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    def _note_answer(self, url: str, now_s: float) -> None:
+        """What is no longer fresh is forgotten: brokers come and go, each under its own URL."""
+        fresh = {one: s for one, s in self._answered_s.items() if now_s < s + FRESH_S}
+        self._answered_s = {**fresh, url: now_s}
+
+    async def _ask_later(self, url: str, after_s: float) -> Heard:
+        await asyncio.sleep(after_s)
+        return await self._ask(url)
+
+
+def neighbours(broker_id: str, others: Iterable[str]) -> list[str]:
+    """Those that a broker probes: the next ones in the ring of ids. So each is probed by
+    NEIGHBOURS_MAX others at most, however many there are, and by one at least."""
+    ordered = sorted(others)
+    after = [one for one in ordered if one > broker_id]
+    return [*after, *(one for one in ordered if one < broker_id)][:NEIGHBOURS_MAX]
+
+
+@dataclass(slots=True)
+class _Burial:
+    """The last one of a broker. `session`: of its registration since, 0 while it has none."""
+
+    at_s: float
+    session: int = 0
+    spared_until_s: float = float("-inf")
+    next_spared_s: float = SPARED_S
+
+
+class Burials:
+    """Of one broker: which others it has buried and which of these it spares. All times are seconds
+    of one clock."""
+
+    def __init__(self) -> None:
+        self._by_broker: dict[str, _Burial] = {}
+
+    def buried(self, broker_id: str, now_s: float) -> None:
+        """This broker has removed that one's registration."""
+        burial = self._by_broker.setdefault(broker_id, _Burial(now_s))
+        burial.at_s, burial.session = now_s, 0
+
+    def registered(self, sessions: Mapping[str, int], now_s: float) -> None:
+        """The brokers that are registered now, each with the session that holds its
+        registration."""
+        for broker_id, burial in list(self._by_broker.items()):
+            session = sessions.get(broker_id, 0)
+            late = now_s > burial.at_s + BACK_S
+            if burial.session and session not in (0, burial.session):
+                del self._by_broker[broker_id]  # that session has ended
+            elif not burial.session and session and not late:
+                burial.session = session
+                burial.spared_until_s = now_s + burial.next_spared_s
+                burial.next_spared_s = min(2 * burial.next_spared_s, SPARED_S_MAX)
+                text = "broker %s registers again: it is alive, and spared for %g s"
+                _log.warning(text, broker_id, burial.spared_until_s - now_s)
+            elif late and (not session or not burial.session):
+                del self._by_broker[broker_id]
+
+    def spares(self, broker_id: str, now_s: float) -> bool:
+        """Whether it is not to be buried, whatever it answers."""
+        burial = self._by_broker.get(broker_id)
+        return burial is not None and now_s < burial.spared_until_s and burial.session != 0
+
+    def answered(self, broker_id: str, now_s: float) -> None:
+        """It answers a probe: where it is spared no more, its burials are forgotten."""
+        burial = self._by_broker.get(broker_id)
+        if burial is not None and burial.session and now_s >= burial.spared_until_s:
+            del self._by_broker[broker_id]

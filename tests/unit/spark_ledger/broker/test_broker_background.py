@@ -1,0 +1,111 @@
+"""What a broker does in the background goes on, whatever nodes the store has and whatever fails."""
+
+import asyncio
+import json
+
+import pytest
+
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.metadata import paths
+from tests.unit.spark_ledger.topic.stage import play
+
+
+class Brokers:
+    """Of one cluster, with their background; those in `dead` do not answer."""
+
+    def __init__(self, stage):
+        self.stage, self.dead = stage, set()
+
+    async def new(self, name, url=None):
+        async def answers(at):
+            return at not in self.dead
+
+        process = await self.stage.world.client(f"process of {name}")
+        url = url or f"pulsar://{name}:1"
+        made = Broker(process.ledgers, process.rng, url)
+        made.id = made.cursors.broker_id = name
+        made.ownership = Ownership(process.ledgers.metadata, name, url, answers)
+        await made.start()
+        return made
+
+    async def owner(self, a):
+        return (await a.ownership.owners("t", fresh=True)).of(0).broker
+
+
+def test_a_malformed_node_among_the_brokers_does_not_end_the_watch():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await b.ownership.choose("t", here=True)
+        await stage.client.store.create(paths.broker("x"), b"{}")
+        await asyncio.sleep(5)
+        await b.seal()  # its background ends: it is dead
+        brokers.dead.add(b.ownership.url)
+        await asyncio.sleep(5)
+        assert await brokers.owner(a) == "a"
+        await a.seal()
+
+    play(act)
+
+
+@pytest.mark.parametrize("name", ["probe", "keep"])
+def test_a_defect_in_one_look_does_not_end_the_background(name, monkeypatch, caplog):
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await b.ownership.choose("t", here=True)
+        right, failed = getattr(Ownership, name), asyncio.Event()
+
+        async def wrong(self):
+            failed.set()
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr(Ownership, name, wrong)
+        await failed.wait()
+        monkeypatch.setattr(Ownership, name, right)
+        await asyncio.sleep(1)
+        assert "a defect" in caplog.text
+        await b.seal()  # its background ends: it is dead
+        brokers.dead.add(b.ownership.url)
+        await stage.client.store.delete(paths.broker("a"))
+        await asyncio.sleep(10)
+        assert await brokers.owner(a) == "a"
+        assert "a" in await a.ownership.brokers()
+        await a.seal()
+
+    play(act)
+
+
+def test_a_broker_that_another_buried_registers_again_at_once():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await asyncio.sleep(5.3)
+        await stage.client.store.delete(paths.broker("a"))
+        await asyncio.sleep(0.5)
+        assert list(await a.ownership.brokers()) == ["a"]
+        await a.seal()
+
+    play(act)
+
+
+def test_a_broker_whose_url_another_has_ends_by_itself_and_says_why():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        url = a.ownership.url
+        brokers.dead.add(url)  # who asks it reaches itself
+        b = await brokers.new("b", url)
+        over = asyncio.Event()
+        b.on_failure = over.set
+        async with asyncio.timeout(10):
+            await over.wait()
+        assert b.failure is not None and "serves at pulsar://a:1 already" in str(b.failure)
+        await b.close()
+        await asyncio.sleep(5)
+        assert a.failure is None
+        said = json.loads((await stage.client.store.get(paths.broker("a"))).value)
+        assert said["url"] == url and said["since_ms"] > 0
+        await a.seal()
+
+    play(act)
