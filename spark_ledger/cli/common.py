@@ -174,6 +174,13 @@ def offsets_of(texts: list[str]) -> dict[int, int]:
 def time_ms(text: str) -> int:
     """ISO 8601 (local time, if no offset is said) or milliseconds. Raises errors.BadConfig."""
     if text.isdecimal():
+        from spark_ledger.topic.subscription.seek_target import in_seconds
+
+        if in_seconds(int(text)):
+            raise BadConfig(
+                f"{text}, as milliseconds since 1970, is before March 1973: those are seconds",
+                f"Give milliseconds ({text}000), 0 for the beginning, or ISO 8601.",
+            )
         return int(text)
     try:
         at = datetime.fromisoformat(text)

@@ -125,6 +125,11 @@ def curve_of(
     if their rows were of equal size. Offsets beyond the last commit are rows of the live segment
     and take `live_bytes`."""
     edges, rows, sizes, since = [_longs(lo)], [_longs(0)], [_longs(0)], NEVER_MS
+    gone = min(hi, held.start_offset)
+    if lo < gone:  # no rows are there any more, and none of the limit is used for them
+        edges.append(_longs(gone))
+        rows.append(_longs(0))
+        sizes.append(_longs(0))
     for one in held.intervals.between(lo, min(hi, held.end_offset)):
         table = read.get(one.source) if isinstance(one.source, Chunk) else one.source
         some = _of_table(held.number, one, table, lo, hi) if table else _of_interval(one, lo, hi)
@@ -170,8 +175,14 @@ class _Admitted:
         self.positions = {slot: curve.lo for slot, curve in curves.items()}
 
     def give_each_a_row(self) -> None:
-        """Whose rows wait longest first, while they fit; the very first of all always."""
-        longest = sorted(self._curves, key=lambda slot: (self._curves[slot].since_ms, slot))
+        """Whose rows wait longest first, while they fit; the very first of all always. Of equally
+        long ones the partition with most rows left comes first, so that each has its turn."""
+
+        def by_wait(slot: Slot) -> tuple[int, int, Slot]:
+            curve = self._curves[slot]
+            return curve.since_ms, -curve.rows, slot
+
+        longest = sorted(self._curves, key=by_wait)
         given = False
         for slot in longest:
             curve = self._curves[slot]

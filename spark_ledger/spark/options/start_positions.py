@@ -32,7 +32,12 @@ from spark_ledger.spark.options.values import Zone, json_of, once, quoted
 from spark_ledger.topic.log.names import parse_topic
 from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
-from spark_ledger.topic.subscription.seek_target import CommittedSince, chunks_needed, offset_since
+from spark_ledger.topic.subscription.seek_target import (
+    CommittedSince,
+    chunks_needed,
+    in_seconds,
+    offset_since,
+)
 
 MS_MAX = 253_402_300_799_999
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -284,6 +289,13 @@ def _zoneless(zone: tzinfo | None, taken: Iterable[tuple[Any, int]]) -> tuple[tu
 
 
 def _millis(value: object, option: str, zone: tzinfo | None) -> int:
+    text = value.strip() if isinstance(value, str) else str(value)
+    if text.isascii() and text.isdigit() and in_seconds(int(text)):
+        raise OptionInvalid(
+            f"{option} is {text}, which as milliseconds since 1970 is before March 1973: those are"
+            " seconds",
+            f"Give milliseconds ({text}000), 0 for the beginning, or ISO text.",
+        )
     millis = millis_of(value, zone)
     if millis is None:
         raise OptionInvalid(

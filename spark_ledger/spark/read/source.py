@@ -147,7 +147,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._opened()
         self._cursor.at(topics, end, first)
         tasks = topics.plan(first, last)
-        return read_tasks.partitions_of(tasks, topics.values(self.schema), self._zoneless(end))
+        values = topics.values(self.schema)
+        return read_tasks.partitions_of(self.options, tasks, values, self._zoneless(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_tasks.read_rows(self.options, planned(partition), self.schema)
@@ -382,7 +383,7 @@ class LedgerBatchReader(DataSourceReader):
         end = topics.positions(self.options.ending, known)
         offsets.check_order(start, end)
         tasks = topics.plan(start, end)
-        return read_tasks.partitions_of(tasks, topics.values(self.schema))
+        return read_tasks.partitions_of(self.options, tasks, topics.values(self.schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         read_tasks.check_zone(self.options.zoneless)  # also where nothing is read

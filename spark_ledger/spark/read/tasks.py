@@ -22,7 +22,7 @@ from spark_ledger.spark.spark_version import arrow_schema
 from spark_ledger.spark.worker import Moment, set_aside
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read.bad_entries import OnBadEntry
-from spark_ledger.topic.read.plan import ReadTask
+from spark_ledger.topic.read.plan import Cutting, ReadTask, together
 from spark_ledger.topic.read.row_blocks import Block
 
 if TYPE_CHECKING:
@@ -34,20 +34,24 @@ SESSION_ZONE = "spark.sql.session.timeZone"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A task as it goes to its executor. `values` is for rows whose payload is columns, `zoneless`
-    are times that a query begins by and that say no zone (see start_positions.check_zone)."""
+    """A task as it goes to its executor: what it reads, of one topic after the other. `values` is
+    for rows whose payload is columns, `zoneless` are times that a query begins by and that say no
+    zone (see start_positions.check_zone)."""
 
-    task: ReadTask
+    tasks: tuple[ReadTask, ...]
     values: "ValueReader | None"
     zoneless: tuple[tuple[str, int], ...]
 
 
 def partitions_of(
+    options: ReadOptions,
     tasks: list[ReadTask],
     values: "ValueReader | None",
     zoneless: tuple[tuple[str, int], ...] = (),
 ) -> list[InputPartition]:
-    return [InputPartition(Planned(task, values, zoneless)) for task in tasks]
+    cutting = Cutting(options.min_partitions or 1, options.task_bytes, options.task_rows)
+    groups = together(tasks, cutting)
+    return [InputPartition(Planned(some, values, zoneless)) for some in groups]
 
 
 def read_rows(
@@ -62,25 +66,29 @@ def read_rows(
         return iter(())
     if planned.zoneless:
         check_zone(planned.zoneless, in_checkpoint=True)
-    task, values, keys = planned.task, planned.values, options.key_filter
+    values, keys = planned.values, options.key_filter
     arrow = arrow_schema(declared)
     wanted = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     set_aside(Moment.CONNECTED)
 
-    def to_spark(rows: Block) -> pa.RecordBatch:
-        payload = None if values is None else values.columns(rows, task.topic)
-        made = columns.to_spark(rows, task.topic, arrow, payload)
+    def to_spark(rows: Block, topic: str) -> pa.RecordBatch:
+        payload = None if values is None else values.columns(rows, topic)
+        made = columns.to_spark(rows, topic, arrow, payload)
         return made if keys is None else columns.with_keys(rows, made, keys)
 
-    blocks = cluster.read(
-        task,
-        wanted,
-        keys=keys,
-        lossy=not options.fail_on_data_loss,
-        on_bad_entry=OnBadEntry(options.on_bad_entry),
-    )
-    return filter(attrgetter("num_rows"), map(to_spark, blocks))
+    def batches() -> Iterator[pa.RecordBatch]:
+        for task in planned.tasks:
+            for rows in cluster.read(
+                task,
+                wanted,
+                keys=keys,
+                lossy=not options.fail_on_data_loss,
+                on_bad_entry=OnBadEntry(options.on_bad_entry),
+            ):
+                yield to_spark(rows, task.topic)
+
+    return filter(attrgetter("num_rows"), batches())
 
 
 def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:

@@ -5,7 +5,8 @@ partition are in order within a task, and from task to task of the plan. A task 
 columns; what its reader fetches is made of them in the task itself (pieces.py), so a plan over
 a million segments stays small.
 
-A partition that is large has tasks of its own, cut by bytes. Small ones are packed together. Where
+A partition that is large has tasks of its own, cut by bytes. Small ones are packed together, and so
+are small tasks of several topics (`together`: each then reads one after the other). Where
 partitions share entries so that such tasks would read many bytes several times (READ_AGAIN), the
 plan is cut between entries instead: a task has some entries, whole, and so rows of many partitions.
 
@@ -45,6 +46,7 @@ from spark_ledger.topic.read.pieces import (
 TASK_BYTES = 64 * 1024 * 1024
 PACKED_BYTES = 8 << 20  # of partitions that have less some are read by one task,
 PACKED_TASKS = 16  # unless that would leave fewer tasks than this
+LIVE_ROW_BYTES = 1 << 10  # of a live segment, whose bytes a task does not know
 READ_AGAIN = 1.1  # times the bytes, at most, because partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
@@ -65,6 +67,12 @@ class ReadTask:
     def rows(self) -> int:
         live = 0 if self.live is None else self.live.end - self.live.start
         return live + rows_of(self.spans)
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes are to be read."""
+        live = 0 if self.live is None else (self.live.end - self.live.start) * LIVE_ROW_BYTES
+        return live + int(sum(_clipped(span, self.table)[2].sum() for span in self.spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,30 @@ def plan_read(
         ReadTask(topic, state.topic_id, *on_their_own(some, table))
         for some in _cut(spans, table, cutting)
     ]
+
+
+def together(tasks: Sequence[ReadTask], cutting: Cutting = EVENLY) -> list[tuple[ReadTask, ...]]:
+    """Neighbours of the tasks, of several topics, that are small, in one task of Spark: packed as
+    partitions of a topic are, in the same order, and within the same limits."""
+    least = max(PACKED_TASKS, cutting.tasks_min)
+    if len(tasks) <= least:
+        return [(task,) for task in tasks]
+    sizes = [max(1, task.bytes) for task in tasks]
+    goal = min(cutting.task_bytes, sum(sizes) / max(least, sum(sizes) // PACKED_BYTES))
+    task_rows = cutting.task_rows
+    groups: list[tuple[ReadTask, ...]] = []
+    held: list[ReadTask] = []
+    size, rows = 0, 0
+    for task, more in zip(tasks, sizes, strict=True):
+        count = task.rows
+        if held and (size + more > goal or (task_rows is not None and rows + count > task_rows)):
+            groups.append(tuple(held))
+            held, size, rows = [], 0, 0
+        held.append(task)
+        size, rows = size + more, rows + count
+    if held:
+        groups.append(tuple(held))
+    return groups
 
 
 def segments_in(

@@ -35,6 +35,13 @@ class CommittedSince:
 
 SeekTarget = End | CommittedSince | Mapping[int, int]
 NO_LIVES: Mapping[int, LiveEnd] = {}
+MS_MIN = 10**11
+
+
+def in_seconds(number: int) -> bool:
+    """Whether a number given as a moment in milliseconds must be one in seconds: as milliseconds it
+    is before March 1973. 0 is the beginning in either."""
+    return 0 < number < MS_MIN
 
 
 def needs_lives(state: TopicState, target: SeekTarget) -> bool:

@@ -153,6 +153,30 @@ def test_a_hole_is_no_rows_and_no_bytes_and_is_passed_with_the_row_before_it():
     assert taken({"t": [curve]}, Limits(rows_max=6)) == {"t": [16]}
 
 
+def test_rows_that_were_trimmed_use_nothing_of_a_limit():
+    """2,990 unread rows are gone and 100 new ones follow: ten batches of ten rows."""
+    kept = held(*[segment(10, 100)] * 309)
+    kept.start_offset = 2990
+    kept.intervals = kept.intervals.since(2990)
+    at, batches = 0, 0
+    while at < 3090:
+        curve = curve_of(kept, at, 3090)
+        at += taken({"t": [curve]}, Limits(rows_max=10))["t"][0]
+        batches += 1
+    assert batches == 10
+    assert curve_of(kept, 0, 2000).rows == 0
+    assert taken({"t": [curve_of(kept, 0, 2000)]}, Limits(rows_max=1)) == {"t": [2000]}
+
+
+def test_partitions_that_wait_equally_long_take_turns():
+    left, given_ = [4, 4, 4], [0, 0, 0]
+    for _ in range(6):
+        curves = [Curve.even(given_[p], given_[p] + left[p], since_ms=5) for p in range(3)]
+        for p, count in enumerate(taken({"t": curves}, Limits(rows_max=1))["t"]):
+            given_[p], left[p] = given_[p] + count, left[p] - count
+    assert given_ == [2, 2, 2]
+
+
 def test_a_backlog_that_is_only_a_hole_is_passed_at_once():
     curve = curve_of(held(segment(10, 100), hole=(0, 10)), 0, 10)
     assert taken({"t": [curve]}, Limits(rows_max=1)) == {"t": [10]}

@@ -170,16 +170,17 @@ def test_the_further_of_two_positions_is_taken_partition_by_partition():
 
 
 def test_a_moment_is_looked_up_for_every_partition_and_found_is_where_it_starts():
-    place = parse_time("1000", "startingTimestamp", "error")
-    assert offsets.times_wanted(place, T) == {"t": {0: 1000, 1: 1000}}
-    assert offsets.times_wanted(place, ONE_OF_T) == {"t": {1: 1000}}
+    at_ms = 1_700_000_000_000
+    place = parse_time(str(at_ms), "startingTimestamp", "error")
+    assert offsets.times_wanted(place, T) == {"t": {0: at_ms, 1: at_ms}}
+    assert offsets.times_wanted(place, ONE_OF_T) == {"t": {1: at_ms}}
     assert offsets.resolve(place, T, {"t": {0: 7, 1: 0}}) == {"t": {0: 7, 1: 0}}
 
 
 @pytest.mark.parametrize(("missing", "at"), [("latest", 3), ("earliest", 0)])
 def test_a_partition_without_such_a_row_starts_where_the_strategy_says(missing, at):
-    place = parse_times('{"t":{"0":1,"1":99}}', "startingOffsetsByTimestamp", missing)
-    assert offsets.times_wanted(place, T) == {"t": {0: 1, 1: 99}}
+    place = parse_times('{"t":{"0":0,"1":100000000000}}', "startingOffsetsByTimestamp", missing)
+    assert offsets.times_wanted(place, T) == {"t": {0: 0, 1: 10**11}}
     assert offsets.resolve(place, T, {"t": {0: 7}}) == {"t": {0: 7, 1: at}}
 
 
@@ -208,7 +209,7 @@ def test_of_a_partition_without_any_row_it_is_said_that_no_time_can_help():
 
 
 def test_times_name_every_partition_that_is_read_and_no_other():
-    place = parse_times('{"t":{"0":1}}', "startingOffsetsByTimestamp", "error")
+    place = parse_times('{"t":{"0":0}}', "startingOffsetsByTimestamp", "error")
     with pytest.raises(OffsetsNotAssigned, match="misses partition 1"):
         offsets.times_wanted(place, T)
     with pytest.raises(OffsetsNotAssigned, match="names partition 0"):

@@ -48,13 +48,13 @@ NOT_BUILT = (
 GOOD = {
     "assign": '{"t":[0]}',
     "startingOffsets": "earliest",
-    "startingTimestamp": "5",
-    "startingOffsetsByTimestamp": '{"t":{"0":5}}',
+    "startingTimestamp": "1700000000005",
+    "startingOffsetsByTimestamp": '{"t":{"0":1700000000005}}',
     "startingOffsetsByTimestampStrategy": "latest",
     "endingOffsets": "latest",
     "endingTimestamp": "2030-01-01",
     "timeZone": "Asia/Kolkata",
-    "endingOffsetsByTimestamp": '{"t":{"0":5}}',
+    "endingOffsetsByTimestamp": '{"t":{"0":1700000000005}}',
     "failOnDataLoss": "false",
     "onBadEntry": "skip",
     "overwriteHeld": "true",
@@ -93,8 +93,8 @@ WRONG_TEXTS: dict[str, tuple[str, type[LedgerError], str]] = {
 """Of options that are text: a wrong value, and how it is refused."""
 REFUSED_LATER = {"serviceUrl": "by who connects: metadata/test_service_url.py, error_cases.py"}
 PARTNERS = {
-    "timeZone": {"startingTimestamp": "5"},
-    "startingOffsetsByTimestampStrategy": {"startingTimestamp": "5"},
+    "timeZone": {"startingTimestamp": "1700000000005"},
+    "startingOffsetsByTimestampStrategy": {"startingTimestamp": "1700000000005"},
     "maxTriggerDelay": {"minOffsetsPerTrigger": "5"},
     "txnAppId": {"txnVersion": "0"},
     "txnVersion": {"txnAppId": "a"},
@@ -353,9 +353,14 @@ def test_a_stream_starts_at_the_latest_row_and_a_batch_at_the_earliest():
 
 
 def test_a_timestamp_goes_before_those_by_partition_and_these_before_offsets():
-    every = {"startingOffsets": '{"t":{"0":1}}', "startingOffsetsByTimestamp": '{"t":{"0":2}}'}
-    assert read(**every, startingTimestamp="3").starting == AtTime("startingTimestamp", "error", 3)
-    by_partition = {"t": {0: 2}}
+    every = {
+        "startingOffsets": '{"t":{"0":1}}',
+        "startingOffsetsByTimestamp": '{"t":{"0":1700000000002}}',
+    }
+    assert read(**every, startingTimestamp="1700000000003").starting == AtTime(
+        "startingTimestamp", "error", 1_700_000_000_003
+    )
+    by_partition = {"t": {0: 1_700_000_000_002}}
     assert read(**every).starting == AtTime(
         "startingOffsetsByTimestamp", "error", by_partition=by_partition
     )
@@ -367,12 +372,12 @@ def test_a_timestamp_goes_before_those_by_partition_and_these_before_offsets():
 
 def test_one_that_another_goes_before_must_be_well_formed_too():
     with pytest.raises(OffsetsMalformed, match="soon"):
-        read(startingTimestamp="3", startingOffsets="soon")
+        read(startingTimestamp="1700000000003", startingOffsets="soon")
 
 
 def test_the_strategy_says_what_a_missing_row_means():
-    given = {"startingTimestamp": "3", "startingOffsetsByTimestampStrategy": "Earliest"}
-    assert read(**given).starting == AtTime("startingTimestamp", "earliest", 3)
+    given = {"startingTimestamp": "1700000000003", "startingOffsetsByTimestampStrategy": "Earliest"}
+    assert read(**given).starting == AtTime("startingTimestamp", "earliest", 1_700_000_000_003)
     with pytest.raises(
         OptionMissing, match="startingTimestamp is not given, and startingOffsetsByT"
     ):
@@ -409,15 +414,29 @@ def test_a_time_is_of_the_zone_that_it_says_else_of_the_option_else_of_this_proc
 
 
 def test_every_time_that_says_no_zone_is_kept_for_the_tasks_to_compare():
-    times = '{"t":{"0":5,"1":"2024-05-01","2":"2024-05-01T00:00Z"}}'
+    times = '{"t":{"0":0,"1":"2024-05-01","2":"2024-05-01T00:00Z"}}'
     given = read(startingOffsetsByTimestamp=times, endingTimestamp="2024-05-02")
     assert [text for text, _ in given.zoneless] == ["2024-05-01", "2024-05-02"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingTimestamp": "1714557600"},
+        {"endingTimestamp": "1"},
+        {"startingOffsetsByTimestamp": '{"t":{"0":1714557600}}'},
+        {"startingOffsetsByTimestamp": '{"t":{"0":"99999999999"}}'},
+    ],
+)
+def test_a_time_in_seconds_is_refused_with_the_milliseconds_to_give(given):
+    with pytest.raises(OptionInvalid, match=r"those are seconds. Give milliseconds \(\d+000\)"):
+        read(**given)
 
 
 @pytest.mark.parametrize("zone", ["Mars", "+25:00", "1", "../x"])
 def test_what_is_no_time_zone_is_refused(zone):
     with pytest.raises(OptionInvalid, match=f"timeZone is {zone!r}".replace("+", r"\+")):
-        read(startingTimestamp="5", timeZone=zone)
+        read(startingTimestamp="1700000000005", timeZone=zone)
 
 
 def test_a_time_zone_without_a_time_is_refused():
@@ -426,9 +445,11 @@ def test_a_time_zone_without_a_time_is_refused():
 
 
 def test_an_end_before_its_start_is_refused():
-    with pytest.raises(OffsetsStartAfterEnd, match="startingTimestamp is 5, which is after"):
-        read(startingTimestamp="5", endingTimestamp="4")
-    read(startingTimestamp="5", endingTimestamp="5")
+    with pytest.raises(
+        OffsetsStartAfterEnd, match="startingTimestamp is 1700000000005, which is after"
+    ):
+        read(startingTimestamp="1700000000005", endingTimestamp="1700000000004")
+    read(startingTimestamp="1700000000005", endingTimestamp="1700000000005")
 
 
 def test_filters_that_spark_would_give_to_other_queries_too_are_refused():

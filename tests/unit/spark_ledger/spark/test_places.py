@@ -80,8 +80,10 @@ def test_a_moment_in_a_message_can_be_given_again(millis):
 
 
 def test_times_by_partition_are_numbers_or_texts():
-    place = places.parse_times('{"t":{"0":5,"1":"1970-01-01T00:00:01Z"}}', "x", "latest")
-    assert place == AtTime("x", "latest", by_partition={"t": {0: 5, 1: 1000}})
+    times = '{"t":{"0":1700000000000,"1":"1970-01-01T00:00:01Z"}}'
+    place = places.parse_times(times, "x", "latest")
+    by_partition = {"t": {0: 1_700_000_000_000, 1: 1000}}
+    assert place == AtTime("x", "latest", by_partition=by_partition)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.read.pieces import slices_of
-from spark_ledger.topic.read.plan import Cutting, LedgerEnd, lost_of, plan_read
+from spark_ledger.topic.read.plan import (
+    PACKED_TASKS,
+    Cutting,
+    LedgerEnd,
+    lost_of,
+    plan_read,
+    together,
+)
 from tests.kit.segments_seen import partitions_of, rows_of_slice
 from tests.unit.spark_ledger.topic.stage import segment
 
@@ -41,6 +48,33 @@ def offsets_of(tasks):
         for _, _, _, take, offset in pieces(part)
         for row in range(take)
     ]
+
+
+def one_task_each(*rows):
+    """Of topics with so many rows of 100 bytes."""
+    topics = [topic_of(segment(n, count)) for n, count in enumerate(rows)]
+    plans = [plan_read(one, {0: (0, n)}) for one, n in zip(topics, rows, strict=True)]
+    return [task for plan in plans for task in plan]
+
+
+def test_small_tasks_of_many_topics_are_read_by_few_and_in_order():
+    tasks = one_task_each(*[1] * 300)
+    groups = together(tasks)
+    assert PACKED_TASKS <= len(groups) <= PACKED_TASKS + 1
+    assert [task for group in groups for task in group] == tasks
+    assert len(together(tasks, Cutting(100))) == 100
+    bounded = together(tasks, Cutting(task_rows=5))
+    assert {sum(task.rows for task in group) for group in bounded} == {5}
+
+
+def test_a_large_topic_among_small_ones_is_read_by_itself():
+    groups = together(one_task_each(*[1] * 50, 1_000_000, *[1] * 50))
+    assert len(groups) == len([group for group in groups if group[0].rows > 1]) + 2
+    assert all(len(group) in (1, 50) for group in groups)
+
+
+def test_few_topics_have_a_task_each():
+    assert [len(group) for group in together(one_task_each(*[1] * PACKED_TASKS))] == [1] * 16
 
 
 @pytest.mark.parametrize("seed", range(20))
