@@ -419,26 +419,6 @@ def test_every_time_that_says_no_zone_is_kept_for_the_tasks_to_compare():
     assert [text for text, _ in given.zoneless] == ["2024-05-01", "2024-05-02"]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"startingTimestamp": "1714557600"},
-        {"endingTimestamp": "1"},
-        {"startingOffsetsByTimestamp": '{"t":{"0":1714557600}}'},
-        {"startingOffsetsByTimestamp": '{"t":{"0":"99999999999"}}'},
-    ],
-)
-def test_a_time_in_seconds_is_refused_with_the_milliseconds_to_give(given):
-    with pytest.raises(OptionInvalid, match=r"those are seconds. Give milliseconds \(\d+000\)"):
-        read(**given)
-
-
-@pytest.mark.parametrize("zone", ["Mars", "+25:00", "1", "../x"])
-def test_what_is_no_time_zone_is_refused(zone):
-    with pytest.raises(OptionInvalid, match=f"timeZone is {zone!r}".replace("+", r"\+")):
-        read(startingTimestamp="1700000000005", timeZone=zone)
-
-
 def test_a_time_zone_without_a_time_is_refused():
     with pytest.raises(OptionMissing, match="timeZone means nothing without it"):
         read(timeZone="UTC")

@@ -6,6 +6,7 @@ import pytest
 
 from spark_ledger.errors import OptionInvalid
 from spark_ledger.spark.options import start_positions
+from spark_ledger.spark.options.options import batch_read_options
 from spark_ledger.topic.log.actions import Append, OpenLive
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import (
@@ -76,3 +77,23 @@ def test_a_moment_within_a_chunk_needs_it_read():
     assert start_positions.chunks_to_look_up(state, {0: 150}) == [chunk]
     assert start_positions.chunks_to_look_up(state, {0: 201}) == []
     assert start_positions.look_up(state, {0: 150}, {chunk: SegmentTable.of(placed)}) == {0: 10}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingTimestamp": "1714557600"},
+        {"endingTimestamp": "1"},
+        {"startingOffsetsByTimestamp": '{"t":{"0":1714557600}}'},
+        {"startingOffsetsByTimestamp": '{"t":{"0":"99999999999"}}'},
+    ],
+)
+def test_a_time_in_seconds_is_refused_with_the_milliseconds_to_give(given):
+    with pytest.raises(OptionInvalid, match=r"those are seconds. Give milliseconds \(\d+000\)"):
+        batch_read_options({"topic": "t", **given})
+
+
+@pytest.mark.parametrize("zone", ["Mars", "+25:00", "1", "../x"])
+def test_what_is_no_time_zone_is_refused(zone):
+    with pytest.raises(OptionInvalid, match=f"timeZone is {zone!r}".replace("+", r"\+")):
+        batch_read_options({"topic": "t", "startingTimestamp": "1700000000005", "timeZone": zone})
