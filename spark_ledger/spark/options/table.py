@@ -178,8 +178,8 @@ READ_OPTIONS = (
     Option(
         *("startingTimestamp", READ, Text(64), None),
         "start at the first row committed at or after it (of rows that came by a broker: stored): "
-        "milliseconds since 1970, "
-        "or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
+        "milliseconds since 1970 (a number below 10^11 is refused: it would be seconds; 0 is the "
+        "beginning), or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
     ),
     Option(
         *("startingOffsetsByTimestamp", READ, Text(), None),
@@ -221,7 +221,8 @@ READ_OPTIONS = (
     ),
     Option(
         *("maxOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),
-        "rows in one micro-batch at most, shared by the partitions according to their backlog",
+        "rows in one micro-batch at most, shared by the partitions according to their backlog; "
+        "rows that were removed use nothing of it",
     ),
     Option(
         *("maxBytesPerTrigger", (Use.STREAM_READ,), Bytes(), None),

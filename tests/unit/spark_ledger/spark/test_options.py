@@ -419,11 +419,6 @@ def test_every_time_that_says_no_zone_is_kept_for_the_tasks_to_compare():
     assert [text for text, _ in given.zoneless] == ["2024-05-01", "2024-05-02"]
 
 
-def test_a_time_zone_without_a_time_is_refused():
-    with pytest.raises(OptionMissing, match="timeZone means nothing without it"):
-        read(timeZone="UTC")
-
-
 def test_an_end_before_its_start_is_refused():
     with pytest.raises(
         OffsetsStartAfterEnd, match="startingTimestamp is 1700000000005, which is after"

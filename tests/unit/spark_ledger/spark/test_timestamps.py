@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from spark_ledger.errors import OptionInvalid
+from spark_ledger.errors import OptionInvalid, OptionMissing
 from spark_ledger.spark.options import start_positions
 from spark_ledger.spark.options.options import batch_read_options
 from spark_ledger.topic.log.actions import Append, OpenLive
@@ -97,3 +97,8 @@ def test_a_time_in_seconds_is_refused_with_the_milliseconds_to_give(given):
 def test_what_is_no_time_zone_is_refused(zone):
     with pytest.raises(OptionInvalid, match=f"timeZone is {zone!r}".replace("+", r"\+")):
         batch_read_options({"topic": "t", "startingTimestamp": "1700000000005", "timeZone": zone})
+
+
+def test_a_time_zone_without_a_time_is_refused():
+    with pytest.raises(OptionMissing, match="timeZone means nothing without it"):
+        batch_read_options({"topic": "t", "timeZone": "UTC"})
