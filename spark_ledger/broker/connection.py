@@ -5,7 +5,8 @@ its connection asks for next; a request is answered once, by what was asked for 
 Pulsar's error codes; what a connection makes wait is bounded: it is not read while
 CONNECTION_BYTES_MAX of its batches are not stored, while the broker is crowded, while it does not
 take its answers, or with REQUESTS_MAX requests under way; meanwhile its PINGs are answered. One
-that is silent for SILENT_S, although it was asked, is closed.
+that is silent for SILENT_S, although it was asked, is closed; one whose place another client asks
+for is asked at once, and closed after ANSWER_S.
 """
 
 import asyncio
@@ -58,6 +59,8 @@ ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
 HELD_PONG_S = 2.0
 """Clients wait some 30 s for the answer to a PING, or for anything else that comes."""
 NO_TRANSACTIONS = "there are no transactions here"
+ANSWER_S = 5.0
+"""A client whose place another one asks for has so long to answer a PING."""
 SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
 
@@ -90,6 +93,8 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._requests: dict[asyncio.Task[None], None] = {}
         self._heard_s = self._loop.time()
+        self._heard = asyncio.Event()
+        self._asking = 0  # how many wait for it to be heard
         self._timer: asyncio.TimerHandle | None = None
         self._held: asyncio.TimerHandle | None = None  # while it is not read
 
@@ -108,6 +113,7 @@ class Connection(asyncio.Protocol):
             return
         self._begun = True
         self._heard_s = self._loop.time()
+        self._heard.set()
         try:
             self._take_all(*self._frames.whole(data))
         except MalformedFrame as error:
@@ -136,6 +142,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
         self._gone.set()
+        self._heard.set()
         self._has_room.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -202,6 +209,8 @@ class Connection(asyncio.Protocol):
         if self.broker.crowded and self._waiting_bytes:
             full = True
             self.broker.wait_for_relief(self._read_or_not)
+        if self._asking and not self._heard.is_set():
+            full = False  # the answer may wait to be read
         if full and self._transport.is_reading():
             self._transport.pause_reading()
             if self._held is None:
@@ -220,14 +229,40 @@ class Connection(asyncio.Protocol):
         self._held = self._loop.call_later(HELD_PONG_S, self._answer_while_held)
 
     def _ask(self) -> None:
-        silent_s = self._loop.time() - self._heard_s
-        if silent_s >= SILENT_S and self._transport.is_reading():
-            _log.info("a connection ends: nothing was heard for %.0f s", silent_s)
-            self.close()
+        silent_s, transport = self._loop.time() - self._heard_s, self._transport
+        takes_nothing = transport.is_closing() or not self._has_room.is_set()
+        if silent_s >= SILENT_S and (takes_nothing or transport.is_reading()):
+            self._abort(silent_s)
             return
         if silent_s >= ASK_S:
             self.send(encode(command("ping")))
         self._timer = self._loop.call_later(ASK_S, self._ask)
+
+    def _abort(self, silent_s: float) -> None:
+        """Not `close`, which would wait until the client takes what is sent."""
+        _log.info("a connection ends: nothing was heard for %.0f s", silent_s)
+        self._transport.abort()
+
+    async def answers(self) -> bool:
+        """Whether its client is there: it is asked, and has ANSWER_S. The connection of one that is
+        silent ends, whatever waits to be sent."""
+        self.send(encode(command("ping")))
+        self._flush()
+        self._heard.clear()
+        self._asking += 1
+        self._read_or_not()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                while self.open and not self._heard.is_set():
+                    await self._heard.wait()
+        except TimeoutError:
+            if self.open:
+                self._abort(ANSWER_S)
+                await self._gone.wait()
+        finally:
+            self._asking -= 1
+            self._read_or_not()
+        return self.open
 
     # -- commands ----------------------------------------------------------------------------
 

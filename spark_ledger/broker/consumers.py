@@ -51,6 +51,9 @@ class Link(Protocol):
     async def room(self) -> None:
         """Return when what was sent before has gone out, all but a bounded rest."""
 
+    async def answers(self) -> bool:
+        """Whether its client is there; if not, it has ended by then."""
+
 
 class Consumer:
     """Of one partition, for one connection."""
@@ -310,6 +313,14 @@ class Subscription:
             place = PlaceInPartition(partition, mark)
             self._places[partition.number] = place
         return place
+
+    def before(self, kind: SubscriptionType, partition: int) -> list[Consumer]:
+        """Those because of which one more cannot come, or is not the active one."""
+        if kind is not self.kind:
+            return self.consumers
+        place = self._places.get(partition)
+        active = None if place is None else place.active(kind)
+        return [] if active is None else [active]
 
     def check(self, kind: SubscriptionType, partition: int) -> None:
         """Whether one more consumer may come. Raises Refusal."""

@@ -240,6 +240,19 @@ class OwnedTopic:
 
     # -- producers -----------------------------------------------------------------------------
 
+    def producers_before(self, partition: int, producer: Producer) -> list[Producer]:
+        """Those on other connections because of which it cannot come, or has to wait."""
+        if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+            return []
+        alone = producer.mode is not AccessMode.SHARED
+        found = []
+        for other in self._producers.get(partition, ()):
+            same = other.name == producer.name
+            bars = producer.epoch <= other.epoch if same else alone or is_exclusive(other)
+            if bars and other.connection is not producer.connection:
+                found.append(other)
+        return found
+
     def add_producer(self, partition: int, producer: Producer) -> bool:
         """Whether it may send; else it waits until it is the only one, and is told. Raises
         Refusal."""
@@ -298,7 +311,7 @@ class OwnedTopic:
         there: list[Producer],
         waiting: list[Producer],
     ) -> bool:
-        exclusive = any(one.mode is not AccessMode.SHARED for one in there)
+        exclusive = any(map(is_exclusive, there))
         if self._is_fenced(partition, producer):
             raise self._fenced(producer)
         if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
@@ -364,6 +377,11 @@ class OwnedTopic:
             await self.only(partition, producer)
 
     # -- subscriptions -------------------------------------------------------------------------
+
+    def consumers_before(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
+        """Those because of which one more of that kind cannot come, or is not the active one."""
+        subscription = self._subscriptions.get(name)
+        return [] if subscription is None else subscription.before(kind, partition)
 
     async def subscribe(
         self,
@@ -539,3 +557,7 @@ class OwnedTopic:
                 return  # at other brokers: the last one deletes it
             with suppress(errors.SubscriptionNotFound):
                 await self._client.subscriptions.delete(self.info.id, name, force=True)
+
+
+def is_exclusive(producer: Producer) -> bool:
+    return producer.mode is not AccessMode.SHARED

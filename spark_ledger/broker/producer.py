@@ -60,6 +60,9 @@ class ProducersLink(Protocol):
     def stored(self, size: int) -> None:
         """So many bytes of a batch wait no more."""
 
+    async def answers(self) -> bool:
+        """Whether its client is there; if not, it has ended by then."""
+
     def send_producer_away(self, producer: "Producer") -> None:
         """It is to look its topic up again."""
 

@@ -16,7 +16,7 @@ within HEAD_S. Three questions need no web framework.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.consumers import Consumer, PlaceInPartition
+from spark_ledger.broker.consumers import Consumer, Link, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition, Stored
@@ -202,6 +202,7 @@ async def _producer(connection: Client, part: Any) -> None:
         partition,
         leave,
     )
+    await _are_there(one.connection for one in topic.producers_before(partition.number, made))
     ready = topic.add_producer(partition.number, made)
     if not connection.open:
         leave(made)
@@ -211,6 +212,11 @@ async def _producer(connection: Client, part: Any) -> None:
         await topic.only(partition.number, made)
     else:
         _reply(connection, part, "producer_success", producer_name=made.name, producer_ready=False)
+
+
+async def _are_there(connections: Iterable[ProducersLink | Link]) -> None:
+    """Those that have what another asks for are asked: a client that hangs loses it."""
+    await asyncio.gather(*(one.answers() for one in dict.fromkeys(connections)))
 
 
 def _check_schema(part: Any) -> None:
@@ -266,6 +272,8 @@ async def _subscribe(connection: Client, part: Any) -> None:
     known = connection.consumers.get(part.consumer_id)
     if known is not None:
         connection.forget_consumer(known[0])
+    before = topic.consumers_before(part.subscription, kind, partition.number)
+    await _are_there(one.link for one in before if one.link is not connection)
     consumer = await topic.subscribe(
         partition,
         part.subscription,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from spark_ledger.broker import connection as connections
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Stored
@@ -97,6 +98,70 @@ def test_of_a_client_that_does_not_read_little_is_kept():
             async with asyncio.timeout(30):  # and as it reads, the rest comes
                 while came < BATCHES * BATCH_BYTES:
                     came += len(await loop.sock_recv(client, 1 << 20))
+            await one.close()
+
+    asyncio.run(main())
+
+
+async def full_of_what_is_not_read(connection):
+    """Its client reads nothing; so it is not read either."""
+    subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
+    one = Consumer(connection, 1, "a", 0, subscription.place(Tail(), 0), lambda _: None)
+    subscription.join(one)
+    one.flow(1000)
+    async with asyncio.timeout(30):
+        await connection.full.wait()
+    assert not connection.is_read
+    return one
+
+
+def test_a_client_that_hangs_has_lost_its_connection_when_it_is_asked_whatever_waits_to_be_sent(
+    monkeypatch,
+):
+    monkeypatch.setattr(connections, "ANSWER_S", 0.05)
+
+    async def main():
+        async with connected() as (connection, _):
+            one = await full_of_what_is_not_read(connection)
+            async with asyncio.timeout(10):
+                assert not any(await asyncio.gather(connection.answers(), connection.answers()))
+            assert not connection.open
+            await one.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_nothing_for_long_has_lost_its_connection(monkeypatch):
+    for name in ("ASK_S", "SILENT_S"):
+        monkeypatch.setattr(connections, name, 0.05)
+
+    async def main():
+        async with connected() as (connection, _):
+            one = await full_of_what_is_not_read(connection)
+            await until(lambda: not connection.open)
+            await one.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_answers_keeps_its_connection_also_where_it_takes_little():
+    async def main():
+        async with connected() as (connection, client):
+            loop = asyncio.get_running_loop()
+            hello = command("connect", client_version="raw", protocol_version=19)
+            await loop.sock_sendall(client, encode(hello))
+            asked = asyncio.create_task(connection.answers())
+            await asyncio.sleep(0)
+            await loop.sock_sendall(client, encode(command("pong")))
+            assert await asked
+            one = await full_of_what_is_not_read(connection)
+            asked = asyncio.create_task(connection.answers())
+            await asyncio.sleep(0)
+            assert connection.is_read
+            await loop.sock_sendall(client, encode(command("pong")))
+            assert await asked
+            assert not connection.is_read, "as before it was asked"
+            connection.transport.abort()
             await one.close()
 
     asyncio.run(main())

@@ -23,7 +23,8 @@ DECIDED_S = 12.0
 class Producer:
     """Of one partition; notes that it was sent away, or may send."""
 
-    def __init__(self, name, mode=AccessMode.SHARED, epoch=0, topic_epoch=0):
+    def __init__(self, name, mode=AccessMode.SHARED, epoch=0, topic_epoch=0, connection=None):
+        self.connection = self if connection is None else connection
         self.name, self.mode, self.epoch, self.topic_epoch = name, mode, epoch, topic_epoch
         self.away = self.is_ready = False
 
@@ -507,3 +508,30 @@ def test_a_broker_alone_keeps_a_partition_that_it_cannot_open_and_tells_why():
         await a.close()
 
     play(act)
+
+
+@pytest.mark.parametrize(
+    ("there", "comes", "asked"),
+    [
+        (Producer("p"), Producer("q"), False),
+        (Producer("p"), Producer("p"), True),
+        (Producer("p"), Producer("p", epoch=1), False),
+        (Producer("p"), Producer("q", AccessMode.EXCLUSIVE), True),
+        (Producer("p"), Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE), True),
+        (Producer("p"), Producer("q", AccessMode.EXCLUSIVE_WITH_FENCING), False),
+        (Producer("p", AccessMode.EXCLUSIVE), Producer("q"), True),
+        (Producer("p", connection=1), Producer("p", connection=1), False),
+    ],
+)
+def test_those_are_asked_whether_they_are_there_because_of_which_another_cannot_come(
+    there, comes, asked
+):
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await a.lookup(named(0), authoritative=True)
+        topic, _ = await a.partition(named(0))
+        topic.add_producer(0, there)
+        assert topic.producers_before(0, comes) == ([there] if asked else [])
+        await a.close()
+
+    play(act, partitions=PARTITIONS)

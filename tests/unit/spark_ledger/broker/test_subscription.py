@@ -262,6 +262,23 @@ def test_a_second_exclusive_consumer_and_another_type_are_busy():
     play(act)
 
 
+def test_those_are_asked_whether_they_are_there_because_of_which_another_is_not_active():
+    async def act(made):
+        partition, other = Batches(), Batches(number=1)
+        alone, several = Subscription("s", EXCLUSIVE, None), Subscription("s", FAILOVER, None)
+        assert alone.before(EXCLUSIVE, 0) == []
+        one = consumer_of(alone, partition)
+        first, second = consumer_of(several, partition, "a"), consumer_of(several, partition, "b")
+        made += [one, first, second]
+        assert alone.before(EXCLUSIVE, 0) == [one] == alone.before(FAILOVER, 1)
+        assert alone.before(EXCLUSIVE, 1) == []
+        assert several.before(FAILOVER, 0) == [first]
+        assert several.before(EXCLUSIVE, 1) == [first, second]
+        made.append(consumer_of(alone, other))
+
+    play(act)
+
+
 def test_of_failover_consumers_the_next_begins_at_the_mark():
     async def act(made):
         partition, subscription = Batches(1, 1, 1), Subscription("s", FAILOVER, None)
