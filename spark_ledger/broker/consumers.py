@@ -190,10 +190,10 @@ class Consumer:
             missing = self.place.acks.missing(max(batch.offset, self._position), batch.end)
             if missing and is_last_chunk(batch.data):
                 await self._send_message(batch)
-                if rewound != self._rewound:
-                    return
             elif missing:
-                self._send(batch, missing)
+                await self._send(batch, missing)
+            if rewound != self._rewound:
+                return
             self._position = batch.end
 
     async def _over_hole(self) -> None:
@@ -240,14 +240,19 @@ class Consumer:
         self.link.send(with_batch(sent, chunk_in(chunk.data)))
         self._permits -= 1
 
-    def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
+    async def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
+        """A batch, or a message with its chunks: each takes a permit, and they have one id; once
+        begun it is sent whole."""
         acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
         sent = self._messages.command(batch.offset, acks)
-        chunks = chunks_of(batch.data)
-        for one in chunks:  # each takes a permit, and together they have one id
-            self.link.send(with_batch(sent, one))
-        self._permits -= sum(hi - lo for lo, hi in missing) + len(chunks) - 1
         self._sent.note(batch.offset, batch.messages)
+        first, *others = chunks_of(batch.data)
+        self.link.send(with_batch(sent, first))
+        self._permits -= sum(hi - lo for lo, hi in missing)
+        for chunk in others:
+            await self.link.room()
+            self.link.send(with_batch(sent, chunk))
+            self._permits -= 1
 
 
 class PlaceInPartition:

@@ -83,18 +83,20 @@ def sealed(topics, name):
     write(topics, name, [b"end"] * 40)
 
 
-def write(topics, name, values, keys=None):
+def write(topics, name, values, keys=None, event_times_us=None):
     """A batch as Spark writes it."""
     info = topics.run(topics.client.topics.open(name))
     app = str(uuid.uuid4())
     intent = topics.run(topics.client.intents.open_batch_intent(app, "run", info.id, random=True))
     settings = TaskSettings(inline_bytes_max=0)
     partitions = len(topics.run(topics.client.log(info.id).fold(fresh=True)).partitions)
+    event_times = event_times_us and pa.array(event_times_us, TYPES["event_time"])
     task = topics.task_writer(info, intent, task_index=0, partitions=partitions, settings=settings)
     task.write(
         pa.array(keys or [b"%d" % i for i in range(len(values))], pa.binary()),
         pa.array(values, pa.binary()),
         headers=pa.array([[{"key": "from", "value": b"spark"}]] * len(values), TYPES["headers"]),
+        event_times=event_times,
     )
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
     topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))

@@ -99,3 +99,26 @@ def test_a_lookup_makes_no_topic_and_a_producer_does(cluster, admin, client, nam
     with connected(cluster.admin_url) as by_http:
         by_http.create_producer(name).send(b"x")
     assert admin_knows(admin, name)
+
+
+def test_a_row_of_spark_that_is_larger_than_a_batch_is_a_message_in_chunks(
+    client, cluster, admin, name
+):
+    admin.create_topic(name)
+    values = [b"before", b"x" * (12 << 20), b"after"]
+    write(blocking.topics(cluster.service_url), name, values)
+    reader = client.create_reader(name, pulsar.MessageId.earliest)
+    assert rest_of(reader) == values
+    consumer = client.subscribe(name, "s", initial_position=pulsar.InitialPosition.Earliest)
+    before, large, _ = (consumer.receive(TIMEOUT_MS) for _ in values)
+    assert (large.message_id().entry_id(), large.partition_key()) == (1, "1")
+    consumer.acknowledge(before)
+    consumer.close()
+    consumer = client.subscribe(name, "s")
+    again = consumer.receive(TIMEOUT_MS)
+    assert again.data() == values[1]
+    consumer.acknowledge(again)
+    assert eventually(lambda: admin.lag(name, "s")[0].rows == 1)
+    consumer.close()
+    last = client.create_reader(name, large.message_id())
+    assert rest_of(last) == values[2:]

@@ -6,7 +6,7 @@ Always true: nothing beyond what is confirmed is given out (rows of commits, and
 have synced of the live ledger); batches come in the order of offsets, and the first may begin
 before the offset asked for; offsets that no batch has are holes. What Pulsar's producers wrote
 comes byte for byte; rows that Spark wrote are cut into batches of ROWS_MAX, counted from the first
-row of their entry, so that a batch begins where it began before. A chunk of a message is a batch
+row of their entry, and these by their bytes, so that a batch begins where it began before. A chunk of a message is a batch
 here, with an offset of its own. The newest batches are kept in memory for those who read at the
 end: of all partitions TAIL_BYTES_MAX at most (what came last is always kept); what goes first is
 what came first, of whichever partition.
@@ -386,10 +386,11 @@ def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[
     block = FetchedEntry(fetched.entry, wanted).block()
     columns, times = _untyped(block), block.each_ms()
     for at in range(0, end - start, ROWS_MAX):
-        some = columns.slice(at, ROWS_MAX)
-        last_ms = int(times[at : at + ROWS_MAX].max())
-        data = pulsar_batch.encoded(some, last_ms, base + start + at)
-        yield Stored(base + start + at, some.num_rows, data, batched=True)
+        some, place = columns.slice(at, ROWS_MAX), base + start + at
+        written_ms = times[at : at + ROWS_MAX].tolist()
+        for count, data, batched in pulsar_batch.encoded(some, written_ms, place):
+            yield Stored(place, count, data, batched)
+            place += count
 
 
 def _untyped(block: Block) -> pa.RecordBatch:

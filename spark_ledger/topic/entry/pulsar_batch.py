@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
@@ -354,20 +354,84 @@ def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
 # -- rows that Spark wrote, for a Pulsar consumer --------------------------------------------------
 
 PRODUCER = "spark-ledger"
+CLIENT_BYTES_MAX = (5 << 20) - (16 << 10)
+"""Of a batch, or a chunk, beside which a frame has little: what clients take, those in Java no byte
+more."""
+CHUNK_BYTES_MIN = 1 << 20
+_CHUNKS_SAY_BYTES = 128
 
 
-def encoded(rows: pa.RecordBatch, written_ms: int, first_row: int) -> bytes:
-    """The rows (columns of TYPES) as a batch that a Pulsar consumer understands, with sequence ids
-    that count from `first_row`; the last of them was written then."""
-    count = rows.num_rows
+class Encoded(NamedTuple):
+    """Rows for a consumer: a batch or, not `batched`, one row as a message by itself."""
+
+    rows: int
+    data: bytes
+    batched: bool
+
+
+def encoded(rows: pa.RecordBatch, written_ms: Sequence[int], first_row: int) -> Iterator[Encoded]:
+    """The rows (columns of TYPES), written at these times, as batches that a Pulsar consumer
+    understands, each of CLIENT_BYTES_MAX at most, with sequence ids that count from `first_row`.
+    The time of a batch is that of its newest row. A row that is larger is a message in chunks, all
+    of them together (see `chunks_of`)."""
+    messages = list(_messages(rows, first_row))
+    start = 0
+    for end in _ends(list(map(len, messages))):
+        ms = max(0, int(max(written_ms[start:end])))
+        if len(messages[start]) > CLIENT_BYTES_MAX:
+            yield Encoded(1, _by_itself(messages[start], ms, first_row + start), False)
+        else:
+            metadata = MessageMetadata(
+                producer_name=PRODUCER,
+                sequence_id=first_row + start,
+                highest_sequence_id=first_row + end - 1,
+                publish_time=ms,
+                num_messages_in_batch=end - start,
+            )
+            yield Encoded(end - start, built(metadata, b"".join(messages[start:end])), True)
+        start = end
+
+
+def _ends(sizes: Sequence[int]) -> Iterator[int]:
+    """Where batches of these messages end."""
+    size = 0
+    for i, more in enumerate(sizes):
+        if size and size + more > CLIENT_BYTES_MAX:
+            yield i
+            size = 0
+        size += more
+    if sizes:
+        yield len(sizes)
+
+
+def _by_itself(message: bytes, written_ms: int, row: int) -> bytes:
+    """One message of a batch as one in no batch: in chunks, if its value is large. What a key and
+    headers take beyond CLIENT_BYTES_MAX is in each chunk."""
+    at = _SIZE.size + _SIZE.unpack_from(message)[0]
+    said = SingleMessageMetadata.FromString(message[_SIZE.size : at])
+    value = memoryview(message)[at:]
     metadata = MessageMetadata(
         producer_name=PRODUCER,
-        sequence_id=first_row,
-        highest_sequence_id=first_row + count - 1,
-        publish_time=max(0, written_ms),
-        num_messages_in_batch=count,
+        sequence_id=row,
+        publish_time=written_ms,
+        properties=said.properties,
     )
-    return built(metadata, b"".join(_messages(rows, first_row)))
+    for name in ("partition_key", "partition_key_b64_encoded", "event_time", "null_value"):
+        if said.HasField(name):
+            setattr(metadata, name, getattr(said, name))
+    size = max(CHUNK_BYTES_MIN, CLIENT_BYTES_MAX - metadata.ByteSize() - _CHUNKS_SAY_BYTES)
+    count = -(-len(value) // size)
+    if count <= 1:
+        return built(metadata, bytes(value))
+    metadata.uuid = f"{PRODUCER}-{row}"
+    metadata.num_chunks_from_msg = count
+    metadata.total_chunk_msg_size = metadata.uncompressed_size = len(value)
+    parts = [CHUNKS_MAGIC.to_bytes(2, "big")]
+    for i in range(count):
+        metadata.chunk_id = i
+        chunk = built(metadata, bytes(value[i * size : (i + 1) * size]))
+        parts += (_SIZE.pack(len(chunk)), chunk)
+    return b"".join(parts)
 
 
 def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
@@ -390,10 +454,7 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
         head += b"\x40" + varint(first_row + i)
         if value is None:
             head += b"\x48\x01"
-        yield size(len(head))
-        yield head
-        if value:
-            yield value
+        yield b"".join((size(len(head)), head, value or b""))
 
 
 def _listed(rows: pa.RecordBatch, name: str) -> list[Any]:

@@ -9,6 +9,7 @@ import pytest
 from spark_ledger.demo.jars import JarsMissing, jars_of
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
+from tests.integration.test_broker import write
 from tests.kit import pulsar_java
 
 TIMEOUT_MS = 30_000
@@ -70,3 +71,24 @@ def test_what_java_writes_and_reads_is_what_python_reads(jars, cluster):
         ]
     finally:
         client.close()
+
+
+def test_rows_of_spark_that_are_larger_than_javas_frames_come_in_chunks(jars, cluster):
+    topic = f"persistent://public/default/java-{uuid.uuid4()}"
+    topics = blocking.topics(cluster.service_url)
+    topics.run(topics.client.topics.create(topic, 1, TopicPolicies(partitioned=False)))
+    sizes = {"a": 10, "b": 12 << 20, "c": 4 << 20, "d": 4 << 20, "e": 3}
+    values = [letter.encode() * size for letter, size in sizes.items()]
+    write(topics, topic, values, event_times_us=[-5_000_000, None, 0, 7_000_000, -1])
+    said = pulsar_java.run(Path(__file__).with_name("Rows.java"), cluster.broker_url, topic)
+    rows = [f"{letter}{size}" for letter, size in sizes.items()]
+    assert dict(line.split(": ", 1) for line in said.splitlines()) == {
+        "rows": listed(rows),
+        "keys": listed(map(str, range(5))),
+        "event times": "[-5000, 0, 0, 7000, -1]",
+        "not acknowledged": listed(rows[1:]),
+        "behind the large one": listed(rows[2:]),
+        "after a seek": listed(rows[2:3]),  # the one after it
+        "read": listed(rows),
+        "a range of hashes": "NotAllowedException",
+    }

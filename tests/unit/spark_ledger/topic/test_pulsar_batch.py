@@ -50,6 +50,11 @@ def rows_of(batch):
     return pulsar_columns.decoded([pulsar_batch.parse(batch, check=True)])
 
 
+def encoded(rows, first_row):
+    made = pulsar_batch.encoded(rows, [3] * rows.num_rows, first_row)
+    return [pulsar_batch.parse(one.data) for one in made]
+
+
 def plain(found):
     return {name: column_of(found, name).to_pylist() for name in TYPES}
 
@@ -143,7 +148,7 @@ def test_rows_of_columns_come_back_from_the_batch_that_is_made_of_them(values, w
         )
         columns["event_time"] = pa.array([5_000_000] * len(values)).cast(TYPES["event_time"])
     rows = pa.RecordBatch.from_pydict(columns)
-    made = pulsar_batch.parse(pulsar_batch.encoded(rows, 3, 100), check=True)
+    (made,) = encoded(rows, 100)
     assert (made.messages, made.metadata.sequence_id, made.metadata.publish_time) == (
         len(values),
         100,
@@ -183,7 +188,7 @@ def test_what_is_made_of_rows_is_what_protobuf_makes_of_them(rows, first_row, cu
     batch = pa.RecordBatch.from_pydict(columns).slice(cut)  # with offsets in its buffers
     if not batch.num_rows:
         return
-    made = pulsar_batch.parse(pulsar_batch.encoded(batch, 3, first_row), check=True)
+    (made,) = encoded(batch, first_row)
     expected = b""
     for i, row in enumerate(rows[cut:]):
         said = SingleMessageMetadata(sequence_id=first_row + i, payload_size=0)
@@ -207,6 +212,62 @@ def test_what_is_made_of_rows_is_what_protobuf_makes_of_them(rows, first_row, cu
     assert bytes(pulsar_batch.payload_of(made)) == expected
 
 
+def rows_sized(*sizes, **more):
+    columns = {"value": pa.array([bytes([65 + i]) * n for i, n in enumerate(sizes)], pa.binary())}
+    return pa.RecordBatch.from_pydict({**columns, **more})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([400, 400, 400], [(2, True), (1, True)]),
+        ([900, 10, 900, 10], [(2, True), (2, True)]),
+        ([2000, 10, 10], [(1, False), (2, True)]),
+        ([10, 2000, 2000, 10], [(1, True), (1, False), (1, False), (1, True)]),
+        ([5000], [(1, False)]),
+    ],
+)
+def test_batches_of_rows_are_as_large_as_clients_take_and_larger_rows_are_in_chunks(
+    monkeypatch, sizes, batches
+):
+    monkeypatch.setattr(pulsar_batch, "CLIENT_BYTES_MAX", 1000)
+    monkeypatch.setattr(pulsar_batch, "CHUNK_BYTES_MIN", 100)
+    rows = rows_sized(*sizes)
+    made = list(pulsar_batch.encoded(rows, range(len(sizes)), 7))
+    assert [(one.rows, one.batched) for one in made] == batches
+    frames = [chunk for one in made for chunk in pulsar_batch.chunks_of(one.data)]
+    assert max(map(len, frames)) < 1100
+    found = pulsar_columns.decoded([pulsar_batch.parse(one.data) for one in made])
+    assert found.column("value").to_pylist() == rows.column("value").to_pylist()
+    times = [int(ms) for ms in pulsar_columns.publish_times(map(pulsar_batch.parse, data(made)))]
+    ends = [sum(count for count, _ in batches[: i + 1]) for i in range(len(batches))]
+    assert times == [end - 1 for end in ends]
+
+
+def data(made):
+    return [one.data for one in made]
+
+
+def test_a_row_in_chunks_has_its_key_headers_and_event_time_in_each(monkeypatch):
+    monkeypatch.setattr(pulsar_batch, "CLIENT_BYTES_MAX", 1000)
+    monkeypatch.setattr(pulsar_batch, "CHUNK_BYTES_MIN", 100)
+    rows = rows_sized(
+        3000,
+        key=pa.array([b"\xff"], pa.binary()),
+        headers=pa.array([[{"key": "a", "value": b"b"}]], TYPES["headers"]),
+        event_time=pa.array([-5_000_000]).cast(TYPES["event_time"]),
+    )
+    (made,) = pulsar_batch.encoded(rows, [3], 41)
+    chunks = [pulsar_batch.parse(one, check=True) for one in pulsar_batch.chunks_of(made.data)]
+    said = [chunk.metadata for chunk in chunks]
+    assert [one.chunk_id for one in said] == list(range(len(said)))
+    assert {(one.uuid, one.num_chunks_from_msg, one.total_chunk_msg_size) for one in said} == {
+        ("spark-ledger-41", len(said), 3000)
+    }
+    assert all(chunk.is_chunk and not chunk.batched for chunk in chunks)
+    assert plain(pulsar_columns.decoded([pulsar_batch.parse(made.data)])) == plain(rows)
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.none() | st.integers(-(2**63) + 1000, 2**63 - 1), min_size=1))
 @example([None, -1, -1000, -1001, 0, 999, 1000, -(2**63) + 1000, 2**63 - 1])
@@ -215,8 +276,7 @@ def test_event_times_of_rows_are_read_as_they_were_sent_to_the_millisecond(times
         "value": pa.array([b"v"] * len(times), pa.binary()),
         "event_time": pa.array(times, pa.int64()).view(TYPES["event_time"]),
     }
-    data = pulsar_batch.encoded(pa.RecordBatch.from_pydict(columns), 3, 0)
-    found = pulsar_columns.decoded([pulsar_batch.parse(data, check=True)])
+    found = pulsar_columns.decoded(encoded(pa.RecordBatch.from_pydict(columns), 0))
     expected = [None if us is None or not us // 1000 else us // 1000 * 1000 for us in times]
     assert column_of(found, "event_time").view(pa.int64()).to_pylist() == expected
 
