@@ -7,9 +7,9 @@ have synced of the live ledger); batches come in the order of offsets, and the f
 before the offset asked for; offsets that no batch has are holes. What Pulsar's producers wrote
 comes byte for byte; rows that Spark wrote are cut into batches of ROWS_MAX, counted from the first
 row of their entry, and these by their bytes, so that a batch begins where it began before. A chunk
-of a message is a batch here, with an offset of its own. The newest batches are kept in memory for those who read at the
-end: of all partitions TAIL_BYTES_MAX at most (what came last is always kept); what goes first is
-what came first, of whichever partition.
+of a message is a batch here, with an offset of its own. The newest batches are kept in memory for
+those who read at the end: of all partitions TAIL_BYTES_MAX at most (what came last is always kept);
+what goes first is what came first, of whichever partition.
 """
 
 import asyncio
