@@ -46,6 +46,7 @@ from spark_ledger.topic.entry.message_batch import (
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.bad_entries import BadEntries, BadRows
 from spark_ledger.topic.read.live import since_in
 from spark_ledger.topic.read.pieces import WANTED, LiveRows, Wanted
 from spark_ledger.topic.read.plan import ReadTask, plan_read
@@ -240,13 +241,24 @@ class Partition:
             async with aclosing(fetch_kept(self._client, task)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        batches = list(batches_in(fetched))
+                        batches = self._batches(fetched)
                         found += batches
                         self._read.add(batches)
                         size += sum(len(one.data) for one in batches)
                     if size >= bytes_max:
                         return found
         return found
+
+    def _batches(self, fetched: FetchedEntry) -> list[Stored]:
+        """Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
+        try:
+            return list(batches_in(fetched))
+        except errors.UnsupportedFormat as why:
+            place = fetched.entry.header.ledger_id, fetched.entry.header.entry_id
+            lo = int(fetched.pieces["offset"][0])
+            rows = BadRows(self.number, lo, lo + int(fetched.pieces["take"].sum()), *place)
+            BadEntries(self._topic.name.full).meet(rows, why)
+            raise
 
     async def last(self) -> Stored | None:
         """The last batch with a row that is confirmed, None where there is none. Raises as

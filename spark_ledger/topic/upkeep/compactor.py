@@ -15,6 +15,7 @@ take one away under an open intent once the topic has dropped it (garbage.py).
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -50,6 +51,8 @@ from spark_ledger.topic.upkeep.merge_plan import (
     worth_looking,
 )
 from spark_ledger.topic.write import EntrySender
+
+_log = logging.getLogger(__name__)
 
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
 ROUND_MERGES_MAX = 500
@@ -183,7 +186,11 @@ class Compaction:
         `commit`."""
         merged: list[Merged] = []
         for task in tasks:
-            merged += await merge(self._client, self._topic, self.intent, task)
+            try:
+                merged += await merge(self._client, self._topic, self.intent, task)
+            except errors.BadEntry as why:  # what is beside it is merged
+                _log.warning("segments of topic %s stay as they are: %s", self._topic.name, why)
+                self._merges -= len(task.merges)
             await pace.keep(self._client, self.intent, task.bytes)
         self._client.cache.retire(self.intent.id)
         await self.commit(merged)

@@ -8,6 +8,7 @@ from spark_ledger.ledger.reader import RESTORE, AsyncLedgerReader
 from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.read.live import LiveEnds, live_task
+from spark_ledger.topic.upkeep.compactor import compact
 from spark_ledger.topic.upkeep.live_repair import Fault, repair, unopened
 from tests.kit.rows import read_rows
 from tests.unit.spark_ledger.broker.test_live_writer import another_of, owner_of
@@ -204,3 +205,24 @@ def test_a_person_sees_the_bytes_and_the_copies_and_what_would_be_done():
         assert await unopened(stage.client, stage.topic) == []
 
     play(act)
+
+
+def test_a_merge_that_meets_a_foreign_entry_leaves_its_segments_as_they_are_and_ends(caplog):
+    async def act(stage):
+        owner = await with_live(stage, 0, 3)
+        await owner.writer.append([JUNK], rows=1)
+        owner.rows += 1
+        await owner.append(2)
+        for n in range(8):
+            intent = await stage.client.intents.open_batch_intent("job", f"run {n}", "t")
+            rows = [b"%d of %d" % (row, n) for row in range(40)]
+            result = await stage.written(intent, rows)
+            await stage.commit(intent, 1, result)
+
+        done = await compact(stage.client, "t")
+
+        assert done.segments == 0
+        assert len(await stage.rows(1)) > 0
+
+    play(act, partitions=2)
+    assert "stay as they are" in caplog.text
