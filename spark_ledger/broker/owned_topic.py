@@ -33,6 +33,7 @@ CATCH_UP_S = 0.1
 """So long a read of a partition waits at most for a commit that was heard of."""
 LET_GO_S = 1.0
 """So long a consumer's close waits at most until its subscription is free."""
+UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
 EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
 DECIDE_S = 10.0
 COME_BACK_S = 10.0
@@ -538,7 +539,8 @@ class OwnedTopic:
             await self._commits.check_owner(place.partition.number)
 
     async def unsubscribe(self, name: str, consumer: Consumer) -> None:
-        """Delete the subscription, which no other consumer uses. Raises Refusal."""
+        """Delete the subscription, which no other consumer uses: it is gone when this returns.
+        Raises Refusal, and as ConsumerCursors.delete; then the consumer stays."""
         async with self._turn(name):
             subscription = self.subscription(name)
             others = [
@@ -549,14 +551,13 @@ class OwnedTopic:
             ]
             if others:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
+            # this client's of other partitions: each comes by itself
+            last = all(one is consumer for one in subscription.consumers)
+            if last and subscription.cursor is not None:
+                await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
             subscription.leave(consumer)
-            if subscription.used:  # this client's of other partitions: each comes by itself
-                return
-            await self._release_now(name)
-            if await self._client.subscriptions.used_by_consumers(self.info.id, name):
-                return  # at other brokers: the last one deletes it
-            with suppress(errors.SubscriptionNotFound):
-                await self._client.subscriptions.delete(self.info.id, name, force=True)
+            if not subscription.used:
+                self._subscriptions.pop(name, None)
 
 
 def is_exclusive(producer: Producer) -> bool:

@@ -24,6 +24,7 @@ from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.entry.message_batch import TYPES, column_of
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.subscription.consumer_cursors import WRITTEN_S
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.write import TaskSettings
 from tests.integration.test_store_contract import frozen
@@ -308,6 +309,13 @@ def test_a_close_waits_until_its_subscription_is_free_but_not_long_where_zookeep
             consumer.close()
             assert LET_GO_S <= time.monotonic() - began_s < 20
         assert eventually(lambda: listed() == (False, {0: 3}))
+        leaving = threading.Thread(target=client.subscribe(name, "s").unsubscribe, daemon=True)
+        with frozen(cluster.zookeeper):
+            leaving.start()
+            leaving.join(2 * WRITTEN_S)
+            assert leaving.is_alive(), "it is not deleted yet"
+        leaving.join(60)
+        assert not topics.run(topics.client.subscriptions.list(topic_id))
 
 
 def test_of_failover_consumers_one_is_active_and_the_next_goes_on(client, cluster, name):

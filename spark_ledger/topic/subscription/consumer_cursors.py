@@ -55,6 +55,7 @@ from spark_ledger.topic.subscription.subscriptions import Subscriptions
 WRITE_EVERY_S = 1.0
 LOOK_EVERY_S = 10.0
 """What is not written is read so often: it may have been deleted, or sought."""
+WRITTEN_S = 5.0
 MULTI_BYTES_MAX = 256 << 10
 MULTI_WRITES_MAX = 250
 
@@ -87,6 +88,10 @@ class ConsumerCursor:
         self._version = version
         self._at = dict(share.at)
         self._highest = dict(share.at)  # that may have been read by others
+
+    @property
+    def topic_id(self) -> str:
+        return self._nodes.topic_id
 
     @property
     def path(self) -> str:
@@ -122,6 +127,16 @@ class ConsumerCursor:
     def leave(self) -> None:
         """Nobody uses it at this broker; written soon, and released then."""
         self.used = False
+        self.told += 1
+        self._cursors.changed()
+
+    def use_again(self, on_failure: Callable[[], None]) -> None:
+        """What `leave` was for did not come about."""
+        self.on_failure = on_failure
+        if self.failure is not None:
+            on_failure()
+            return
+        self.used = True
         self.told += 1
         self._cursors.changed()
 
@@ -325,6 +340,40 @@ class ConsumerCursors:
         except errors.LedgerError:
             pass  # released by `_work` meanwhile, taken by another broker, sought or deleted
         self._end_released([cursor])
+
+    async def delete(self, cursor: ConsumerCursor, within_s: float) -> None:
+        """Its last consumer here unsubscribes: delete the subscription, unless consumers at other
+        brokers have it: then their last one does. Durable when this returns, whatever answers of
+        the store were lost: what is there is read again, for `within_s` at most.
+
+        Raises errors.Unavailable: it may be deleted or not, and is used as before;
+        errors.SubscriptionBusy, errors.CommitContended."""
+        on_failure, cursor.on_failure = cursor.on_failure, _nothing
+        until_s = asyncio.get_running_loop().time() + within_s
+        cursor.leave()
+        try:
+            while True:
+                try:
+                    await self._delete(cursor)
+                    break
+                except errors.Unavailable as error:
+                    if asyncio.get_running_loop().time() >= until_s:
+                        raise
+                    _log.warning("subscription '%s' is deleted later: %s", cursor.name, error)
+                await asyncio.sleep(pause_s(self._rng, 5))
+        except BaseException:
+            cursor.use_again(on_failure)
+            raise
+        cursor.end("was deleted by its last consumer")
+        self._forget_failed([cursor])
+
+    async def _delete(self, cursor: ConsumerCursor) -> None:
+        """Once others see that it is not used here; so of several that leave one deletes it."""
+        with suppress(errors.LedgerFenced, errors.SubscriptionNotFound):  # released
+            await self.written(cursor, WRITTEN_S)
+        if not await self._subscriptions.used_by_consumers(cursor.topic_id, cursor.name):
+            with suppress(errors.SubscriptionNotFound):
+                await self._subscriptions.delete(cursor.topic_id, cursor.name)
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
         """Return once what it was told before this call is durable: it may be told more all the
