@@ -89,6 +89,7 @@ class Producer:
         topic_epoch: int,
         partition: Partition,
         leave: Callable[["Producer"], None],
+        schema_version: bytes = b"",
     ) -> None:
         self.connection = connection
         self.id = producer_id
@@ -99,6 +100,7 @@ class Producer:
         self.topic_epoch = topic_epoch
         self.partition = partition
         self.leave = leave
+        self.schema_version = schema_version
         self.may_send = False
         """Its client is told so, or will be in this turn of the loop."""
         self.chunks: ChunksOfProducer | None = None
@@ -116,7 +118,7 @@ class Producer:
             request_id=self.request_id,
             producer_name=self.name,
             last_sequence_id=self.partition.writer.last_sequence_id(self.name),
-            schema_version=b"",
+            schema_version=self.schema_version,
             producer_ready=True,
         )
         if self.topic_epoch:

@@ -50,6 +50,8 @@ from spark_ledger.broker.wire.commands import (
 )
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.metadata.store import StoreUnavailable
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.schema.records import ClientSchema
 
 _TEXT_MAX = 1000
 _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
@@ -183,11 +185,7 @@ async def _producer(connection: Client, part: Any) -> None:
         )
     topic, partition = await connection.broker.partition(names.parse(part.topic), create=True)
     leave = partial(topic.remove_producer, partition.number)
-    if (await connection.broker.client.schemas.of(topic.info)).versions:
-        raise Refusal(
-            ServerError.INCOMPATIBLE_SCHEMA,
-            f"topic {topic.info.name} has typed rows: only Spark writes there",
-        )
+    schema_version = await _version_to_send(connection.broker, topic.info, part)
     known = connection.producers.get(part.producer_id)
     if known is not None:
         connection.forget_producer(known)
@@ -201,6 +199,7 @@ async def _producer(connection: Client, part: Any) -> None:
         part.topic_epoch,
         partition,
         leave,
+        schema_version,
     )
     await _are_there(one.connection for one in topic.producers_before(partition.number, made))
     ready = topic.add_producer(partition.number, made)
@@ -375,13 +374,46 @@ def marked_entry(mark: int, last: Stored | None) -> int:
 # -- schemas ---------------------------------------------------------------------------------------
 
 
+CLIENTS_VERSION = bytes(8)
+"""The number 0, as clients have it in their messages: of what they say of values that are bytes."""
+
+
+async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
+    """The version of its schema with which a client sends: text is registered, bytes have none.
+    Raises Refusal where rows of the topic are typed."""
+    registered = await broker.client.schemas.of(topic)
+    if registered.versions:
+        raise Refusal(
+            ServerError.INCOMPATIBLE_SCHEMA,
+            f"topic {topic.name} has typed rows: only Spark writes there",
+        )
+    if part.schema.type != SchemaType.STRING:
+        return b""
+    if registered.head.clients is None:
+        await broker.client.schemas.register_clients(topic, ClientSchema.STRING)
+    return CLIENTS_VERSION
+
+
 async def _get_schema(connection: Client, part: Any) -> None:
-    raise Refusal(ServerError.TOPIC_NOT_FOUND, f"topic {part.topic} has no schema for Pulsar")
+    broker, name = connection.broker, names.parse(part.topic)
+    topic = await broker.find(name.topic, create=False)
+    clients = (await broker.client.schemas.of(topic)).head.clients
+    if clients is None or part.schema_version not in (b"", CLIENTS_VERSION):
+        which = f"version {part.schema_version.hex()} of its schema" if clients else "schema"
+        raise Refusal(ServerError.TOPIC_NOT_FOUND, f"topic {topic.name} has no {which} for Pulsar")
+    response = command("get_schema_response", request_id=part.request_id)
+    said = response.get_schema_response
+    said.schema_version = CLIENTS_VERSION
+    said.schema.name, said.schema.type = topic.name.name, SchemaType[clients.name]
+    said.schema.schema_data = b""
+    connection.send(encode(response))
 
 
 async def _get_or_create_schema(connection: Client, part: Any) -> None:
     _check_schema(part)
-    _reply(connection, part, "get_or_create_schema_response", schema_version=b"")
+    topic = await connection.broker.find(names.parse(part.topic).topic, create=False)
+    version = await _version_to_send(connection.broker, topic, part)
+    _reply(connection, part, "get_or_create_schema_response", schema_version=version)
 
 
 # -- what is not built -----------------------------------------------------------------------------

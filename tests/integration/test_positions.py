@@ -6,11 +6,12 @@ import urllib.request
 import uuid
 
 import pulsar
+import pulsar.schema
 import pytest
 
 import spark_ledger
 from spark_ledger.topic import blocking
-from tests.integration.test_broker import connected, write
+from tests.integration.test_broker import connected, rows_of, write
 from tests.kit.processes import eventually
 
 TIMEOUT_MS = 30_000
@@ -122,3 +123,22 @@ def test_a_row_of_spark_that_is_larger_than_a_batch_is_a_message_in_chunks(
     consumer.close()
     last = client.create_reader(name, large.message_id())
     assert rest_of(last) == values[2:]
+
+
+def test_text_that_a_producer_declares_is_text_to_consumers_and_bytes_to_spark(
+    client, cluster, admin, name
+):
+    text = pulsar.schema.StringSchema()
+    with connected(cluster.broker_url) as other:
+        consumer = other.subscribe(name, "s", schema=text)
+        producer = client.create_producer(name, schema=text)
+        for value in ("a", "ä"):
+            producer.send(value)
+        client.create_producer(name).send(b"bytes")
+        values = [consumer.receive(TIMEOUT_MS).value() for _ in range(3)]
+    assert values == ["a", "ä", "bytes"]
+    topics = blocking.topics(cluster.service_url)
+    write(topics, name, [b"end"])
+    (rows,) = rows_of(topics, name).values()
+    assert [row[1] for _, row in rows] == [b"a", "ä".encode(), b"bytes", b"end"]
+    assert admin.schema(name).versions == ()

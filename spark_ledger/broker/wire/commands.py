@@ -70,6 +70,7 @@ class TopicsMode(IntEnum):
 class SchemaType(IntEnum):
     """Those that say nothing about the bytes, or only that they are text."""
 
+    BYTES = -1
     NONE = 0
     STRING = 1
 

@@ -1,6 +1,7 @@
 """A topic's schema in the metadata store: the versions it has had, as JSON that any language reads.
 
-    /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}
+    /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
+                                       "clients":"string" where Pulsar's clients send text
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
                                          {"name":"id", "type":"int64", "nullable":false},
                                          {"name":"tags", "type":{"list":<field, no name>}, ...},
@@ -72,12 +73,20 @@ class Compatibility(Enum):
     FULL = "full"
 
 
+class ClientSchema(Enum):
+    """What Pulsar's clients may say of values that are bytes here."""
+
+    STRING = "string"
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
     """/topic-ids/<id>/schema. `current` is the newest version; 0 before the first."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
+    clients: ClientSchema | None = None
+    """Version 0, that of Pulsar's clients: entries have nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +140,22 @@ def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
 
 
 def encode_head(head: SchemaHead) -> bytes:
-    return dump({"current": head.current, "compatibility": head.compatibility.value})
+    plain: dict[str, Any] = {"current": head.current, "compatibility": head.compatibility.value}
+    if head.clients is not None:
+        plain["clients"] = head.clients.value
+    return dump(plain)
 
 
 def decode_head(value: bytes) -> SchemaHead:
     """Raises errors.UnsupportedFormat."""
 
     def build(plain: dict[str, Any]) -> SchemaHead:
-        return SchemaHead(int(plain["current"]), Compatibility(plain["compatibility"]))
+        clients = plain.get("clients")
+        return SchemaHead(
+            int(plain["current"]),
+            Compatibility(plain["compatibility"]),
+            clients=None if clients is None else ClientSchema(clients),
+        )
 
     return load(value, "topic's schema", build)
 

@@ -32,7 +32,12 @@ from spark_ledger.topic.log.records import TopicLife, decode_head
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import records as schema_records
 from spark_ledger.topic.schema import rules as schema_rules
-from spark_ledger.topic.schema.records import Compatibility, SchemaHead, SchemaVersion
+from spark_ledger.topic.schema.records import (
+    ClientSchema,
+    Compatibility,
+    SchemaHead,
+    SchemaVersion,
+)
 from spark_ledger.topic.schema.rules import SchemaMode
 
 CACHE_BYTES_MAX = 16 << 20  # of versions' records, of all topics of a process
@@ -136,6 +141,17 @@ class SchemaRegistry:
             return replace(now.head, compatibility=compatibility), []
 
         with reachable(f"setting the schema of topic '{topic.name}'"):
+            await self._change(topic, change)
+
+    async def register_clients(self, topic: TopicInfo, schema: ClientSchema) -> None:
+        """What Pulsar's clients say of the values is version 0 of the topic's schema; rows stay
+        bytes. Raises errors.TopicDeleted."""
+
+        def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+            head = replace(now.head, clients=schema)
+            return None if head == now.head else (head, [])
+
+        with reachable(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
 
     async def _registered(

@@ -195,3 +195,18 @@ def test_messages_are_the_bytes_that_protobuf_makes(
     messages = Messages(consumer, ledger, partition)
     messages.epoch = epoch
     assert messages.command(entry, acks) == expected
+
+
+def test_lone_messages_with_the_version_of_a_schema_are_read_by_hand():
+    said = MessageMetadata(producer_name="p", sequence_id=1, publish_time=7, partition_key="k")
+    versioned = MessageMetadata.FromString(said.SerializeToString() + b"\x82\x01\x08" + bytes(8))
+    batch = pulsar_batch.built(versioned, b"x")
+    frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), batch)
+    found = read_of(Shape(3, 1, True, "p"), [frame])
+    assert (found.batches, found.said) == ([batch], [1])
+    short = MessageMetadata.FromString(said.SerializeToString() + b"\x82\x01\x07" + bytes(7))
+    frame = encode(
+        command("send", producer_id=3, sequence_id=1, num_messages=1),
+        pulsar_batch.built(short, b"x"),
+    )
+    assert read_of(Shape(3, 1, True, "p"), [frame]).batches == []

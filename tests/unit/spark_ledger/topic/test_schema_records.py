@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.schema import records as schema_records
-from spark_ledger.topic.schema.records import Compatibility, SchemaHead
+from spark_ledger.topic.schema.records import ClientSchema, Compatibility, SchemaHead
 
 EVERY_TYPE = pa.schema(
     [
@@ -64,6 +64,17 @@ def test_what_is_current_is_json_with_the_compatibility_by_name():
         "min_writer": 1,
     }
     assert schema_records.decode_head(value) == head
+
+
+def test_what_pulsars_clients_say_of_values_is_beside_what_is_current_and_only_where_they_do():
+    head = SchemaHead(0, Compatibility.BACKWARD, clients=ClientSchema.STRING)
+
+    value = schema_records.encode_head(head)
+
+    assert json.loads(value)["clients"] == "string"
+    assert schema_records.decode_head(value) == head
+    with pytest.raises(errors.UnsupportedFormat):
+        schema_records.decode_head(value.replace(b'"string"', b'"text"'))
 
 
 def test_every_type_a_column_may_have_survives_the_record():
