@@ -495,8 +495,13 @@ class OwnedTopic:
     def _aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(doing)
         self._beside[task] = None
-        task.add_done_callback(lambda done: self._beside.pop(done, None))
+        task.add_done_callback(self._was_beside)
         return task
+
+    def _was_beside(self, task: "asyncio.Task[None]") -> None:
+        self._beside.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("work beside topic %s has failed", self.info.name, exc_info=error)
 
     async def _release(self, name: str) -> None:
         subscription = self._subscriptions.get(name)

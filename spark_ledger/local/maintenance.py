@@ -19,6 +19,7 @@ from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import elected
 from spark_ledger.process import connect, end_with_parent
 from spark_ledger.repair.service import Autorecovery
@@ -95,8 +96,10 @@ async def _pass(client: TopicClient, upkeep: Upkeep) -> None:
             log.info("maintenance: %s", report.summary())
         for warning in report.warnings():
             log.warning("maintenance: %s", warning)
-    except LedgerError as error:
+    except (LedgerError, StoreError) as error:
         log.warning("a pass of maintenance ended early: %s", error)
+    except Exception:
+        log.exception("a pass of maintenance ended early: a defect")
 
 
 def serve(

@@ -139,6 +139,9 @@ class LiveEnds:
             except errors.LedgerError as error:
                 _log.warning("ledger %d is not heard: %s", live.ledger_id, error)
                 await asyncio.sleep(POLL_S)
+            except Exception:
+                _log.exception("ledger %d is not heard: a defect", live.ledger_id)
+                await asyncio.sleep(POLL_S)
 
     async def _hear(self, live: LiveSegment) -> None:
         reader = await self._open(live)

@@ -12,6 +12,7 @@ Always true:
 - a write checks that the subscription is as it was seen: after a seek, a deletion, or when another
   broker took this one for dead and has put its share into its own, `failure` is set, nothing more
   is written, and `on_failure` is called;
+- what cannot be read of one subscription ends its cursor alone;
 - `advance` waits for nothing; what was told last is written, MULTI_BYTES_MAX of values in a multi;
 - a step back is written with a new version of the subscriptions' node and of the subscription's
   record: a trim planned before it fails, and no mark hides it (hazard 37);
@@ -24,8 +25,9 @@ Always true:
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import (
@@ -60,6 +62,7 @@ MULTI_BYTES_MAX = 256 << 10
 MULTI_WRITES_MAX = 250
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ConsumerCursor:
@@ -143,7 +146,7 @@ class ConsumerCursor:
     def end(self, why: str) -> None:
         """It writes nothing more, but for what is under way."""
         told = f"subscription '{self.name}' {why}"
-        self._fail(errors.LedgerFenced(told, subscription=self.name))
+        self.fail(errors.LedgerFenced(told, subscription=self.name))
 
     @property
     def dirty(self) -> bool:
@@ -195,16 +198,17 @@ class ConsumerCursor:
         """It fails if it is not the subscription that was opened, with this broker's share."""
         if seen is None:
             gone = f"subscription '{self.name}' was deleted"
-            self._fail(errors.SubscriptionNotFound(gone, subscription=self.name))
+            self.fail(errors.SubscriptionNotFound(gone, subscription=self.name))
             return
         mine = seen.shares.get(self._cursors.broker_id)
         known = (self._seen.record.epoch, self._seen.record.owner)
         if (seen.record.epoch, seen.record.owner) != known or mine is None:
             why = "another broker has what this one knew" if mine is None else "it was sought"
             told = f"subscription '{self.name}' is to be opened again: {why}"
-            self._fail(errors.LedgerFenced(told, subscription=self.name))
+            self.fail(errors.LedgerFenced(told, subscription=self.name))
 
-    def _fail(self, error: errors.LedgerError) -> None:
+    def fail(self, error: errors.LedgerError) -> None:
+        """It writes nothing more."""
         if self.failure is None:
             self.failure = error
             self.on_failure()
@@ -424,7 +428,7 @@ class ConsumerCursors:
             try:
                 for one in some:
                     if one.doubt or (one.looked_s < late_s and not one.dirty):
-                        await one.look()
+                        await _apart(one, one.look())
                 self._forget_failed(some)
                 dirty = [one for one in some if one.dirty]
                 for one in [one for one in dirty if one.goes_back]:
@@ -456,22 +460,42 @@ class ConsumerCursors:
             size = 0
             while at < len(some) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:
                 one, share = some[at], some[at].share()
-                part.append((one, share, one.told, one.goes_back))
-                added = await one.operations(share)
-                size += sum(len(op.value) for op in added if isinstance(op, Set))
-                operations += added
+                known = (one, share, one.told, one.goes_back)
+                added = await _apart(one, one.operations(share))
                 at += 1
+                if added is not None:
+                    part.append(known)
+                    size += sum(len(op.value) for op in added if isinstance(op, Set))
+                    operations += added
             for one, *_ in part:
                 one.doubt = True
+            if not part:
+                continue
             if await self._multi(operations):
                 for one, share, told, back in part:
                     one.doubt = False
                     one.was_written(share, told, back=back)
             elif len(part) > 1:
                 for one, *_ in part:
-                    await one.look()
+                    await _apart(one, one.look())
                     if one.dirty:
                         await self._write([one])
+
+
+async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | None:
+    """What it returns; None where the subscription cannot be read, which ends its cursor and no
+    other, and where there is a defect. Raises StoreError, errors.Unavailable."""
+    try:
+        return await doing
+    except (StoreError, errors.Unavailable):
+        raise
+    except errors.LedgerError as error:
+        _log.error("subscription '%s' is not used any more: %s", cursor.name, error)
+        cursor.fail(error)
+    except Exception:
+        _log.exception("the position of subscription '%s' is not written now: a defect", cursor.name)
+        cursor.doubt = True
+    return None
 
 
 def _nothing() -> None:

@@ -215,7 +215,6 @@ class Cursor:
     async def _work(self) -> None:
         failures = 0
         while self.failure is None:
-            await self._around.intents.heartbeat(self._intent)
             if await self._patiently(self._round()):
                 failures = 0
                 await self._wait()
@@ -240,6 +239,7 @@ class Cursor:
         return False
 
     async def _round(self) -> None:
+        await self._around.intents.heartbeat(self._intent)
         await self._settle()
         while (step := next_step(self._situation())) is not Step.NOTHING:
             if self._loop.time() < self._written_s + WRITE_EVERY_S:

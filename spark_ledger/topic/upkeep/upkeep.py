@@ -14,6 +14,7 @@ until time alone makes other merges worth it. What is merged, and how often, mer
 compactor.py does it. A merge that something came between, or that fails, is tried at a later pass.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +33,8 @@ from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, Pace
 from spark_ledger.topic.upkeep.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
 from spark_ledger.topic.upkeep.merge_plan import ALL, QUIET_MS, MergeLimits, Upkept, merged_up_to
+
+_log = logging.getLogger(__name__)
 
 PASS_BYTES = 128 << 20
 BYTES_PER_S = 8 << 20
@@ -115,6 +118,10 @@ class Merging:
                 break
             except (errors.LedgerError, StoreError) as error:
                 report.problems[name] = str(error)
+                continue
+            except Exception as error:
+                _log.exception("merging in topic %s ended: a defect", name)
+                report.problems[name] = repr(error)
                 continue
             if done.commits:
                 report.merged[name] = done
@@ -267,6 +274,9 @@ class Upkeep:
                         made.append(name)
             except (errors.LedgerError, StoreError) as error:
                 problems[name] = str(error)
+            except Exception as error:
+                _log.exception("the upkeep of topic %s ended: a defect", name)
+                problems[name] = repr(error)
 
         await each(one, topics, TOPICS_AT_ONCE)
         clean = await self._janitor.clean(dry_run=dry_run, force=force)

@@ -1,0 +1,110 @@
+"""What cannot be read of one item, or a defect there, ends that item and no background task."""
+
+import asyncio
+import logging
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.topic.upkeep.upkeep import Upkeep
+from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.test_consumer_cursors import broker, play_here, written
+
+NAMES = ("s0", "s1", "s2")
+
+
+async def used(stage):
+    """A broker with three subscriptions, and those of their cursors that have failed."""
+    a, failed = await broker(stage, "a"), []
+    cursors = [await a.open(5, name) for name in NAMES]
+    for one in cursors:
+        await one.adopt(0, 1)
+        one.on_failure = lambda name=one.name: failed.append(name)
+    await written(*cursors)
+    return a, cursors, failed
+
+
+async def floors(stage, *names):
+    found = await stage.client.subscriptions.list(stage.topic.id)
+    return {one.name: one.positions[0] for one in found if one.name in names}
+
+
+@pytest.mark.parametrize("what", ["record", "share of another broker", "marks"])
+def test_a_subscription_that_cannot_be_read_stops_the_positions_of_no_other(what):
+    async def act(stage):
+        a, cursors, failed = await used(stage)
+        store, topic_id = stage.client.store, stage.topic.id
+        path, value = paths.subscription(topic_id, "s1"), await _value(stage, "s1")
+        if what == "record":
+            await store.set(path, b"{", ANY_VERSION)
+        elif what == "marks":
+            await store.set(paths.subscription_marks(topic_id, "s1", 0), b"{}", ANY_VERSION)
+            cursors[1].advance(0, 3)  # a step back, for which marks are read
+        else:
+            await store.create(paths.subscription_share(topic_id, "s1", "b"), b"[]")
+            cursors[1].doubt = True
+        for at in (20, 30):
+            for one in (cursors[0], cursors[2]):
+                one.advance(0, at)
+            if what == "record":
+                cursors[1].advance(0, at)
+            await asyncio.sleep(30)
+        assert failed == ["s1"], "its consumers are sent away"
+        if what != "marks":  # which are read for a step back alone
+            with pytest.raises(errors.UnsupportedFormat):
+                await a.open(5, "s1")
+        if what == "record":
+            await store.set(path, value, ANY_VERSION)
+        elif what == "share of another broker":
+            await store.delete(paths.subscription_share(topic_id, "s1", "b"))
+        assert await floors(stage, "s0", "s2") == {"s0": 30, "s2": 30}
+
+    play_here(act)
+
+
+async def _value(stage, name):
+    return (await stage.client.store.get(paths.subscription(stage.topic.id, name))).value
+
+
+def test_a_defect_at_one_subscription_lets_the_others_be_written(caplog):
+    async def act(stage):
+        _, cursors, failed = await used(stage)
+
+        async def failing(share):
+            raise RuntimeError("a defect")
+
+        cursors[1].operations = failing
+        for one in cursors:
+            one.advance(0, 20)
+        await asyncio.sleep(10)
+        assert await floors(stage, *NAMES) == {"s0": 20, "s1": 5, "s2": 20}
+        del cursors[1].operations
+        await written(*cursors)
+        assert (await floors(stage, "s1"), failed) == ({"s1": 20}, [])
+
+    with caplog.at_level(logging.ERROR):
+        play_here(act)
+    assert "the position of subscription 's1' is not written now" in caplog.text
+
+
+def test_a_defect_at_one_topic_does_not_end_the_upkeep_of_the_others():
+    async def act(stage):
+        other = await stage.client.topics.create("u")
+        await stage.client.topics.change_policies("u", {"retention_ms": 1})
+        upkeep, retained = Upkeep(stage.client), []
+
+        async def retain(info, now_ms, dry_run):
+            if info.id == stage.topic.id:
+                raise RuntimeError("a defect")
+            retained.append(info.id)
+            return await Upkeep._retain(upkeep, info, now_ms, dry_run)
+
+        upkeep._retain = retain
+        report = await upkeep.once()
+        assert report.problems == {"t": "RuntimeError('a defect')"}
+        assert retained == [other.id]
+        await upkeep.close()
+
+    play(act)
