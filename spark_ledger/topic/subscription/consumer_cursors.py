@@ -493,7 +493,7 @@ async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | N
         _log.error("subscription '%s' is not used any more: %s", cursor.name, error)
         cursor.fail(error)
     except Exception:
-        _log.exception("the position of subscription '%s' is not written now: a defect", cursor.name)
+        _log.exception("the position of subscription '%s' is not written: a defect", cursor.name)
         cursor.doubt = True
     return None
 

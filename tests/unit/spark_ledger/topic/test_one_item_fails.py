@@ -86,7 +86,7 @@ def test_a_defect_at_one_subscription_lets_the_others_be_written(caplog):
 
     with caplog.at_level(logging.ERROR):
         play_here(act)
-    assert "the position of subscription 's1' is not written now" in caplog.text
+    assert "the position of subscription 's1' is not written" in caplog.text
 
 
 def test_a_defect_at_one_topic_does_not_end_the_upkeep_of_the_others():
