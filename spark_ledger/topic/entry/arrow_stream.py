@@ -11,9 +11,7 @@ not required to be UTF-8: Spark's columns may hold any bytes as text.
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from bookie_server.api.entry import Buffer
@@ -25,7 +23,10 @@ UNPACKED_BYTES_MAX = 256 << 20
 fits into an entry uncompressed."""
 ROWS_MAX = 1 << 24
 """Of a stream. A row takes some bytes when it is written, so 2 MiB have far fewer."""
-FAULTS = (pa.ArrowException, StopIteration, OSError, struct.error, ValueError, OverflowError)
+FAULTS = (
+    *(pa.ArrowException, StopIteration, OSError),
+    *(struct.error, ValueError, OverflowError, IndexError),
+)
 """What bytes that are no such stream raise."""
 
 _CONTINUATION = 0xFFFFFFFF
@@ -34,7 +35,7 @@ _U16, _I32, _U32, _I64 = map(struct.Struct, ("<H", "<i", "<I", "<q"))
 _RECORD_BATCH = 3  # MessageHeader in Arrow's Message.fbs
 _HEADER_TYPE, _HEADER, _BODY_BYTES = 1, 2, 3  # fields of a Message
 _LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of a RecordBatch
-_BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
+_BUFFER = struct.Struct("<qq")
 _NOT_COMPRESSED = -1
 
 Wanted = Callable[[pa.Schema], Sequence[int]]
@@ -131,81 +132,38 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 # within the message.
 
 
-class _Table(NamedTuple):
-    """A table of a flatbuffer: where it begins, and where its vtable does."""
-
-    data: memoryview
-    at: int
-    vtable: int
-
-    @staticmethod
-    def root(data: memoryview) -> "_Table":
-        return _Table.begins(data, _read(_U32, data, 0))
-
-    @staticmethod
-    def begins(data: memoryview, at: int) -> "_Table":
-        return _Table(data, at, at - _read(_I32, data, at))
-
-    def place(self, field: int) -> int | None:
-        """Where the field's value is; None: it has its default."""
-        slot = 4 + 2 * field
-        if slot >= _read(_U16, self.data, self.vtable):
-            return None
-        offset = _read(_U16, self.data, self.vtable + slot)
-        return self.at + offset if offset else None
-
-    def number(self, field: int, kind: struct.Struct) -> int:
-        at = self.place(field)
-        return 0 if at is None else _read(kind, self.data, at)
-
-    def target(self, field: int) -> int | None:
-        """Where what the field refers to begins; None: it is absent."""
-        at = self.place(field)
-        return None if at is None else at + _read(_U32, self.data, at)
-
-
-def _read(kind: struct.Struct, data: memoryview, at: int) -> int:
-    if at < 0:  # which Python would count from the end
-        raise ValueError(f"a place before the message: {at}")
-    (number,) = kind.unpack_from(data, at)
-    return int(number)
-
-
 def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
     """How many rows there are. Raises errors.BadEntry for more rows or bytes than may be, and as
     FAULTS."""
-    _, schema_end = _message(stream, 0)
-    message, body_at = _message(stream, schema_end)
-    table = _Table.root(message)
-    kind, header = table.number(_HEADER_TYPE, struct.Struct("<B")), table.target(_HEADER)
-    if kind != _RECORD_BATCH or header is None:
+    _, end = _message(stream, 0)
+    message, end = _message(stream, end)
+    (table,) = _U32.unpack_from(message)
+    kind_at, header_at = _place(message, table, _HEADER_TYPE), _place(message, table, _HEADER)
+    if not kind_at or not header_at or message[kind_at] != _RECORD_BATCH:
+        kind = message[kind_at] if kind_at else 0
         raise errors.BadEntry(
             f"a damaged Arrow stream whose second message is of kind {kind}, no record batch"
         )
-    batch = _Table.begins(message, header)
-    rows = batch.number(_LENGTH, _I64)
+    body_bytes = _number(message, table, _BODY_BYTES)
+    if not 0 <= body_bytes <= len(stream) - end:
+        raise errors.BadEntry(
+            f"a damaged Arrow stream declares a body of {body_bytes} bytes, it has"
+            f" {len(stream) - end}"
+        )
+    batch = header_at + _U32.unpack_from(message, header_at)[0]
+    rows = _number(message, batch, _LENGTH)
     if not 0 <= rows <= rows_max:
         raise errors.BadEntry(
             f"a damaged Arrow stream declares {rows} rows, at most {rows_max} are read"
         )
-    body_bytes = table.number(_BODY_BYTES, _I64)
-    if not 0 <= body_bytes <= len(stream) - body_at:
-        raise errors.BadEntry(
-            f"a damaged Arrow stream declares a body of {body_bytes} bytes, it has"
-            f" {len(stream) - body_at}"
-        )
-    buffers = _buffers(batch)
-    inside = (buffers["offset"] >= 0) & (buffers["length"] >= 0)
-    inside &= buffers["length"] <= body_bytes - buffers["offset"]
-    if not bool(inside.all()):
-        raise errors.BadEntry("a damaged Arrow stream has a buffer that is not within its body")
-    if batch.place(_COMPRESSION) is not None:
-        _check_unpacked(stream[body_at : body_at + body_bytes], buffers, bytes_max)
+    if _place(message, batch, _COMPRESSION):
+        body = stream[end : end + body_bytes]
+        _check_unpacked(body, _buffers(message, batch), bytes_max)
     return rows
 
 
 def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
-    """The message that begins there, and where what follows it does."""
+    """The message behind the frame there, and where it ends."""
     mark, size = _FRAME.unpack_from(stream, at)
     begin = at + _FRAME.size
     if mark != _CONTINUATION or not 0 < size <= len(stream) - begin:
@@ -213,31 +171,49 @@ def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
     return stream[begin : begin + size], begin + size
 
 
-def _buffers(batch: _Table) -> np.ndarray:
-    at = batch.target(_BUFFERS)
-    if at is None:
-        return np.zeros(0, dtype=_BUFFER)
-    count = _read(_U32, batch.data, at)
-    if count * _BUFFER.itemsize > len(batch.data) - at - _U32.size:
+def _place(message: memoryview, table: int, field: int) -> int:
+    """Where a table's field is; 0: it has its default."""
+    vtable = table - _I32.unpack_from(message, table)[0]
+    if vtable < 0:  # which Python would count from the end
+        raise ValueError(f"a place before the message: {vtable}")
+    slot = 4 + 2 * field
+    if slot >= _U16.unpack_from(message, vtable)[0]:
+        return 0
+    offset: int = _U16.unpack_from(message, vtable + slot)[0]
+    return table + offset if offset else 0
+
+
+def _number(message: memoryview, table: int, field: int) -> int:
+    at = _place(message, table, field)
+    number: int = _I64.unpack_from(message, at)[0] if at else 0
+    return number
+
+
+def _buffers(message: memoryview, batch: int) -> memoryview:
+    """Offset and length of each, which Arrow compares with the body."""
+    at = _place(message, batch, _BUFFERS)
+    if not at:
+        return message[:0]
+    at += _U32.unpack_from(message, at)[0]
+    (count,) = _U32.unpack_from(message, at)
+    found = message[at + _U32.size :][: _BUFFER.size * count]
+    if len(found) != _BUFFER.size * count:
         raise errors.BadEntry(f"a damaged Arrow stream declares {count} buffers")
-    return np.frombuffer(batch.data, dtype=_BUFFER, count=count, offset=at + _U32.size)
+    return found
 
 
-def _check_unpacked(body: memoryview, buffers: np.ndarray, bytes_max: int) -> None:
+def _check_unpacked(body: memoryview, buffers: memoryview, bytes_max: int) -> None:
     """A compressed buffer begins with its size; -1: it is not compressed after all."""
-    packed = buffers[buffers["length"] > 0]
-    if not len(packed):
-        return
-    if int(packed["length"].min()) < _I64.size:
-        raise errors.BadEntry("a damaged Arrow stream has a compressed buffer without its size")
-    every = np.ndarray((len(body) - _I64.size + 1,), dtype="<i8", buffer=body, strides=(1,))
-    sizes = every[packed["offset"]]
-    if int(sizes.min()) < _NOT_COMPRESSED:
-        raise errors.BadEntry(
-            f"a damaged Arrow stream has a buffer of {int(sizes.min())} bytes, decompressed"
-        )
-    largest = int(sizes.max())
-    total = largest if largest > bytes_max else int(np.maximum(sizes, 0).sum())
+    total = 0
+    for offset, length in _BUFFER.iter_unpack(buffers):
+        if not 0 <= offset <= len(body) or not 0 <= length <= len(body) - offset:
+            raise errors.BadEntry("a damaged Arrow stream has a buffer that is not within its body")
+        if not length:
+            continue
+        (size,) = _I64.unpack_from(body, offset)
+        if length < _I64.size or size < _NOT_COMPRESSED:
+            raise errors.BadEntry(f"a damaged Arrow stream has a buffer of {size} bytes, unpacked")
+        total += max(size, 0)
     if total > bytes_max:
         raise errors.BadEntry(
             f"a damaged Arrow stream of {total} bytes, decompressed; at most {bytes_max} are read"
