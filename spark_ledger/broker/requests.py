@@ -295,21 +295,19 @@ async def _start(connection: Client, partition: Partition, part: Any) -> int:
         back_ms = part.start_message_rollback_duration_sec * 1000
         return await partition.since(connection.broker.clock.now_ms() - back_ms)
     if part.HasField("start_message_id"):
-        return _offset(partition, part.start_message_id, within_batch=False)
+        return _offset(partition, part.start_message_id)
     return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
 
 
-def _offset(partition: Partition, found: MessageId, *, within_batch: bool) -> int:
-    """The offset that an id, or one of the two ends, means; `within_batch`: in a batch, not at its
-    beginning. Raises Refusal."""
+def _offset(partition: Partition, found: MessageId) -> int:
+    """The offset that an id, or one of the two ends, means: of a message in a batch its own, since
+    a merge may have put rows of Spark into other batches. Raises Refusal."""
     place = (signed(found.ledgerId), signed(found.entryId))
     if place == (EARLIEST, EARLIEST):
         return partition.start
     if LATEST in place:
         return partition.end
     offset = offset_of(found, partition.ledger)
-    if not within_batch:
-        offset = signed(found.entryId)
     return min(max(offset, partition.start), partition.end)
 
 
@@ -340,7 +338,7 @@ async def _seek(connection: Client, part: Any) -> None:
     consumer, topic, name = _of(connection, part)
     partition = consumer.place.partition
     if part.HasField("message_id"):
-        offset = _offset(partition, part.message_id, within_batch=True)
+        offset = _offset(partition, part.message_id)
     else:
         offset = await partition.since(part.message_publish_time)
     await topic.seek(name, consumer.place, offset)

@@ -1,11 +1,13 @@
 """Names of partitions and ids of messages."""
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
+from spark_ledger.broker import names, requests
 from spark_ledger.broker.names import ledger_number, message_id, offset_of, parse
-from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
+from spark_ledger.broker.wire.commands import LATEST, MessageId, Refusal, ServerError
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,14 @@ def test_an_id_names_an_offset_and_one_of_another_topic_is_refused():
     assert offset_of(message_id(9, 100, 0), 9) == 100
     with pytest.raises(Refusal, match="another topic"):
         offset_of(MessageId(ledgerId=8, entryId=1), 9)
+
+
+def test_a_reader_and_a_seek_begin_at_the_message_that_their_id_names():
+    partition = SimpleNamespace(ledger=7, start=100, end=1000)
+    whole = requests._offset(partition, names.message_id(7, 500, 0))
+    within = requests._offset(partition, names.message_id(7, 500, 0, 3))
+    assert (whole, within) == (500, 503)
+    assert requests._offset(partition, names.message_id(7, 5, 0, 3)) == 100  # it was trimmed
+    assert requests._offset(partition, names.nothing(0)) == 100
+    latest = MessageId(ledgerId=LATEST, entryId=LATEST)
+    assert requests._offset(partition, latest) == 1000
