@@ -265,15 +265,22 @@ class Partition:
         `_read_at`."""
         await self._catch_up()
         until = end = self.end
-        if self._last is not None and self._last_until == end and self._last.end > self.start:
+        if self._last is not None and self._last_until == end and not self._is_gone(self._last.end):
             return self._last
         while end > self.start:
+            if self._is_gone(end):
+                end = self._before_hole(end)
+                continue
             found = [one for one in await self._read_at(end - 1) if one.offset < end]
             if found and found[-1].has_rows:
                 self._last, self._last_until = found[-1], until
                 return self._last
             end = found[-1].offset if found else self._before_hole(end)
         return None
+
+    def _is_gone(self, end: int) -> bool:
+        """Whether the message before that offset was trimmed or taken out."""
+        return bool(self.removed(end - 1, end))
 
     def removed(self, lo: int, hi: int) -> list[tuple[int, int]]:
         """What of the offsets [lo, hi) was trimmed or taken out: no consumer gets it."""

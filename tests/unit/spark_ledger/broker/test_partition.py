@@ -8,7 +8,7 @@ from spark_ledger import errors
 from spark_ledger.broker.owner.partition import Partition, Stored, TailBudget
 from spark_ledger.broker.requests import marked_entry
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
-from spark_ledger.topic.log.actions import Trim
+from spark_ledger.topic.log.actions import Hole, Trim
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
@@ -99,6 +99,23 @@ def test_the_last_batch_is_known_and_the_end_never_goes_back():
         await reading.close()  # sealed, and the state of the reader does not have it yet
         assert reading.partition.end == 2507
         assert (await reading.partition.last()).offset == 2506
+
+    play(act)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_rows_that_were_taken_out_are_not_the_last_ones_in_memory(kept):
+    async def act(stage):
+        reading = await Reading().made(stage, kept=kept)
+        await reading.owner.writer.close()
+        reading.state = await reading.owner.commits.state()
+        assert (await reading.partition.last()).end == 2507
+        intent = await stage.intent()
+        await stage.client.commit_actions(stage.topic.id, [Hole(0, 2504, 2507)], intent)
+        reading.state = await reading.owner.commits.state()
+        assert reading.partition.removed(2500, 2507) == [(2504, 2507)]
+        last = await reading.partition.last()
+        assert (last.end, values_of(last)[-1]) == (2504, SPARK[-1])
 
     play(act)
 
