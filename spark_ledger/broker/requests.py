@@ -295,11 +295,11 @@ async def _start(connection: Client, partition: Partition, part: Any) -> int:
         back_ms = part.start_message_rollback_duration_sec * 1000
         return await partition.since(connection.broker.clock.now_ms() - back_ms)
     if part.HasField("start_message_id"):
-        return _offset(partition, part.start_message_id)
+        return offset_named(partition, part.start_message_id)
     return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
 
 
-def _offset(partition: Partition, found: MessageId) -> int:
+def offset_named(partition: Partition, found: MessageId) -> int:
     """The offset that an id, or one of the two ends, means: of a message in a batch its own, since
     a merge may have put rows of Spark into other batches. Raises Refusal."""
     place = (signed(found.ledgerId), signed(found.entryId))
@@ -338,7 +338,7 @@ async def _seek(connection: Client, part: Any) -> None:
     consumer, topic, name = _of(connection, part)
     partition = consumer.place.partition
     if part.HasField("message_id"):
-        offset = _offset(partition, part.message_id)
+        offset = offset_named(partition, part.message_id)
     else:
         offset = await partition.since(part.message_publish_time)
     await topic.seek(name, consumer.place, offset)

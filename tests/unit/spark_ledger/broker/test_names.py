@@ -58,10 +58,10 @@ def test_an_id_names_an_offset_and_one_of_another_topic_is_refused():
 
 def test_a_reader_and_a_seek_begin_at_the_message_that_their_id_names():
     partition = SimpleNamespace(ledger=7, start=100, end=1000)
-    whole = requests._offset(partition, names.message_id(7, 500, 0))
-    within = requests._offset(partition, names.message_id(7, 500, 0, 3))
+    whole = requests.offset_named(partition, names.message_id(7, 500, 0))
+    within = requests.offset_named(partition, names.message_id(7, 500, 0, 3))
     assert (whole, within) == (500, 503)
-    assert requests._offset(partition, names.message_id(7, 5, 0, 3)) == 100  # it was trimmed
-    assert requests._offset(partition, names.nothing(0)) == 100
+    assert requests.offset_named(partition, names.message_id(7, 5, 0, 3)) == 100  # it was trimmed
+    assert requests.offset_named(partition, names.nothing(0)) == 100
     latest = MessageId(ledgerId=LATEST, entryId=LATEST)
-    assert requests._offset(partition, latest) == 1000
+    assert requests.offset_named(partition, latest) == 1000

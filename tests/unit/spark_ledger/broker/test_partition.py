@@ -20,10 +20,12 @@ class Reading:
     `kept`."""
 
     async def made(self, stage, *, kept):
+        self.heard = None  # the state that is known once the partition catches up
         self.owner = owner = await owner_of(stage)
         self.state = await owner.commits.state()
         budget = TailBudget(1 << 20 if kept else 1)
-        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
+        given = (stage.client, stage.topic, 0, lambda: self.state, budget, self.catch_up)
+        self.partition = Partition(*given)
         self.partition.writer = owner.writer
         owner.stored = self.partition.stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
@@ -34,6 +36,9 @@ class Reading:
         self.state = await owner.commits.state()
         self.values = [b"a", b"b", b"c", b"d", *SPARK, b"e", b"f", b"g"]
         return self
+
+    async def catch_up(self):
+        self.state = self.heard or self.state
 
     async def close(self):
         await self.owner.writer.close()
@@ -126,26 +131,18 @@ def test_rows_that_were_trimmed_are_not_given_out_of_memory(kept):
         reading = await Reading().made(stage, kept=kept)
         partition = reading.partition
         await partition.read(0)
-        heard = []
-
-        async def hear():
-            heard.append(1)
-            reading.state = trimmed
-
         await reading.owner.writer.close()
         reading.state = await reading.owner.commits.state()
         assert (await partition.last()).end == 2507
         intent = await stage.intent()
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 2),))], intent)
-        trimmed = await reading.owner.commits.state()
-        partition._catch_up = hear
+        reading.heard = await reading.owner.commits.state()
         first = (await partition.read(0))[0]
-        assert heard
         assert (first.offset, first.end) == (0, 3)  # the batch that has a row still
         assert partition.removed(0, 4) == [(0, 2)]
         assert partition.removed(2, 4) == []
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 2507),))], intent)
-        trimmed = await reading.owner.commits.state()
+        reading.heard = await reading.owner.commits.state()
         assert await partition.last() is None
         assert await partition.read(0) == []
 
