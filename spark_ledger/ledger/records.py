@@ -27,7 +27,7 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.transitions import Done, Move, Refused
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.hold import FIRST_ID, decode_counter, encode_counter
-from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     VALUE_BYTES_MAX,
@@ -203,10 +203,10 @@ class LedgerRecords:
                 version = await (self._set_together(one) if together else self._set(one))
                 return VersionedRecord(move.record, version)
             except BadVersion:
-                known = await self._reread(ledger_id, unknown)
+                known = _newer(known, await self._reread(ledger_id, unknown))
             except OutcomeUnknown:
                 unknown = True
-                known = await self._reread(ledger_id, unknown)
+                known = _newer(known, await self._reread(ledger_id, unknown))
             except NoNode:
                 raise NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
             except StoreError as failure:
@@ -329,6 +329,23 @@ class LedgerRecords:
             if not unknown:
                 raise
             raise OutcomeUnresolved(failure.what) from failure
+
+
+def _newer(known: VersionedRecord, found: VersionedRecord) -> VersionedRecord:
+    """What to move on from, where the store has `found` now. A record of a lower version than was
+    known is of a store that went back in time: while it is OPEN there, nothing that came since is
+    lost by what was known taking its place. Raises NoSuchLedger where the id is another ledger's.
+    """
+    ours, ledger_id = known.record.creator, known.record.ledger_id
+    if ours and found.record.creator and found.record.creator != ours:
+        raise NoSuchLedger(
+            f"ledger {ledger_id} has no record any more: the metadata store went back in time, and"
+            " gave its id to another",
+            ledger_id=ledger_id,
+        )
+    if found.version < known.version and found.record.state is LedgerState.OPEN:
+        return VersionedRecord(known.record, found.version)
+    return found
 
 
 def _understood(ledger_id: int, node: Versioned) -> VersionedRecord | UnsupportedFormat:

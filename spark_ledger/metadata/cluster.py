@@ -13,10 +13,11 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths, store_calls
-from spark_ledger.metadata.store import Check, MetadataStore
+from spark_ledger.metadata.store import Check, MetadataStore, Versioned
 
 FORMAT, HELD_FORMAT = 1, 2
 IDS_PER_EPOCH = 10**12
+VERSIONS_PER_EPOCH = 100
 EPOCH_MAX = paths.LEDGER_ID_MAX // IDS_PER_EPOCH - 1
 FOLDERS = (
     paths.BOOKIES_AVAILABLE,
@@ -101,11 +102,13 @@ def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
 
 class ClusterGuard:
     """By what this process's multis fail once the cluster is held: the version of its node, which
-    is read once, and again when a multi failed by it."""
+    is read once, and again when a multi failed by it. An accept sets it VERSIONS_PER_EPOCH further,
+    so no version is that of two epochs, whatever copy the store was put back to."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._version: int | None = None
+        self._epoch: int | None = None
 
     async def checks(self) -> list[Check]:
         """For a multi; none where there is no cluster's node. Raises as `look`."""
@@ -114,22 +117,27 @@ class ClusterGuard:
             if node is None:
                 return []
             if _refusal(node.value) is None:
-                self._version = node.version
+                self._learn(node)
             else:
                 await self.look()
         return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
 
-    async def look(self) -> None:
-        """Read it after a sync. Raises errors.MetadataHeld, errors.UnsupportedFormat,
-        StoreError."""
-        self._version = None
+    async def look(self) -> bool:
+        """Read it after a sync; whether the epoch is that of the last look: where not, a person
+        accepted an older store meanwhile, and what this process remembers of it may not be there.
+        Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
+        before, self._version = self._epoch, None
         await self._store.sync(paths.CLUSTER)
         node = await store_calls.read(self._store, paths.CLUSTER)
         if node is None:
-            return
+            return True
         if (refusal := _refusal(node.value)) is not None:
             raise refusal
-        self._version = node.version
+        self._learn(node)
+        return before in (None, self._epoch)
+
+    def _learn(self, node: Versioned) -> None:
+        self._version, self._epoch = node.version, decode(node.value).epoch
 
 
 def _refusal(value: bytes) -> errors.LedgerError | None:

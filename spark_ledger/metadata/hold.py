@@ -26,7 +26,13 @@ from spark_ledger import errors
 from spark_ledger.metadata import chain as chains
 from spark_ledger.metadata import cluster as clusters
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.cluster import EPOCH_MAX, IDS_PER_EPOCH, Cluster, Hold
+from spark_ledger.metadata.cluster import (
+    EPOCH_MAX,
+    IDS_PER_EPOCH,
+    VERSIONS_PER_EPOCH,
+    Cluster,
+    Hold,
+)
 from spark_ledger.metadata.store import (
     Create,
     MetadataStore,
@@ -42,6 +48,7 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, reach
 
 LISTED_MAX = 20_000
 FIRST_ID = 1
+EPOCHS_APART_MAX = 30  # a multi of 3,000 small writes
 
 
 # -- the counter of ledger ids ----------------------------------------------------------------
@@ -228,8 +235,10 @@ async def _accept(store: MetadataStore, before: Status) -> None:
     after = Cluster(before.cluster.cluster_id, before.next_epoch)
     first_id = encode_counter(after.epoch * IDS_PER_EPOCH)
     longer = chains.encode(chains.extended(chains.of_node(link), chains.new_token()))
+    first = min(after.epoch, EPOCHS_APART_MAX) * VERSIONS_PER_EPOCH
+    versions = range(node.version, max(node.version + 1, first))  # see ClusterGuard
     operations = [
-        Set(paths.CLUSTER, clusters.encode(after), node.version),
+        *(Set(paths.CLUSTER, clusters.encode(after), version) for version in versions),
         await _counter(store, first_id),
         _written(paths.CHAIN, longer, link),
     ]

@@ -1,7 +1,7 @@
 """Commit: what a batch brings to its topics becomes visible, all at once, exactly once.
 
 One multi: set the transaction record at its known version, check (or end) the intent, and for each
-topic set head at the version it was folded from and create log/<n>; last it checks the cluster's
+topic set head at the version it was folded from and create log/<n>; first it checks the cluster's
 record, whose version a hold raises (metadata/hold.py). Always true: all topics or none; the loser
 of a race changes nothing; a lost response is resolved only by sync and the transaction record,
 never from the log and never by sending again first (hazards 1, 2); a version at or below the
@@ -78,8 +78,11 @@ class Committer:
         load: LoadChunks,
         holds: HoldsOf,
         rng: random.Random,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
+        self._log = log
+        self._forget = forget
         self.blobs = blobs
         self.load = load
         self.holds = holds
@@ -110,8 +113,20 @@ class Committer:
                 async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
                     return await one.run(timeout_s)
             except errors.LedgerFenced:  # by an intent, say, that a store gone back does not have
-                await self.guard.look()
+                await self.look_at_cluster()
                 raise
+
+    async def look_at_cluster(self) -> None:
+        """Raises errors.MetadataHeld; errors.LedgerFenced where a person accepted an older store
+        since this process began: ledgers that were written, and commits it remembers, may have no
+        record there. It forgets them, so that what begins after this goes by what is there."""
+        if not await self.guard.look():
+            self.views = CommitViews(self.store, self._log)
+            self._forget()
+            raise errors.LedgerFenced(
+                "the metadata store went back in time, and was accepted since this was begun",
+                "Run it again: what it wrote before has no name in the store.",
+            )
 
 
 class _Doubt(Exception):
@@ -349,7 +364,9 @@ class _Commit:
         done = commit_draft.record_of(
             view.txn, self._commit_id, numbers, drafts, self._wanted.batch
         )
+        guard = await self._process.guard.checks()
         operations: list[Operation] = [
+            *guard,
             Set(self._txn_path, records.encode_txn(done), view.record_version),
             self._intent_operation(view.intent),
             *self._wanted.checks,
@@ -368,8 +385,6 @@ class _Commit:
         for topic_id, head in zip(steps, heads, strict=True):
             log = paths.topic_log(topic_id, numbers[topic_id])
             operations += [head, Create(log, nodes[topic_id].value)]
-        guard_at = len(operations)
-        operations += await self._process.guard.checks()
         size = _bytes_of(operations)
         if size > MULTI_BYTES_MAX:
             raise errors.CommitTooBig(
@@ -380,10 +395,10 @@ class _Commit:
         try:
             await self._store.multi(operations)
         except MultiFailed as failed:
-            if failed.index == guard_at:
-                await self._process.guard.look()
+            if failed.index < len(guard):
+                await self._process.look_at_cluster()
             else:
-                self._lost(failed, heads_at, list(steps))
+                self._lost(failed, len(guard), heads_at, list(steps))
             return None
         self._turns.used()
         self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
@@ -399,12 +414,14 @@ class _Commit:
             return Check(path, intent.version)
         return Set(path, records.encode_intent(_done(intent).record), intent.version)
 
-    def _lost(self, failed: MultiFailed, heads_at: int, topic_ids: Sequence[str]) -> None:
+    def _lost(
+        self, failed: MultiFailed, guards: int, heads_at: int, topic_ids: Sequence[str]
+    ) -> None:
         """A race was lost: note which. Raises errors.TxnConflict for one of the caller's checks:
         its version does not come back."""
-        checks = self._wanted.checks
-        if _CHECKS_AT <= failed.index < _CHECKS_AT + len(checks):
-            path = checks[failed.index - _CHECKS_AT].path
+        checks, first = self._wanted.checks, guards + _CHECKS_AT
+        if first <= failed.index < first + len(checks):
+            path = checks[failed.index - first].path
             raise errors.TxnConflict(
                 f"{path} has changed since the commit was planned", path=path
             ) from failed

@@ -249,7 +249,7 @@ class Upkeep:
         """One pass; it appends to the chain of links, too (metadata/chain.py). `force` as
         Janitor.clean. Raises errors.Unavailable, errors.MetadataHeld: then nothing was done."""
         with reachable("maintaining topics"):
-            await self._client.committer.guard.look()
+            await self._client.committer.look_at_cluster()
             if not dry_run:
                 await self._chain.once()
             now_ms = await store_now_ms(self._client.store)

@@ -69,7 +69,7 @@ def test_a_commit_writes_three_nodes_however_many_partitions_it_has(partitions):
             await stage.commit(intent, version, results(stage, intent, version, partitions))
 
         for operations in counted.multis:
-            assert [type(one) for one in operations] == [Set, Check, Set, Create, Check]
+            assert [type(one) for one in operations] == [Check, Set, Check, Set, Create]
         assert counted.calls["multi"] == 3
 
     play(act, partitions=partitions)

@@ -1,0 +1,167 @@
+"""Commits, and what maintains topics, over a metadata store that is held and accepted."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import chain, cluster, hold, paths
+from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.topic.upkeep.upkeep import Upkeep
+from tests.simulation.restoring import copied, go_back
+from tests.simulation.world import CLUSTER_ID
+from tests.unit.spark_ledger.topic.stage import Stage, play
+
+WHY = Hold("link 7 is not in it", "b1")
+
+
+async def held(stage: Stage) -> None:
+    await hold.put(stage.world.store.session("bookie"), CLUSTER_ID, WHY)
+
+
+async def accepted(stage: Stage) -> None:
+    await hold.accept(stage.world.store.session("person"))
+
+
+def topics_of(stage: Stage) -> dict[str, bytes]:
+    return {path: node.value for path, node in stage.world.store.walk("/topic-ids")}
+
+
+def test_no_commit_is_made_of_a_held_store_and_what_was_is_read():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        written = await stage.written(intent, [b"b"])
+        await held(stage)
+        before = topics_of(stage)
+        with pytest.raises(errors.MetadataHeld, match="metadata accept"):
+            await stage.commit(intent, 1, written)
+        assert topics_of(stage) == before
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def test_a_hold_that_comes_between_the_look_and_the_multi_stops_the_commit():
+    async def act(stage):
+        intent = await stage.intent()
+        written = await stage.written(intent, [b"a"])
+        plain = stage.client.store.multi
+
+        async def multi(operations):
+            if any(one.path.startswith("/topic-ids") for one in operations):
+                await held(stage)
+            await plain(operations)
+
+        stage.client.store.multi = multi
+        with pytest.raises(errors.MetadataHeld):
+            await stage.commit(intent, 0, written)
+        assert await stage.rows() == []
+
+    play(act)
+
+
+def test_what_was_written_before_an_accept_is_not_committed_after_it():
+    """Its ledgers may have no record any more. The next run of the same process goes on."""
+
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        written = await stage.written(intent, [b"lost"])
+        await held(stage)
+        await accepted(stage)
+        with pytest.raises(errors.LedgerFenced, match="accepted"):
+            await stage.commit(intent, 1, written)
+        again = await stage.intent("run-2")
+        await stage.commit(again, 1, await stage.written(again, [b"b"]))
+        assert await stage.rows() == [(0, b"a"), (1, b"b")]
+
+    play(act)
+
+
+def test_a_process_that_knows_commits_of_the_store_before_does_not_commit_on_them():
+    """The store goes back under a running process, twice to the same copy: versions come again."""
+
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"], inline=True))
+        copy = copied(stage.world.store)
+        for run, lost in enumerate((3, 1), 2):
+            for version in range(1, 1 + lost):
+                await stage.commit(
+                    intent, version, await stage.written(intent, [b"lost"], inline=True)
+                )
+            go_back(stage.world.store, copy)
+            written = await stage.written(intent, [b"x"], inline=True)
+            await held(stage)
+            await accepted(stage)
+            with pytest.raises(errors.LedgerFenced):
+                await stage.commit(intent, 1 + lost, written)
+            intent = await stage.intent(f"run-{run}")
+            await stage.commit(intent, 1, await stage.written(intent, [b"b"], inline=True))
+            assert await stage.rows() == [(0, b"a"), (1, b"b")]
+
+    play(act)
+
+
+def test_nothing_is_deleted_or_maintained_while_the_store_is_held():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.written(intent, [b"never committed"])
+        await stage.client.intents.finish(intent.id)
+        upkeep = Upkeep(stage.client)
+        await held(stage)
+        before = copied(stage.world.store)
+        for work in (upkeep.once, stage.janitor.clean):
+            with pytest.raises(errors.MetadataHeld):
+                await work()
+        assert copied(stage.world.store) == before
+        await accepted(stage)
+        assert (await stage.janitor.clean(force=True)).deleted
+
+    play(act)
+
+
+def test_a_hold_that_comes_during_a_pass_of_the_janitor_deletes_nothing():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.written(intent, [b"never committed"])
+        await stage.client.intents.finish(intent.id)
+        janitor, get = stage.janitor, stage.client.store.get
+
+        async def get_beside_a_bookie(path, watch=None):
+            if path == paths.topic_head(stage.topic.id):
+                await held(stage)
+            return await get(path, watch)
+
+        stage.client.store.get = get_beside_a_bookie
+        with pytest.raises(errors.MetadataHeld):
+            await janitor.clean(force=True)
+        stage.client.store.get = get
+        assert len([ledger async for ledger in stage.client.ledgers.list()]) == 1
+
+    play(act)
+
+
+def test_maintenance_appends_links_every_five_minutes():
+    async def act(stage):
+        upkeep = Upkeep(stage.client)
+        numbers = []
+        for _ in range(60):
+            await upkeep.once()
+            numbers.append(chain.decode(stage.world.store.peek(paths.CHAIN).value).newest)
+            await asyncio.sleep(60)
+        assert numbers == sorted(numbers)
+        assert 8 <= numbers[-1] <= 12
+
+    play(act)
+
+
+def test_a_cluster_that_was_never_held_is_as_it_was():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        node = stage.world.store.peek(paths.CLUSTER)
+        assert (cluster.decode(node.value), node.version) == (Cluster(CLUSTER_ID), 0)
+
+    play(act)
