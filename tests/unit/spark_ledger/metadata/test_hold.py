@@ -12,6 +12,7 @@ from spark_ledger.metadata.cluster import BadClusterRecord, Cluster, ClusterGuar
 from spark_ledger.metadata.hold import Report
 from spark_ledger.metadata.store import Create, MultiFailed
 from tests.simulation.loop import run
+from tests.simulation.restoring import copied, go_back
 from tests.simulation.store import SimStore
 
 ID = "99999999-8888-4777-8666-555555555555"
@@ -69,6 +70,24 @@ def test_a_multi_that_checks_the_cluster_fails_once_it_is_held():
         await hold.accept(store.session("person"))
         await guard.look()
         await session.multi([Create("/b"), *await guard.checks()])
+
+    run(act(), seed=1)
+
+
+def test_no_version_is_that_of_two_epochs_though_the_same_copy_is_put_back_again():
+    async def act() -> None:
+        store, _ = await begun()
+        copy = copied(store)
+        guard = ClusterGuard(session := store.session("committer"))
+        for epoch in range(4):
+            checks = await guard.checks()
+            await session.multi([Create(f"/{epoch}"), *checks])
+            go_back(store, copy)
+            await hold.put(store.session("b1"), ID, Hold("older", "b1", epoch))
+            await hold.accept(store.session("person"))
+            with pytest.raises(MultiFailed):
+                await session.multi([Create("/b"), *checks])
+            assert not await guard.look()
 
     run(act(), seed=1)
 
