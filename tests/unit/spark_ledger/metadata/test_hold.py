@@ -78,15 +78,15 @@ def test_no_version_is_that_of_two_epochs_though_the_same_copy_is_put_back_again
     async def act() -> None:
         store, _ = await begun()
         copy = copied(store)
-        guard = ClusterGuard(session := store.session("committer"))
+        guard = ClusterGuard(store.session("committer"))
         for epoch in range(4):
             checks = await guard.checks()
-            await session.multi([Create(f"/{epoch}"), *checks])
+            await store.session("now").multi([Create(f"/{epoch}"), *checks])
             go_back(store, copy)
             await hold.put(store.session("b1"), ID, Hold("older", "b1", epoch))
             await hold.accept(store.session("person"))
             with pytest.raises(MultiFailed):
-                await session.multi([Create("/b"), *checks])
+                await store.session("later").multi([Create("/b"), *checks])
             assert not await guard.look()
 
     run(act(), seed=1)
