@@ -9,9 +9,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
@@ -23,7 +24,7 @@ from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store import SessionState, StoreError
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
@@ -33,7 +34,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 TICK_S = 2.0
 PROBE_EVERY_S = 0.5
-SEAL_S = 5.0
+FENCED_EVERY_S, RETURN_S = 2.0, 5.0
+SEAL_S, AWAY_S, AWAY_LOOK_S = 5.0, 1.0, 0.2
 SETTLE_S = 30.0
 """Partitions move to the brokers on which they fall once these have been the same for so long."""
 GIVE_EVERY_S, GIVE_MAX = 2.0, 10
@@ -122,6 +124,9 @@ class Broker:
         self._names = 0
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
+        self._others_return_s = float("-inf")
+        """Until then nobody is taken for dead: all brokers may have lost the store, and register
+        again."""
         self.failure: errors.BadConfig | None = None
         """Why it is to end, although it was not told to."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -132,7 +137,8 @@ class Broker:
         self.ownership.since_ms = self.clock.now_ms()
         await self.ownership.register()
         loop = asyncio.get_running_loop()
-        self._background = [loop.create_task(self._tick()), loop.create_task(self._watch())]
+        doing = self._tick(), self._watch(), self._without_store()
+        self._background = [loop.create_task(each) for each in doing]
 
     async def seal(self) -> None:
         """Take no more, and store and seal what there is, before others are to take over."""
@@ -142,7 +148,10 @@ class Broker:
         await asyncio.gather(*self._background, return_exceptions=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(SEAL_S):
-                await asyncio.gather(*(one.seal() for one in self._opened()))
+                await self._as_far_as_the_store_is_there(self._seal())
+
+    async def _seal(self) -> None:
+        await asyncio.gather(*(one.seal() for one in self._opened()))
 
     def _opened(self) -> list[OwnedTopic]:
         return [one for one in map(self._here, self._topics) if one is not None]
@@ -156,6 +165,29 @@ class Broker:
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
         await self.seal()
+        await self._as_far_as_the_store_is_there(self._close())
+        await self.client.close()
+
+    async def _as_far_as_the_store_is_there(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Until it is done, or the store has been away for AWAY_S: the rest is left as a crash
+        would leave it, and the next owner decides it."""
+        task = asyncio.get_running_loop().create_task(doing)
+        away_s = 0.0
+        try:
+            while away_s < AWAY_S and not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:
+                away_s = away_s + AWAY_LOOK_S if self._without_contact else 0.0
+        finally:
+            if task.cancel():
+                _log.warning("not all is sealed and released: the next owner decides what is left")
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    @property
+    def _without_contact(self) -> bool:
+        return self.client.store.session_state is not SessionState.CONNECTED
+
+    async def _close(self) -> None:
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.leave()
         opened = await asyncio.gather(*self._topics.values(), return_exceptions=True)
@@ -166,7 +198,6 @@ class Broker:
             if isinstance(failed, BaseException):
                 _log.warning("a topic is left as a crash would leave it: %s", failed)
         await self.cursors.close()
-        await self.client.close()
 
     def new_name(self) -> str:
         """A producer's or consumer's name that no other has."""
@@ -396,6 +427,9 @@ class Broker:
         give_s = loop.time() + SETTLE_S
         while True:
             try:
+                if loop.time() < self._others_return_s:
+                    await asyncio.sleep(PROBE_EVERY_S)
+                    continue
                 alive = await self.ownership.probe()
                 if known - alive or self.ownership.has_buried:
                     await self.take_over()
@@ -416,6 +450,20 @@ class Broker:
                 _log.exception("other brokers are not watched now: a defect")
                 await asyncio.sleep(TICK_S)
             await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _without_store(self) -> None:
+        """While the store cannot be reached, ask bookies whether the live ledgers are fenced: only
+        another owner does that, or a commit past them. What is not fenced is served on."""
+        was_away = False
+        while True:
+            await asyncio.sleep(FENCED_EVERY_S)
+            if self._without_contact and was_away:
+                self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
+                looks = (topic.leave_fenced() for topic in self._opened())
+                for failed in await asyncio.gather(*looks, return_exceptions=True):
+                    if isinstance(failed, Exception):
+                        _log.error("bookies cannot be asked for fences: %r", failed)
+            was_away = self._without_contact
 
     async def give(self) -> int:
         """Give partitions to brokers that have fewer, some of each topic; returns how many."""

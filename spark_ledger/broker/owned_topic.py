@@ -35,7 +35,7 @@ LET_GO_S = 1.0
 """So long a consumer's close waits at most until its subscription is free."""
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
 EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
-DECIDE_S = 10.0
+DECIDE_S, UNDECIDED_S = 10.0, 0.5
 COME_BACK_S = 10.0
 """For so long a seek waits for the consumers that it sent away."""
 
@@ -179,12 +179,21 @@ class OwnedTopic:
         if self.has(number) and self._commits.epochs[number] < epoch:
             self._lose([number])
 
-    def _lose(self, numbers: list[int]) -> None:
+    async def leave_fenced(self) -> None:
+        """For a broker that does not reach the store: give up the partitions whose live ledger is
+        fenced, so that their clients go to the owner that did it. What was under way cannot be
+        decided without the store: its producers send it again."""
+        numbers = list(self._partitions)
+        asked = [self._partitions[number].writer.is_fenced() for number in numbers]
+        fenced = dict(zip(numbers, await asyncio.gather(*asked), strict=True))
+        self._lose([n for n in numbers if fenced[n] and n in self._partitions], UNDECIDED_S)
+
+    def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
             self._leaving[number] = self._partitions.pop(number)
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
-            self._aside(self._leave_to_others(numbers))
+            self._aside(self._leave_to_others(numbers, decide_s))
 
     def give_up(self, error: errors.LedgerError) -> None:
         """Nobody has the topic: send everyone away, once it is decided what of the batches under
@@ -198,10 +207,12 @@ class OwnedTopic:
         self._partitions.clear()
         self._aside(self._leave_to_others(list(self._leaving), end=True))
 
-    async def _leave_to_others(self, numbers: list[int], *, end: bool = False) -> None:
+    async def _leave_to_others(
+        self, numbers: list[int], decide_s: float = DECIDE_S, *, end: bool = False
+    ) -> None:
         writers = [self._leaving[number].writer for number in numbers]
         with suppress(TimeoutError):
-            async with asyncio.timeout(DECIDE_S):
+            async with asyncio.timeout(decide_s):
                 await asyncio.gather(*(one.close() for one in writers))
         for number in numbers:
             self._send_away(number)

@@ -22,7 +22,7 @@ from bookie_server.api.entry import (
 )
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
-from spark_ledger.errors import LedgerClosed, LedgerError, MessageTooBig
+from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, MessageTooBig
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
 from spark_ledger.ledger.cluster import Cluster
@@ -177,6 +177,21 @@ class AsyncLedgerWriter:
                 f"an entry of {size} bytes is larger than the {limit} allowed", size=size
             )
         return None
+
+    async def is_fenced(self) -> bool:
+        """Whether an add was refused by a fence, or a bookie of the last ensemble answers that the
+        ledger is fenced; False where none answers."""
+        if isinstance(self.failure, LedgerFenced):
+            return True
+        answers = await asyncio.gather(
+            *(
+                self._cluster.bookies.read_lac(
+                    slot.bookie_id, self.ledger_id, token=self._tokens.read
+                )
+                for slot in self._pipeline.slots
+            )
+        )
+        return any(answer.status is Status.OK and answer.fenced for answer in answers)
 
     # -- closing ------------------------------------------------------------------------------
 

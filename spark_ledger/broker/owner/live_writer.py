@@ -129,6 +129,10 @@ class LiveWriter:
             return 0, -1
         return self.live.origin + self._confirmed, self._writer.last_add_confirmed
 
+    async def is_fenced(self) -> bool:
+        """Whether another process has fenced the ledger at hand, as far as its bookies answer."""
+        return self._writer is not None and await self._writer.is_fenced()
+
     def append(self, run: Waiting) -> None:
         """Store the run after all that were appended before it."""
         if self._closing:
@@ -528,15 +532,7 @@ class LiveWriter:
         )
 
     def _is_next(self, live: LiveSegment) -> bool:
-        """Whether the log says that it is open, for the first time or again, and it can be written
-        still."""
-        following = self._next
-        return (
-            following is not None
-            and following.writer.ledger_id == live.ledger_id
-            and following.after != live.opened
-            and following.writer.failure is None
-        )
+        return self._next is not None and self._next.is_open_in(live)
 
     def _goes_on(self, live: LiveSegment, state: TopicState) -> None:
         """The opening of the next ledger was read back. All before it is sealed: ledgers of others

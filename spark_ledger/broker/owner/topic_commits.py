@@ -78,6 +78,12 @@ class Next:
     has: Extent = NOTHING
     after: int = ANY_OPENING
 
+    def is_open_in(self, live: LiveSegment) -> bool:
+        """Whether the log has that it is open, for the first time or again, and it can be written
+        still."""
+        same = self.writer.ledger_id == live.ledger_id and self.after != live.opened
+        return same and self.writer.failure is None
+
 
 class Hold:
     """Of the live segment that commit `opened` began in a ledger, until `until_s` of the loop's

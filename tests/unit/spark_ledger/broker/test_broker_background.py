@@ -5,9 +5,14 @@ import json
 
 import pytest
 
+from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import LedgerState
+from tests.unit.spark_ledger.broker.test_live_writer import Sent
+from tests.unit.spark_ledger.broker.test_moves import Producer
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -107,5 +112,79 @@ def test_a_broker_whose_url_another_has_ends_by_itself_and_says_why():
         said = json.loads((await stage.client.store.get(paths.broker("a"))).value)
         assert said["url"] == url and said["since_ms"] > 0
         await a.seal()
+
+    play(act)
+
+
+async def serving(broker, messages=3):
+    """Its partition of the topic, with a producer, and a live ledger that has messages."""
+    await broker.lookup(names.parse("t-partition-0"), authoritative=True)
+    topic, partition = await broker.partition(names.parse("t-partition-0"))
+    producer = Producer("p")
+    topic.add_producer(0, producer)
+    await stored(partition, messages)
+    return partition, producer
+
+
+async def stored(partition, messages):
+    for _ in range(messages):
+        sent = Sent(b"x")
+        partition.writer.append(sent)
+        await sent.over.wait()
+        assert not sent.errors
+
+
+def test_a_broker_without_store_sends_clients_away_within_five_seconds_of_the_fence():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        partition, producer = await serving(a)
+        ledger = stage.world.ghost.ledgers[partition.writer.live.ledger_id]
+        await asyncio.sleep(2)
+        a.client.store.suspend(600.0)
+        async with asyncio.timeout(60):
+            while ledger.record.state is LedgerState.OPEN:
+                assert not producer.away, "nothing is fenced"
+                await stored(partition, 1)
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(5)
+        assert producer.away
+        with pytest.raises(Refusal, match="another broker"):
+            topic, _ = await b.partition(names.parse("t-partition-0"))
+            (await a._topic(topic.info)).partition(0)
+        await b.close()
+
+    play(act)
+
+
+def test_without_a_store_a_broker_serves_on_for_as_long_as_nothing_is_fenced():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        partition, producer = await serving(a)
+        a.client.store.suspend(600.0)
+        loop = asyncio.get_running_loop()
+        for _ in range(300):
+            began_s = loop.time()
+            await stored(partition, 1)
+            assert loop.time() < began_s + 1.0
+            await asyncio.sleep(1)
+        assert not producer.away
+        await asyncio.sleep(320)
+        await stored(partition, 1)
+        await a.close()
+
+    play(act)
+
+
+def test_a_broker_that_is_stopped_while_the_store_is_away_ends_within_seconds():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        partition, _ = await serving(a)
+        a.client.store.suspend(600.0)
+        began_s = asyncio.get_running_loop().time()
+        await a.seal()
+        await a.close()
+        assert asyncio.get_running_loop().time() < began_s + 4.0
+        assert partition.end == 3, "what waited was stored"
 
     play(act)
