@@ -58,7 +58,7 @@ class TimedOut(LedgerError):
     remedy = "Look whether the rows are there before writing them again."
 
 
-class MetadataHeld(LedgerError):
+class MetadataHeld(Unavailable):
     """The metadata store is older than a bookie's disk, or another's copy: no ledger ids, commits
     or registrations until a person accepts it. Nothing was committed."""
 

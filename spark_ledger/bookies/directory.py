@@ -399,7 +399,10 @@ def told(bookie: dict[str, Any]) -> dict[str, Any]:
     down."""
     why = bookie.get("reason") or bookie.get("degraded") or ""
     if bookie["state"] == DOWN:
-        why = "not registered: it is down, or cannot reach ZooKeeper"
+        why = (
+            "not registered: it is down, cannot reach ZooKeeper, or waits for"
+            " `spark-ledger metadata accept`"
+        )
     return {
         "id": bookie["id"],
         "state": bookie["state"],

@@ -191,6 +191,8 @@ class _Commit:
                 continue
             except OutcomeUnknown as error:
                 self._response_lost, problem = True, error
+            except errors.MetadataHeld:  # until a person ends it
+                raise
             except (StoreUnavailable, errors.Unavailable) as error:
                 problem = error
             fresh = True

@@ -1,17 +1,23 @@
 """An id that a metadata store gave out again, after it went back in time: nothing of the two
 ledgers is mixed on a bookie."""
 
+import asyncio
 import contextlib
 
 import pytest
 
 from bookie_server.api.status import Status
+from bookie_server.ledgers.lineage import Lineage
 from bookie_server.logs.index import decode_ledger_state, encode_ledger_state
-from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata import cluster, hold, ledger_record, paths
+from spark_ledger.metadata.cluster import Hold
+from spark_ledger.metadata.hold import Report
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import NoNode
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import ID, Node, entry
+
+CLUSTER_ID = "99999999-8888-4777-8666-555555555555"
 
 
 async def create(node: Node, creator: str, ledger_id: int = 7) -> None:
@@ -119,3 +125,35 @@ def test_disks_of_before_have_no_creation_and_take_what_is_there():
     )
     assert state.creation == ""
     assert b"creation" not in encode_ledger_state(state)
+
+
+def test_a_bookie_reports_what_it_has_and_a_held_store_does_not_name():
+    async def act() -> None:
+        node = await Node(cluster_id=CLUSTER_ID).start()
+        admin = node.store.session("admin")
+        await cluster.ensure(admin, CLUSTER_ID)
+        for ledger_id in (1, 2, 3, 4):
+            await create(node, "A", ledger_id)
+            await node.add_all(*(entry(ledger_id, number) for number in range(ledger_id)))
+        await node.bookie.ledgers.bury([4])
+        await admin.delete(paths.ledger(2))
+        await create(node, "B", 3)
+        await admin.create(paths.LEDGER_IDS, hold.encode_counter(5))
+
+        lineage = await Lineage.open(node.session, ID, CLUSTER_ID, [node.journal_disk])
+        lineage.attach(node.bookie.storage, node.bookie.ledgers)
+        looking = asyncio.ensure_future(lineage.run())
+        await asyncio.sleep(5)
+        assert lineage.refusal == ""
+        await hold.put(admin, CLUSTER_ID, Hold("older", "another"))
+        await asyncio.sleep(90)
+
+        (report,) = (await hold.status(admin)).reports
+        size = 2 * len(b"payload")
+        assert report == Report(ID, [(2, 1, size)], [3], [4], 1, size, 4, 0)
+        await hold.accept(admin)
+        await asyncio.sleep(5)
+        assert lineage.refusal == ""
+        looking.cancel()
+
+    run(act(), seed=1)

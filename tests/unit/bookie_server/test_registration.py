@@ -81,6 +81,41 @@ def test_the_node_of_a_killed_predecessor_is_replaced_at_once():
     run(scenario(), seed=1)
 
 
+def test_a_bookie_that_may_not_register_does_as_soon_as_it_may():
+    async def scenario() -> None:
+        world = World()
+        session, may = world.store.session("bookie"), [False]
+
+        async def may_register() -> bool:
+            return may[0]
+
+        async def standing() -> Standing:
+            return world.standing
+
+        registration = Registration(
+            session, ID, "host:1", "host:7", "rack-1", standing, REFRESH_S, may_register
+        )
+        await registration.start(first_seen_ms=5)
+        await asyncio.sleep(5 * REFRESH_S)
+        assert not registration.registered
+        assert world.at(AVAILABLE) is None and world.at(READONLY) is None
+        assert world.at(KNOWN) is not None, "by it who reads finds the bookie"
+        may[0] = True
+        await asyncio.sleep(3)
+        assert registration.registered and world.at(AVAILABLE) is not None
+        may[0] = False  # one that is registered stays so, and tells of its space
+        world.standing = Standing(1, 20, "disk full")
+        registration.publish_soon()
+        await asyncio.sleep(3)
+        assert world.at(READONLY)["reason"] == "disk full" and world.at(AVAILABLE) is None
+        session.expire()
+        await asyncio.sleep(2 * REFRESH_S)
+        assert world.at(READONLY) is None and not registration.registered
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
 def test_a_lost_session_is_made_good():
     async def scenario() -> None:
         world = World()
