@@ -1,11 +1,17 @@
 """Spark and Pulsar's client on the same topics."""
 
+import random
+import socket
 from contextlib import suppress
 
 import pulsar
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from spark_ledger.broker.wire.commands import command
+from spark_ledger.broker.wire.frames import encode
+from spark_ledger.topic.entry.pulsar_batch import built
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.processes import eventually
 
 WAIT_MS = 120_000
@@ -81,6 +87,60 @@ def test_a_chunked_message_is_one_row_to_spark(spark, cluster, client, topic):
     assert [(row.offset, row.size, row.key) for row in rows] == [
         *((0, 5, None), (2, 6 << 20, "k"), (3, 4, None))  # its first chunk is at 1
     ]
+
+
+def stored_as_it_is(cluster, topic, batch):
+    """A batch sent as bytes, which has its receipt."""
+    host, _, port = cluster.broker_url.removeprefix("pulsar://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as raw, raw.makefile("rb") as said:
+        for one in (
+            encode(command("connect", client_version="test", protocol_version=15)),
+            encode(command("producer", topic=topic, producer_id=1, request_id=1)),
+            encode(command("send", producer_id=1, sequence_id=0, num_messages=1), batch),
+        ):
+            raw.sendall(one)
+            answer = said.read(int.from_bytes(said.read(4)))
+    assert answer[5] == 7, "a SEND_RECEIPT"
+
+
+def test_a_message_that_cannot_be_decoded_is_met_as_the_query_says(
+    spark, cluster, client, topic, tmp_path
+):
+    producer = client.create_producer(topic)
+    for i in range(3):
+        producer.send(b"v%d" % i)
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=1, compression=1, uncompressed_size=900
+    )
+    noise = built(metadata, random.Random(3).randbytes(200))
+    stored_as_it_is(cluster, topic, noise)
+    producer.send(b"v3")
+    url = cluster.service_url
+    options = {"serviceUrl": url, "startingOffsets": "earliest"}
+
+    def read(**more):
+        read = spark.read.format("ledger").options(**options, **more).load(topic)
+        return [(row.offset, bytes(row.value)) for row in read.orderBy("offset").collect()]
+
+    place = (
+        rf"\[LEDGER_TOPIC.BAD_ENTRY\] topic '.*{topic}', partition 0, offset 3 \(ledger \d+, entry"
+    )
+    with pytest.raises(Exception, match=place):
+        read()
+    good = [(0, b"v0"), (1, b"v1"), (2, b"v2"), (4, b"v3")]
+    assert read(onBadEntry="skip") == good
+    assert read(onBadEntry="raw") == sorted([*good, (3, noise)])
+    stream = spark.readStream.format("ledger").options(**options, onBadEntry="skip").load(topic)
+    query = (
+        stream.selectExpr("key", "value")
+        .writeStream.format("ledger")
+        .options(serviceUrl=url, checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(f"{topic}-copy")
+    )
+    assert query.awaitTermination(WAIT_MS / 1000)
+    copied = spark.read.format("ledger").options(**options).load(f"{topic}-copy")
+    assert sorted(bytes(row.value) for row in copied.collect()) == [b"v0", b"v1", b"v2", b"v3"]
 
 
 def test_spark_writes_to_a_topic_that_a_producer_writes_to(spark, cluster, client, topic, keyed):
