@@ -9,9 +9,12 @@ from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.entry.message_batch import Share
+from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.write import TaskSettings
 from tests.integration.test_cli import fails, succeeds
 from tests.kit.loop_task import LoopTask
+from tests.kit.message_batches import encode_batch
 
 
 @pytest.fixture
@@ -112,3 +115,40 @@ def test_a_namespace_is_set_and_shown_and_its_topics_take_its_policies(topic):
     assert "acme/cli" in namespace("list")
     topic("create", "acme/cli/t")
     assert topic("describe", "acme/cli/t")["policies"]["retention_ms"] == 604_800_000
+
+
+def left_open(service_url: str, name: str) -> None:
+    """A live ledger that an owner left with bytes at its end that it did not write."""
+
+    async def work(client: TopicClient) -> None:
+        info = await client.topics.open(name)
+        intent = await client.intents.open_system_intent("own", info.id)
+        writer = await client.ledgers.create(3, 3, 2, intent=intent.id, topic=info.id)
+        live = OpenLive(0, writer.ledger_id, 0, "owner", 1)
+        await client.commit_actions(info.id, [live], intent)
+        rows = pa.RecordBatch.from_arrays([pa.array([b"a", b"b"], pa.binary())], ["value"])
+        await writer.append(encode_batch(rows, [Share(0, 2, 0)], written_ms=1), rows=2)
+        await writer.append([b"another program's"], rows=1)
+        await writer.close()
+
+    with_topics(service_url, work)
+
+
+def test_a_partition_whose_live_end_no_owner_wrote_is_shown_and_mended_on_a_yes(topic):
+    topic("create", "cli-repair")
+    url = ("--service-url", topic.url)
+    assert "every partition can be opened" in succeeds("topic", "repair", "cli-repair", *url)
+    left_open(topic.url, "cli-repair")
+
+    (seen,) = topic("repair", "cli-repair")
+    assert (seen["partition"], seen["done"], seen["offsets_given_up"]) == (0, False, [])
+    (entry,) = seen["entries"]
+    assert bytes.fromhex(entry["begins"]) == b"another program's"
+    assert len(entry["copies"]) == 3
+    assert topic("repair", "cli-repair")[0]["done"] is False, "nothing is done without a yes"
+
+    said = succeeds("topic", "repair", "cli-repair", "--yes", *url)
+    assert 'b"another program\'s"' in said
+    assert "1 partition(s) repaired" in said
+    assert topic("repair", "cli-repair") == []
+    assert values(topic, "cli-repair") == ["a", "b"]
