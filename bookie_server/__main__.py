@@ -37,6 +37,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,7 +59,13 @@ from bookie_server.journal.writer import JournalFailed
 from bookie_server.ledgers.lineage import Lineage
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
-from bookie_server.serve.registration import Registration, Standing, refuse_beside_twin, who_is
+from bookie_server.serve.registration import (
+    Registration,
+    Standing,
+    refuse_beside_twin,
+    stored_at,
+    who_is,
+)
 from bookie_server.start.opening import BadLayout, OnDisk
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import autorecovery, cluster, paths
@@ -180,6 +187,7 @@ async def _run(config: BookieConfig) -> None:
             *(identity.bookie_id, await disks.open(), store, config),
             cluster_id=identity.cluster_id,
             repair_credential=credential.encode(),
+            ask=partial(stored_at, store),
         )
         lineage.attach(bookie.storage, bookie.ledgers)
         bookie.phase = "starting"

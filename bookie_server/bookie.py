@@ -32,6 +32,7 @@ from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Lane, calling, travelling
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.limbo import Limbo, absence
+from bookie_server.ledgers.peers import Ask, Peers, nobody_responds
 from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
 from bookie_server.logs.index import LimboReason, worse
 from bookie_server.reclaim.reclaim import Reclaim
@@ -59,6 +60,7 @@ class Bookie:
         config: StorageConfig,
         cluster_id: str = "",
         repair_credential: bytes = b"",
+        ask: Ask = nobody_responds,
     ) -> None:
         self.bookie_id = bookie_id
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,7 +87,10 @@ class Bookie:
         self.long_polls = 0
         """How many wait for news of a last add confirmed; each is an object, none a thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
-        self.reclaim = Reclaim(storage, self.ledgers, metadata, config, bookie_id, cluster_id)
+        peers = Peers(ask, repair_credential)
+        self.reclaim = Reclaim(
+            *(storage, self.ledgers, metadata, config, bookie_id, cluster_id, peers)
+        )
         records = ClusterLedgers(metadata, cluster_id)
         self._limbo = Limbo(
             *(bookie_id, storage, self.ledgers, metadata, records, config.limbo_check_s),
@@ -110,10 +115,12 @@ class Bookie:
         config: StorageConfig,
         cluster_id: str = "",
         repair_credential: bytes = b"",
+        ask: Ask = nobody_responds,
     ) -> "Bookie":
         """Replay what the journals hold beyond the checkpoint; ready to serve when it returns.
 
-        A node that is not told the id of its cluster never takes a ledger for deleted. Who has the
+        A node that is not told the id of its cluster never takes a ledger for deleted; one that
+        cannot `ask` the other bookies keeps copies that only they should have. Who has the
         `repair_credential` of the cluster may read and repair what has a password.
         Raises DiskFailed.
         """
@@ -138,7 +145,7 @@ class Bookie:
             disks,
         )
         disks.attach(storage.failure, storage.drop, storage.absent)
-        return cls(bookie_id, disks, storage, metadata, config, cluster_id, repair_credential)
+        return cls(bookie_id, disks, storage, metadata, config, cluster_id, repair_credential, ask)
 
     @property
     def readonly_reason(self) -> str:

@@ -1,24 +1,26 @@
 """What the metadata store says of ledgers to those who remove something because of it.
 
-Always true: a response counts only if the store, after a sync, held the cluster (id and epoch) that
-this node serves before and after it was read; an error or a time-out is a StoreError and no
-response; reads are paced (READS_PER_S) and delay no request; when so many ledgers would go at once
-that the store may have been restored or emptied by mistake, MassRule has them wait.
+Always true: absence deletes nothing. A ledger counts as deleted only if the set of deleted ledgers
+names it (spark_ledger/metadata/deleted_ledgers.py) and it has no record; one that merely has no
+record is *unrecorded*: the store may be an older copy, or have lost a record. A response counts
+only if the store, after a sync, held the cluster (id and epoch) that this node serves before and
+after it was read; an error or a time-out is a StoreError and no response; reads are paced
+(READS_PER_S) and delay no request.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 
-from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata import cluster, deleted_ledgers, ledger_record, paths
 from spark_ledger.metadata.cluster import Cluster
-from spark_ledger.metadata.ledger_record import BadLedgerRecord
+from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
+from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord
 from spark_ledger.metadata.store import MetadataStore
 from spark_ledger.metadata.store_calls import read
 
 READS_PER_S = 200
 READS_AT_ONCE = 20
-MASS_MIN, MASS_SHARE = 10, 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -34,37 +36,71 @@ class ClusterLedgers:
         """Whether the store was ours once in this run; it is asked if it was not yet."""
         return self._served is not None or await self.store_is_ours()
 
-    async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those that have no record, as far as a replica knows that may lag behind."""
+    async def deleted(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that were deleted, as far as a replica knows that may lag behind: one read for the
+        ledgers of a folder, and one for each that the set names."""
+        found, count = [], 0
+        for folder, ids in deleted_ledgers.by_folder(ledger_ids).items():
+            named = await self._named(folder)
+            count += 1
+            await _pause(count)
+            for ledger_id in ids:
+                if ledger_id not in named:
+                    continue
+                if await read(self._metadata, paths.ledger(ledger_id)) is None:
+                    found.append(ledger_id)
+                count += 1
+                await _pause(count)
+        return found
+
+    async def confirmed_deleted(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that were deleted, after a sync; none in a store that is not our cluster's."""
+        if not ledger_ids or not await self.store_is_ours():
+            return []
+        found = await self.deleted(ledger_ids)
+        return found if found and await self.store_is_ours() else []
+
+    async def unrecorded(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that have no record and are not named as deleted, after a sync; none in a store
+        that is not our cluster's."""
+        if not ledger_ids or not await self.store_is_ours():
+            return []
         absent = []
         for count, ledger_id in enumerate(ledger_ids, 1):
             if await read(self._metadata, paths.ledger(ledger_id)) is None:
                 absent.append(ledger_id)
             await _pause(count)
-        return absent
+        named = {i: None for i in await self.deleted(absent)}
+        return [ledger_id for ledger_id in absent if ledger_id not in named]
 
-    async def confirmed_absent(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those that have no record after a sync; none in a store that is not our cluster's."""
-        if not ledger_ids or not await self.store_is_ours():
-            return []
-        absent = await self.absent(ledger_ids)
-        return absent if absent and await self.store_is_ours() else []
+    async def _named(self, folder: str) -> frozenset[int]:
+        """None of a set that is damaged."""
+        try:
+            return await deleted_ledgers.named(self._metadata, folder)
+        except BadDeletedSet as damage:
+            _log.error("%s: no ledger of it is taken for deleted", damage)
+            return frozenset()
 
-    async def confirmed_elsewhere(self, ledger_ids: Sequence[int], bookie_id: str) -> list[int]:
-        """Those that are CLOSED and whose every copy is, after a sync, another bookie's. (A store
-        that knows of none as it is asked first is asked for nothing more.)"""
+    async def confirmed_elsewhere(
+        self, ledger_ids: Sequence[int], bookie_id: str
+    ) -> dict[int, LedgerRecord]:
+        """The records of those that are CLOSED and whose every copy is, after a sync, another
+        bookie's. (A store that knows of none as it is asked first is asked for nothing more.)"""
         found = await self._elsewhere(ledger_ids, bookie_id)
         if not found or not await self.store_is_ours():
-            return []
-        found = await self._elsewhere(found, bookie_id)
-        return found if found and await self.store_is_ours() else []
+            return {}
+        found = await self._elsewhere([*found], bookie_id)
+        return found if found and await self.store_is_ours() else {}
 
-    async def _elsewhere(self, ledger_ids: Sequence[int], bookie_id: str) -> list[int]:
+    async def _elsewhere(
+        self, ledger_ids: Sequence[int], bookie_id: str
+    ) -> dict[int, LedgerRecord]:
         """As far as a replica knows that may lag behind."""
-        found = []
+        found = {}
         for count, ledger_id in enumerate(ledger_ids, 1):
-            if await self._is_elsewhere(ledger_id, bookie_id):
-                found.append(ledger_id)
+            record = await self._record(ledger_id)
+            if record is not None and record.closed and not record.names(bookie_id):
+                found[ledger_id] = record
             await _pause(count)
         return found
 
@@ -89,43 +125,14 @@ class ClusterLedgers:
             return False
         return True
 
-    async def _is_elsewhere(self, ledger_id: int, bookie_id: str) -> bool:
-        """Not by a record that is not there or cannot be understood."""
+    async def _record(self, ledger_id: int) -> LedgerRecord | None:
+        """None of one that is not there or cannot be understood."""
         node = await read(self._metadata, paths.ledger(ledger_id))
         try:
-            record = None if node is None else ledger_record.decode(node.value)
+            return None if node is None else ledger_record.decode(node.value)
         except BadLedgerRecord as error:
             _log.error("ledger %d: %s", ledger_id, error)
-            return False
-        return record is not None and record.closed and not record.names(bookie_id)
-
-
-class MassRule:
-    """More than a tenth of the ledgers (and more than MASS_MIN) that would go at once go only if
-    the look after this one finds the same: a store restored or emptied by mistake says so too."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._before: dict[int, None] = {}
-
-    def allowed(self, ledger_ids: Sequence[int], known: int) -> list[int]:
-        """Those of the ledgers, out of `known`, that may go now."""
-        before, self._before = self._before, {}
-        if len(ledger_ids) <= max(MASS_MIN, known * MASS_SHARE):
-            return list(ledger_ids)
-        self._before = dict.fromkeys(ledger_ids)
-        again = [ledger_id for ledger_id in ledger_ids if ledger_id in before]
-        if again:
-            _log.info(
-                "%d of %d ledgers %s; two looks said so of %d of them: these go",
-                *(len(ledger_ids), known, self._what, len(again)),
-            )
-        if len(again) < len(ledger_ids):
-            _log.warning(
-                "%d of %d ledgers %s; waits for the next look to confirm",
-                *(len(ledger_ids) - len(again), known, self._what),
-            )
-        return again
+            return None
 
 
 async def _pause(count: int) -> None:

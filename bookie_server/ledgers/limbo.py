@@ -18,6 +18,8 @@ Always true:
   or its record names this node: a fence is asked for only after its record said so, so one that
   the tail has taken along comes back. Before the walk is over no normal add is taken of a ledger
   that was met in an earlier run before its record was read (LedgerHandles.make_sure);
+- a ledger that is known here, has no record and is not named as deleted is in limbo for that reason
+  and fenced: the store may be an older copy, and what it says is put back with the newer one;
 - limbo is cleared by ClearLimbo alone, if nothing was added to it since the comparison began
   (`revision`), and for a ledger that was deleted; damage that is found in a ledger that is "lost"
   already adds to it too: what was told before does not clear it;
@@ -39,12 +41,7 @@ from bookie_server.api.messages import ClearLimboRequest, ClearLimboResponse
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
-from bookie_server.ledgers.cluster_ledgers import (
-    READS_AT_ONCE,
-    READS_PER_S,
-    ClusterLedgers,
-    MassRule,
-)
+from bookie_server.ledgers.cluster_ledgers import READS_AT_ONCE, READS_PER_S, ClusterLedgers
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
 from bookie_server.storage.storage import LedgerStorage
@@ -93,7 +90,6 @@ class Limbo:
         self._metadata = metadata
         self._records = records
         self._check_s = check_s
-        self._mass = MassRule("are in limbo and have no record any more")
         self._listed: dict[int, str] | None = None  # as the store has it; None: not looked yet
         self._told: dict[int, None] = {}  # in this run, since damage was found last
         self._wake = asyncio.Event()
@@ -148,8 +144,10 @@ class Limbo:
         """Put the ledgers concerned in limbo, durably, and take EVERY_LEDGER out of it."""
         judged: list[tuple[int, LimboReason, bool]] = []
         count = concerned = lost = 0
+        unlisted = dict.fromkeys(self._ledgers.alive())
         async for ledger_id in ledger_ids(self._metadata):
             count += 1
+            unlisted.pop(ledger_id, None)
             limbo, fence = await self._judge(ledger_id, every.limbo)
             concerned += bool(limbo)
             lost += limbo == LimboReason.LOST
@@ -158,6 +156,9 @@ class Limbo:
                 await self._ledgers.doubt(judged)
                 judged = []
                 await asyncio.sleep(READS_AT_ONCE / READS_PER_S)
+        unrecorded = await self._records.unrecorded(list(unlisted))
+        judged += [(ledger_id, every.limbo, True) for ledger_id in unrecorded]
+        concerned += len(unrecorded)
         await self._ledgers.doubt(judged)
         if await self._records.store_is_ours() and self._ledgers.every() is every:
             await self._ledgers.clear_limbo(EVERY_LEDGER)
@@ -214,10 +215,8 @@ class Limbo:
     # -- the list ------------------------------------------------------------------------------
 
     async def _forget_deleted(self) -> None:
-        """A ledger without a record has no owner: nothing of it is to be repaired."""
-        listed = self._ledgers.in_limbo()
-        absent = await self._records.confirmed_absent(list(listed))
-        for ledger_id in self._mass.allowed(absent, len(listed)):
+        """Of a ledger that was deleted nothing is to be repaired."""
+        for ledger_id in await self._records.confirmed_deleted(list(self._ledgers.in_limbo())):
             await self._ledgers.bury([ledger_id])
             await self._ledgers.clear_limbo(ledger_id)
 

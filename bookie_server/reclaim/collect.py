@@ -2,23 +2,24 @@
 and which entry logs go because of it.
 
 Always true of the sweeps that bury what was deleted:
-- a ledger is buried only if the metadata store, after a sync, has no record of it for the second
-  time, while it holds the cluster (id and epoch) that this node serves: an error, a time-out, an
-  empty store or another cluster's buries nothing;
-- more than a tenth of the ledgers (and more than MASS_MIN) that vanish together are buried only if
-  the next sweep finds them gone too: a store restored or emptied by mistake says the same;
+- a ledger is buried only if the set of deleted ledgers names it and it has no record, twice, the
+  second time after a sync, while the store holds the cluster (id and epoch) that this node serves:
+  an error, a time-out, an empty store, another cluster's or an older copy of ours buries nothing,
+  and neither does a record that was lost;
 - a burial is durable, as a fence is, and refuses normal adds from the moment it is decided;
   recovery's adds are taken, and no entry is removed by it.
 
 Always true of collection:
-- entries go only of a ledger that was buried durably and that the metadata store,
-  after one more sync, still has no record of; or of one that is CLOSED and has had no copy on this
-  bookie for two looks, between which nothing of it came here and nobody compared what is here, as
-  repair does before the record names the bookie; or what a directory holds of ledgers that are not
-  its own (`drop_strays`);
+- entries go only of a ledger that was buried durably and that the metadata store, after one more
+  sync, still names as deleted, without a record; or of one that is CLOSED and has had no copy on
+  this bookie for two looks, between which nothing of it came here and nobody compared what is here,
+  as repair does before the record names the bookie, and of which every bookie in the record
+  responds that it has its copies (ledgers/peers.py); or what a directory holds of ledgers that are
+  not its own (`drop_strays`);
 - the store held the cluster (id and epoch) this node serves before and after each look; an error,
-  a time-out or a record that cannot be understood means keep; more than a tenth of the ledgers
-  (and more than MASS_MIN) go only if the next pass finds the same;
+  a time-out or a record that cannot be understood means keep;
+- more than a tenth of the ledgers of a directory (and more than MASS_MIN) that would go as strays
+  go only if the next pass finds the same;
 - entries leave the index first, durably, and an add of them waits meanwhile; a log goes when
   the index points to nothing in it;
 - a ledger is forgotten (state and handle) only when nothing of it is in cache and index and two
@@ -40,7 +41,8 @@ from typing import NamedTuple
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.lanes import Pace
-from bookie_server.ledgers.cluster_ledgers import ClusterLedgers, MassRule
+from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
+from bookie_server.ledgers.peers import Peers
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState
 from bookie_server.logs.scan import LogMap, read_map, scan_for_map, write_map_file
@@ -49,6 +51,7 @@ from bookie_server.storage.storage import LedgerStorage
 
 FLUSHES_BEFORE_FORGETTING = 2
 _DEAD_KEPT_MIN = 10_000
+MASS_MIN, MASS_SHARE = 10, 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -58,18 +61,14 @@ class Tombstones:
     def __init__(self, ledgers: LedgerHandles, records: ClusterLedgers) -> None:
         self._ledgers = ledgers
         self._records = records
-        self._mass = MassRule("have no record any more")
 
     async def sweep(self) -> list[int]:
         """Bury what was deleted; returns which. Raises StoreError, BadClusterRecord: then nothing
         was buried. Raises JournalFailed."""
         if not await self._records.is_known():
             return []
-        known = self._ledgers.alive()
-        absent = await self._records.absent(known) if known else []
-        if absent:
-            absent = await self._records.confirmed_absent(absent)
-        buried = self._mass.allowed(absent, len(known))
+        deleted = await self._records.deleted(self._ledgers.alive())
+        buried = await self._records.confirmed_deleted(deleted)
         if buried:
             _log.info("%d ledgers were deleted, the first is %d", len(buried), buried[0])
             await self._ledgers.bury(buried)
@@ -215,6 +214,34 @@ class _Surplus(NamedTuple):
     adds: int
 
 
+class MassRule:
+    """More than a tenth of the ledgers (and more than MASS_MIN) that would go at once go only if
+    the look after this one finds the same: a mistake of ours in the states would look so too."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._before: dict[int, None] = {}
+
+    def allowed(self, ledger_ids: Sequence[int], known: int) -> list[int]:
+        """Those of the ledgers, out of `known`, that may go now."""
+        before, self._before = self._before, {}
+        if len(ledger_ids) <= max(MASS_MIN, known * MASS_SHARE):
+            return list(ledger_ids)
+        self._before = dict.fromkeys(ledger_ids)
+        again = [ledger_id for ledger_id in ledger_ids if ledger_id in before]
+        if again:
+            _log.info(
+                "%d of %d ledgers %s; two looks said so of %d of them: these go",
+                *(len(ledger_ids), known, self._what, len(again)),
+            )
+        if len(again) < len(ledger_ids):
+            _log.warning(
+                "%d of %d ledgers %s; waits for the next look to confirm",
+                *(len(ledger_ids) - len(again), known, self._what),
+            )
+        return again
+
+
 class GarbageCollector:
     """The collection of one node. One pass at a time."""
 
@@ -224,13 +251,13 @@ class GarbageCollector:
         handles: LedgerHandles,
         records: ClusterLedgers,
         bookie_id: str,
+        peers: Peers,
     ) -> None:
         self._storage = storage
         self._handles = handles
         self._records = records
+        self._peers = peers
         self._bookie_id = bookie_id
-        self._deleted_mass = MassRule("were deleted and hold entries here")
-        self._surplus_mass = MassRule("are kept by other bookies only")
         self._stray_mass: dict[str, MassRule] = {}  # by directory
         self._surplus: dict[int, _Surplus] = {}
         self._dropped: dict[int, int] = {}  # surplus ledgers until they are forgotten, and `adds`
@@ -276,18 +303,19 @@ class GarbageCollector:
         stored = [i for i in deleted if await self._stored(i, directories)]
         for ledger_id in stored:  # something came since the last pass: its time begins anew
             self._idle.pop(ledger_id, None)
-        absent = await self._records.confirmed_absent(stored)
-        dropped = self._deleted_mass.allowed(absent, len(states))
+        dropped = await self._records.confirmed_deleted(stored)
         await self._drop(dropped, directories)
         await self._forget([*deleted, *self._dropped], directories)
         return dropped
 
     async def drop_surplus(self, directories: Sequence[StoreLogs]) -> list[int]:
-        """Drop the entries of ledgers that were found surplus by the look before this one too;
-        returns which. Raises StoreError, BadClusterRecord: then nothing was dropped."""
+        """Drop the entries of ledgers that were found surplus by the look before this one too, and
+        of which each bookie in the record has its copies; returns which. Raises StoreError,
+        BadClusterRecord: then nothing was dropped."""
         found: dict[int, _Surplus] = {}
         alive = [i for i in self._handles.alive() if self._can_be_surplus(i)]
-        for ledger_id in await self._records.confirmed_elsewhere(alive, self._bookie_id):
+        records = await self._records.confirmed_elsewhere(alive, self._bookie_id)
+        for ledger_id in records:
             state = self._storage.state(ledger_id)
             if state is not None and self._can_be_surplus(ledger_id):
                 adds = self._handles.adds(ledger_id)
@@ -295,7 +323,7 @@ class GarbageCollector:
                 found[ledger_id] = _Surplus(state, last, adds)
         again = [i for i, now in found.items() if self._surplus.get(i) == now]
         self._surplus = found
-        dropped = self._surplus_mass.allowed(again, len(alive))
+        dropped = [i for i in again if await self._peers.have_all(records[i])]
         self._dropped.update((ledger_id, found[ledger_id].adds) for ledger_id in dropped)
         touched = await self._drop(dropped, directories, lambda i: self._is_still(i, found[i]))
         for ledger_id in touched:

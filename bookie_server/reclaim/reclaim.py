@@ -21,6 +21,7 @@ from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
+from bookie_server.ledgers.peers import Peers
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.scan import LogMap
 from bookie_server.reclaim.collect import GarbageCollector, StoreLogs, Tombstones
@@ -37,10 +38,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Facts:
-    """What reclaim did in this run. `live_share` is of all sealed logs, as of the last pass."""
+    """What reclaim did in this run. `live_share` is of all sealed logs, as of the last pass;
+    `unrecorded` are ledgers that are kept without a record."""
 
     passes: int = 0
     ledgers: int = 0
+    unrecorded: int = 0
     logs_removed: int = 0
     logs_compacted: int = 0
     freed_bytes: int = 0
@@ -67,13 +70,15 @@ class Reclaim:
         config: StorageConfig,
         bookie_id: str,
         cluster_id: str,
+        peers: Peers,
     ) -> None:
         self._storage = storage
+        self._ledgers = ledgers
         self._config = config
         self._cluster_id = cluster_id
-        records = ClusterLedgers(metadata, cluster_id)
-        self._tombstones = Tombstones(ledgers, records)
-        self._collector = GarbageCollector(storage, ledgers, records, bookie_id)
+        self._records = ClusterLedgers(metadata, cluster_id)
+        self._tombstones = Tombstones(ledgers, self._records)
+        self._collector = GarbageCollector(storage, ledgers, self._records, bookie_id, peers)
         self._pace = Pace(config.compaction_bytes_per_s)
         self._directories: dict[str, _Directory] = {}
         self.scrub = Scrub(lambda: storage.stores, storage.quarantine, config)
@@ -90,7 +95,8 @@ class Reclaim:
             return ""
         return (
             f"{facts.passes} passes: {facts.freed_bytes} bytes freed by {facts.logs_removed} logs"
-            f" removed and {facts.logs_compacted} compacted, {facts.ledgers} ledgers dropped;"
+            f" removed and {facts.logs_compacted} compacted, {facts.ledgers} ledgers dropped,"
+            f" {facts.unrecorded} kept without a record;"
             f" {facts.sealed_logs} sealed logs, {facts.live_share:.0%} of their bytes live;"
             f" {facts.failures} failures; scrub: {self.scrub.passes} passes,"
             f" {self.scrub.bad_entries} bad entries"
@@ -121,6 +127,7 @@ class Reclaim:
             dropped = await self._asking(collector.drop_deleted(directories)) or []
             if surplus:
                 dropped += await self._asking(collector.drop_surplus(directories)) or []
+                await self._asking(self._count_unrecorded())
             self.facts.ledgers += len(dropped)
         if surplus:
             for logs in [d.logs for d in self._living()]:
@@ -143,6 +150,17 @@ class Reclaim:
         except (StoreError, BadClusterRecord, DiskFailed, JournalFailed) as failure:
             _log.warning("looking for deleted ledgers was given up for now: %r", failure)
             return None
+
+    async def _count_unrecorded(self) -> None:
+        """Ledgers that are kept though the store has no record of them: it may be an older copy."""
+        unrecorded = await self._records.unrecorded(self._ledgers.alive())
+        if len(unrecorded) > self.facts.unrecorded:
+            _log.warning(
+                "%d ledgers have no record in the metadata store and are not named as deleted, the"
+                " first is %d: they are kept (spark-ledger ledger unrecorded)",
+                *(len(unrecorded), unrecorded[0]),
+            )
+        self.facts.unrecorded = len(unrecorded)
 
     # -- compaction --
 

@@ -35,7 +35,13 @@ from bookie_server.api.frames import (
     pack_head,
     unpack_head,
 )
-from bookie_server.api.messages import InfoRequest, InfoResponse
+from bookie_server.api.messages import (
+    InfoRequest,
+    InfoResponse,
+    Response,
+    StoredRequest,
+    StoredResponse,
+)
 from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import DiskFailed
 from spark_ledger import net
@@ -261,29 +267,45 @@ def registered(record: bytes) -> tuple[str, str]:
 
 async def who_is(frames: str) -> str:
     """See WhoIs: one Info call on a connection of its own; RESPONSE_S at most."""
+    response = await _responded(frames, "Info", InfoRequest())
+    return response.bookie_id if isinstance(response, InfoResponse) else ""
+
+
+async def stored_at(store: MetadataStore, request: StoredRequest) -> StoredResponse | None:
+    """What the bookie that the request names responds; None: it is not registered, or gives no
+    response. Raises StoreError."""
+    for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+        found = await read(store, f"{folder}/{request.bookie_id}")
+        frames = "" if found is None else registered(found.value)[1]
+        if frames:
+            response = await _responded(frames, "Stored", request)
+            return response if isinstance(response, StoredResponse) else None
+    return None
+
+
+async def _responded(
+    frames: str, method: str, request: InfoRequest | StoredRequest
+) -> Response | None:
+    """None: nothing there responds as a bookie does."""
     try:
         async with asyncio.timeout(RESPONSE_S):
-            return (await _info(frames)).bookie_id
+            return await _call(frames, method, request)
     except (OSError, EOFError, BadFrame, codec.BadMessage, ValueError):
-        return ""  # nothing that responds as a bookie does
+        return None
 
 
-async def _info(frames: str) -> InfoResponse:
+async def _call(frames: str, method: str, request: InfoRequest | StoredRequest) -> Response:
     host, port = net.split(frames)
-    request = codec.encode(InfoRequest())
+    body = codec.encode(request)
     reader, writer = await asyncio.open_connection(host, port)
     try:
         await _head(reader, FrameKind.HELLO)
-        method = METHOD_NUMBERS["Info"]
-        writer.write(
-            pack_head(FrameKind.CALL, call=1, length=len(request), method=method) + request
-        )
-        body = await reader.readexactly((await _head(reader, FrameKind.ANSWER)).length)
+        number = METHOD_NUMBERS[method]
+        writer.write(pack_head(FrameKind.CALL, call=1, length=len(body), method=number) + body)
+        answer = await reader.readexactly((await _head(reader, FrameKind.ANSWER)).length)
     finally:
         writer.close()
-    response = codec.decode_response("Info", body)
-    assert isinstance(response, InfoResponse)
-    return response
+    return codec.decode_response(method, answer)
 
 
 async def _head(reader: asyncio.StreamReader, kind: FrameKind) -> Head:

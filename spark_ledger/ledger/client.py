@@ -33,7 +33,7 @@ from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, derive, verifiers
-from spark_ledger.metadata.store import MetadataStore, StoreError
+from spark_ledger.metadata.store import MetadataStore, Operation, StoreError
 
 __all__ = ["LedgerStore", "VersionedRecord"]
 
@@ -216,13 +216,14 @@ class LedgerStore:
         with self._while_open():
             return await self.cluster.records.read(ledger_id, fresh=fresh)
 
-    async def delete(self, ledger_id: int) -> None:
-        """Delete a CLOSED ledger; one that is gone already is success.
+    async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
+        """Delete a CLOSED ledger; one that is gone already is success. False: a condition of
+        `only_if`, which is judged in the same multi, does not hold.
 
         Raises LedgerNotClosed, Unavailable.
         """
         with self._while_open():
-            await self.cluster.records.delete(ledger_id)
+            return await self.cluster.records.delete(ledger_id, only_if)
 
     async def list(self) -> AsyncIterator[int]:
         """Ids of all ledgers, ascending. Raises Unavailable."""

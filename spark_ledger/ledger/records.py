@@ -24,8 +24,10 @@ from spark_ledger.errors import (
     Unavailable,
     UnsupportedFormat,
 )
+from spark_ledger.ledger.deletions import ConditionFailed, Deletions
 from spark_ledger.ledger.transitions import Done, Move, Refused
 from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.hold import FIRST_ID, decode_counter, encode_counter
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from spark_ledger.metadata.store import (
@@ -38,6 +40,7 @@ from spark_ledger.metadata.store import (
     MultiFailed,
     NodeExists,
     NoNode,
+    Operation,
     OutcomeUnknown,
     Set,
     StoreError,
@@ -85,6 +88,7 @@ class LedgerRecords:
         self.metadata = metadata
         self._waiting: deque[_Waiting] = deque()
         self._writing: asyncio.Task[None] | None = None
+        self._deletions = Deletions(metadata)
 
     async def read(
         self, ledger_id: int, *, fresh: bool = False, watch: Watcher | None = None
@@ -260,11 +264,12 @@ class LedgerRecords:
             else:
                 future.set_result(outcome)
 
-    async def delete(self, ledger_id: int) -> None:
-        """Remove the record of a CLOSED ledger; one that is gone already is success.
+    async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
+        """Remove the record of a CLOSED ledger and name the ledger as deleted, in one multi in
+        which `only_if` holds; one that is gone already is success. False: `only_if` does not hold.
 
-        Raises LedgerNotClosed; OutcomeUnresolved when it may be gone, Unavailable
-        when it certainly is not.
+        Raises LedgerNotClosed, UnsupportedFormat (the set of deleted ledgers is damaged);
+        OutcomeUnresolved when it may be gone, Unavailable when it certainly is not.
         """
         unknown = False
         while True:
@@ -275,14 +280,18 @@ class LedgerRecords:
                     raise LedgerNotClosed(
                         f"ledger {ledger_id} is {state}, not CLOSED", ledger_id=ledger_id
                     )
-                await self.metadata.delete(paths.ledger(ledger_id), known.version)
-                return
+                await self._deletions.remove(ledger_id, known.version, only_if)
+                return True
             except (NoSuchLedger, NoNode):
-                return
+                return True
+            except ConditionFailed:
+                return False
             except BadVersion:
                 continue
             except OutcomeUnknown:
                 unknown = True
+            except BadDeletedSet as damage:
+                raise UnsupportedFormat(f"ledger {ledger_id} cannot be deleted: {damage}") from None
             except StoreError as failure:
                 what = f"ledger {ledger_id} cannot be deleted"
                 raise _unavailable(what, failure, unknown) from failure

@@ -40,6 +40,16 @@ def ledger(ledger_id: int) -> str:
     return f"{LEDGERS}/{_cut(ledger_id)}"
 
 
+def ledger_folder(ledger_id: int) -> str:
+    """The folder of the record; its value names those of its ledgers that were deleted."""
+    return ledger(ledger_id).rpartition("/")[0]
+
+
+def first_in_folder(folder: str) -> int:
+    """The lowest ledger id whose record belongs in it."""
+    return int(folder.removeprefix(LEDGERS).replace("/", "") + "0" * digits_below(15))
+
+
 def underreplicated(ledger_id: int) -> str:
     """What says that copies of the ledger are missing. Raises ValueError as `ledger` does."""
     return f"{UNDERREPLICATED}/{_cut(ledger_id)}"

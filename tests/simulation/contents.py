@@ -11,11 +11,11 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import BadEntry, EntryHeader, unpack_header
 from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
-from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata import deleted_ledgers, ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.network import Exchange
-from tests.simulation.store import Change
+from tests.simulation.store import Change, Commit
 
 LEDGERS = paths.LEDGERS + "/"
 REPAIR_TOKEN = b"of repair"
@@ -74,6 +74,27 @@ def statuses(response: m.Response) -> list[Status]:
     return [response.status]
 
 
+_RECORD_LENGTH = len(paths.ledger(0))
+
+
+def is_record(path: str) -> bool:
+    """Whether a node below LEDGERS is a ledger's record; else it is a folder of them."""
+    return len(path) == _RECORD_LENGTH
+
+
+def named_deleted(change: Change) -> tuple[frozenset[int], frozenset[int]]:
+    """The ledgers that the folder names as deleted, before the change and after it."""
+    before, after = (b"" if node is None else node.value for node in (change.before, change.after))
+    return deleted_ledgers.decode(before, change.path), deleted_ledgers.decode(after, change.path)
+
+
+def named_in(commit: Commit) -> frozenset[int]:
+    """The ledgers that folders name as deleted which the write changed."""
+    folders = [one for one in commit.changes if one.path.startswith(LEDGERS)]
+    named = [named_deleted(one)[1] for one in folders if not is_record(one.path)]
+    return frozenset().union(*named)
+
+
 def record(node: Any) -> LedgerRecord | None:
     return decoded_record(node.value) if node is not None and node.value else None
 
@@ -93,7 +114,8 @@ def changed(change: Change) -> str:
     version = change.after.version
     crc = zlib.crc32(change.after.value)
     told = f"{'+' if change.before is None else ''}{change.path} v{version} {crc:08x}"
-    found = record(change.after) if change.path.startswith(LEDGERS) else None
+    is_ledger = change.path.startswith(LEDGERS) and is_record(change.path)
+    found = record(change.after) if is_ledger else None
     if found is not None:
         last = found.last_fragment
         told += f" {found.state.value} end {found.last_entry} from {last.first_entry}"

@@ -11,9 +11,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import NoNode, Versioned, Watcher
 from tests.simulation.decay import rot
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import ANY
+from tests.simulation.store import SimSession
 from tests.simulation.world import BookieNode, Client
 
 if TYPE_CHECKING:
@@ -372,6 +375,37 @@ def slow_store(chaos: "Chaos", rng: random.Random) -> str:
     faults = chaos.world.store.faults
     faults.delay_s = (0.0002, rng.choice((0.03, 0.2, 0.6)))
     return f"up to {faults.delay_s[1]} s each way"
+
+
+@event("older store")
+def older_store(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie finds no record of some ledgers that it knows, as in an older copy of the store,
+    until the newer one is put back: a few sweeps later."""
+    node, share, seconds = _choice(rng, chaos.running()), rng.random(), rng.uniform(4, 25)
+    if node is None or node.bookie is None:
+        return ""
+    known = node.bookie.ledgers.alive()
+    hidden = {paths.ledger(i): None for i in known if rng.random() < share}
+    _hide(node.session, hidden)
+    count = len(hidden)
+    chaos.after(seconds, hidden.clear)
+    return f"{node.address} lacks {count} records for {seconds:.1f} s" if count else ""
+
+
+def _hide(session: SimSession, hidden: dict[str, None]) -> None:
+    """The session does not find these nodes, as long as they are in it."""
+    plain_get, plain_children = session.get, session.children
+
+    async def get(path: str, watch: Watcher | None = None) -> Versioned:
+        if path in hidden:
+            raise NoNode(path)
+        return await plain_get(path, watch)
+
+    async def children(path: str, watch: Watcher | None = None) -> list[str]:
+        names = await plain_children(path, watch)
+        return [name for name in names if f"{path}/{name}" not in hidden]
+
+    session.get, session.children = get, children  # type: ignore[method-assign]
 
 
 @event("suspension")

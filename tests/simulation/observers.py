@@ -29,11 +29,7 @@ from tests.kit.handling import handle_bytes
 from tests.simulation import contents, invariants
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost, is_named
 from tests.simulation.invariants import Violation
-from tests.simulation.invariants.repair import (
-    Swap,
-    is_of_repair,
-    swaps_of,
-)
+from tests.simulation.invariants.repair import Swap, is_of_repair, swaps_of
 from tests.simulation.loop import current, current_process
 from tests.simulation.network import Exchange
 from tests.simulation.sometimes import Situations
@@ -384,7 +380,7 @@ class Observers:
         self.trace.note("store", f"{commit.zxid} by {commit.session or 'itself'}: {told}")
         for change in commit.changes:
             if change.path.startswith(contents.LEDGERS):
-                self._ledger_changed(change, commit.session)
+                self._ledger_changed(change, commit)
             elif change.path.startswith(_AVAILABLE):
                 bookie_id = change.path.removeprefix(_AVAILABLE)
                 self.situations.registered(bookie_id, change.after is not None)
@@ -404,11 +400,13 @@ class Observers:
                 self.ghost.registered_s.pop(bookie_id, None)
 
     @kept
-    def _ledger_changed(self, change: Change, author: str) -> None:
+    def _ledger_changed(self, change: Change, commit: Commit) -> None:
+        if not contents.is_record(change.path):
+            named = contents.named_deleted(change)
+            invariants.what_is_named_as_deleted_stays_named(self.ghost, *named)
+            return
         before, after = contents.record(change.before), contents.record(change.after)
-        if before is None and after is None:
-            return  # a node between the root and a record
-        ghost = self.ghost
+        author, ghost = commit.session, self.ghost
         ledger = ghost.ledgers.get((before or after).ledger_id)  # type: ignore[union-attr]
         known = ledger  # None: it is made now
         if ledger is None:
@@ -428,6 +426,9 @@ class Observers:
         invariants.every_move_is_a_row_of_the_table(ghost, known, before, after, author)
         if after is not None:
             invariants.members_are_where_they_may_be(ghost, after)
+        else:
+            named = contents.named_in(commit)
+            invariants.who_deletes_a_record_names_the_ledger(ghost, ledger, named)
         if before is None or after is None:
             return
         if after.state is LedgerState.IN_RECOVERY and author.startswith("healer"):

@@ -299,6 +299,16 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (x, 0, told("b", "c")),
     ),
     (
+        *("38", I.who_deletes_a_record_names_the_ledger),
+        lambda g, x: (x, frozenset((x.ledger_id, 2))),
+        lambda g, x: (x, frozenset((2,))),
+    ),
+    (
+        *("38", I.what_is_named_as_deleted_stays_named),
+        lambda g, x: (frozenset((2,)), frozenset((1, 2))),
+        lambda g, x: (frozenset((2,)), frozenset((1,))),
+    ),
+    (
         *("21", I.crashed_recoveries_change_nothing),
         lambda g, x: (at(x, closed(2)), 2, READ),
         lambda g, x: (at(x, closed(2)), 2, HALF),

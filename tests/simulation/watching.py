@@ -5,7 +5,7 @@ Always true: what is watched behaves as if it were not; it tells the observers a
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -14,7 +14,7 @@ from bookie_server.api.messages import Add, AddResult, ReadRequest, ReadResponse
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import OutcomeUnknown
+from spark_ledger.metadata.store import Operation, OutcomeUnknown
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import current_process
 from tests.simulation.observers import Observers
@@ -60,11 +60,12 @@ class WatchedLedgerStore(LedgerStore):
         finally:
             situations.recovery_ends(ledger_id, self.client, failed, killed)
 
-    async def delete(self, ledger_id: int) -> None:
-        await super().delete(ledger_id)
+    async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
+        gone = await super().delete(ledger_id, only_if)
         ledger = self.observers.ghost.ledgers.get(ledger_id)
-        if ledger is not None:
+        if gone and ledger is not None:
             ledger.delete_returned()
+        return gone
 
 
 def watch_writer(writer: Any, observers: Observers) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from bookie_server.bookie import Bookie
@@ -265,6 +266,9 @@ class BookieNode:
         self.bookie = await Bookie.start(
             *(self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID),
             repair_credential=CREDENTIAL.encode(),
+            ask=partial(
+                *(registering.stored_at, self.session, self.world.network.client(self.address))
+            ),
         )
         self.direct_log_watch.watch(self.bookie.storage)
         self._watch_quarantine(self.bookie.storage)

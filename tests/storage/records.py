@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata import cluster, deleted_ledgers, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import (
     ANY_VERSION,
@@ -52,6 +52,9 @@ class Records:
         self._write().create(paths.ledger(ledger_id), ledger_record.encode(record))
 
     def drop_ledger(self, ledger_id: int) -> None:
+        folder = paths.ledger_folder(ledger_id)
+        named = deleted_ledgers.decode(self._tree.get(folder).value, folder)
+        self._write().set(folder, deleted_ledgers.encode({*named, ledger_id}), ANY_VERSION)
         self._write().delete(paths.ledger(ledger_id), ANY_VERSION)
 
     def change_ledger(self, ledger_id: int, **changes: Any) -> None:

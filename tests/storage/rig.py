@@ -19,6 +19,7 @@ from bookie_server.logs.index import LedgerState, Location
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
 from tests.kit.handling import reclaim_once
+from tests.kit.peers import has_everything
 from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
@@ -186,7 +187,8 @@ class Rig:
         journals = [JournalDirectory(*each, each[0]) for each in self._named(self.journal_disks)]
         directories = Directories(journals, ledgers, failed)
         return await Bookie.start(
-            BOOKIE_ID, directories, self.records, self.shape.config, CLUSTER_ID
+            *(BOOKIE_ID, directories, self.records, self.shape.config, CLUSTER_ID),
+            ask=has_everything,
         )
 
     def _named(self, disks: Sequence[SimDisk]) -> Iterator[tuple[str, SimDisk]]:

@@ -29,24 +29,21 @@ from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     Check,
     Create,
     Delete,
     MetadataStore,
-    MultiFailed,
     NoNode,
     NotEmpty,
     Operation,
     OutcomeUnknown,
     SessionState,
-    StoreUnavailable,
 )
 from spark_ledger.metadata.store_calls import (
     LONG_AGO_MS,
-    TRIES_MAX,
     each,
     names_in,
     reachable,
@@ -338,9 +335,9 @@ class Janitor:
             one = a_pass.ledgers[ledger_id]
             topic = topics[one.topic]
             if a_pass.intents[one.intent].open and topic.deleted_ms is None:
-                return await remove_unpublished(self.store, ledger_id, topic.id, topic.checkpoint)
-            await self._ledgers.delete(ledger_id)
-            return True
+                path = paths.topic_checkpoint(topic.id)
+                return await self._ledgers.delete(ledger_id, _unchanged(path, topic.checkpoint))
+            return await self._ledgers.delete(ledger_id)
 
         outcomes = await each(gone, going, DELETING_AT_ONCE)
         went = [ledger for ledger, is_gone in zip(going, outcomes, strict=True) if is_gone]
@@ -413,29 +410,6 @@ class _Pass:
         return [
             replace(one, closed=True) for one in ordered if one.closed or one.id in self.assumed
         ]
-
-
-async def remove_unpublished(
-    store: MetadataStore, ledger_id: int, topic_id: str, checkpoint: int | None
-) -> bool:
-    """Remove the record of a CLOSED ledger if the topic's checkpoint node still has that version
-    (None: there is still none); whether it is gone. Raises store.StoreUnavailable."""
-    path = paths.ledger(ledger_id)
-    for _ in range(TRIES_MAX):
-        node = await read(store, path)
-        if node is None:
-            return True
-        if not ledger_record.decode(node.value).closed:
-            return False
-        delete = Delete(path, node.version)
-        try:
-            await store.multi([*_unchanged(paths.topic_checkpoint(topic_id), checkpoint), delete])
-            return True
-        except MultiFailed:
-            return False
-        except OutcomeUnknown:
-            await store.sync(path)
-    raise StoreUnavailable(f"{TRIES_MAX} answers were lost while ledger {ledger_id} was removed")
 
 
 def _unchanged(path: str, version: int | None) -> list[Operation]:

@@ -89,6 +89,8 @@ from tests.simulation.invariants.records import (
     overload_changes_no_ensemble,
     the_closed_tail_is_on_an_ack_quorum,
     the_length_is_the_sum_of_the_payloads,
+    what_is_named_as_deleted_stays_named,
+    who_deletes_a_record_names_the_ledger,
 )
 from tests.simulation.invariants.repair import (
     a_bookie_is_lost_after_the_whole_delay,
@@ -225,6 +227,8 @@ __all__ = [
     "every_committer_ends",
     "every_ledger_can_be_closed",
     "every_move_is_a_row_of_the_table",
+    "what_is_named_as_deleted_stays_named",
+    "who_deletes_a_record_names_the_ledger",
     "every_row_read_was_committed",
     "everything_under_way_ends",
     "fragments_rise_within_what_is_confirmed",

@@ -11,6 +11,25 @@ from tests.simulation.invariants.judge import invariant, require, write_set
 from tests.simulation.invariants.repair import is_of_repair, judge_move
 
 
+@invariant("38")
+def who_deletes_a_record_names_the_ledger(
+    ghost: Ghost, ledger: LedgerGhost, named: frozenset[int]
+) -> None:
+    """A ledger's record goes only in a write that names the ledger as deleted (`named`: what it
+    names of the folder)."""
+    what = f"the record of ledger {ledger.ledger_id} went, and the ledger is not named as deleted"
+    require(ledger.ledger_id in named, "38", what)
+
+
+@invariant("38")
+def what_is_named_as_deleted_stays_named(
+    ghost: Ghost, before: frozenset[int], after: frozenset[int]
+) -> None:
+    """The set of deleted ledgers only grows."""
+    gone = sorted(before - after)
+    require(not gone, "38", f"ledgers {gone[:5]} were named as deleted, and are named no more")
+
+
 @invariant("3")
 def closed_never_changes(ghost: Ghost, before: LedgerRecord, after: LedgerRecord) -> None:
     """After CLOSED: state, last entry, length, rows and fragments' first ids never change."""

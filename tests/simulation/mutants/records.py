@@ -1,5 +1,6 @@
 """Bugs of the record in the metadata store: unknown outcomes, guards, deletion."""
 
+from contextlib import suppress
 from typing import Any
 
 from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
@@ -67,11 +68,10 @@ def repeats_blindly(move: Any) -> Any:
 
 
 def deletes_what_is_open(delete: Any) -> Any:
-    async def whatever(self: Any, ledger_id: int) -> None:
-        try:
+    async def whatever(self: Any, ledger_id: int, only_if: Any = ()) -> bool:
+        with suppress(NoNode, OutcomeUnknown):
             await self.metadata.delete(paths.ledger(ledger_id))
-        except (NoNode, OutcomeUnknown):
-            return
+        return True
 
     return whatever
 

@@ -9,6 +9,7 @@ from bookie_server.logs.scan import locations_in
 from bookie_server.reclaim import compact as compactor
 from bookie_server.storage import storage as ledger_storage
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.deleted_ledgers import IDS_PER_FOLDER
 from spark_ledger.metadata.store import StoreError
 from tests.simulation.mutants.mutant import Mutant
 
@@ -36,6 +37,7 @@ RECLAIMED = {
     "entries": (15, 40),
 }
 UNREADABLE = {**RECLAIMED, "faults": ("kill", "suspension", "stall")}
+OLDER = {**RECLAIMED, "faults": ("kill", "older store")}
 
 
 def marks_as_one(move: Any) -> Any:
@@ -90,11 +92,11 @@ def doubts_before_the_index_turned(finish: Any) -> Any:
     return finished
 
 
-def error_taken_for_absence(init: Any) -> Any:
-    """A record that cannot be read is a ledger that is gone; nobody looks twice."""
+def error_taken_for_a_deletion(init: Any) -> Any:
+    """A record that cannot be read is a ledger that was deleted; nobody looks twice."""
 
     def made(self: Any, metadata: Any, cluster_id: str) -> None:
-        async def absent(ledger_ids: Any) -> list[int]:
+        async def deleted(ledger_ids: Any) -> list[int]:
             gone = []
             for ledger_id in ledger_ids:
                 try:
@@ -110,9 +112,19 @@ def error_taken_for_absence(init: Any) -> Any:
             return True
 
         init(self, metadata, cluster_id)
-        self.absent, self.confirmed_absent, self.is_known = absent, the_same, known
+        self.deleted, self.confirmed_deleted, self.is_known = deleted, the_same, known
 
     return made
+
+
+def absence_taken_for_a_deletion(named: Any) -> Any:
+    """A ledger without a record was deleted, whatever was named."""
+
+    async def every(self: Any, folder: str) -> Any:
+        first = paths.first_in_folder(folder)
+        return range(first, first + IDS_PER_FOLDER)
+
+    return every
 
 
 S = ledger_storage.LedgerStorage
@@ -147,7 +159,11 @@ MUTANTS = (
         "BK#870",
         cluster_ledgers.ClusterLedgers,
         "__init__",
-        error_taken_for_absence,
+        error_taken_for_a_deletion,
         UNREADABLE,
+    ),
+    Mutant(
+        *("absence taken for a deletion", "C9", cluster_ledgers.ClusterLedgers, "_named"),
+        *(absence_taken_for_a_deletion, OLDER),
     ),
 )

@@ -16,7 +16,9 @@ from bookie_server.storage.directories import Directories, JournalDirectory, Led
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, verifiers
+from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import handle_bytes
+from tests.kit.peers import has_everything
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.store import SimSession, SimStore
@@ -81,6 +83,7 @@ class Node:
         self.bookie = await Bookie.start(
             *(ID, directories, self.session),
             *(self.config, self.cluster_id, self.repair_credential),
+            ask=has_everything,
         )
         return self
 
@@ -173,6 +176,4 @@ class Node:
 
 
 async def delete(node, *ledger_ids):
-    session = node.store.session("deleter")
-    for ledger_id in ledger_ids:
-        await session.delete(paths.ledger(ledger_id))
+    await delete_ledgers(node.store.session("deleter"), *ledger_ids)

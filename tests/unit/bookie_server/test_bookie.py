@@ -7,8 +7,8 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status, StopReason
 from bookie_server.disk.interface import DiskFailed
-from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import derive
+from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import handle_bytes
 from tests.kit.settings import with_settings
 from tests.simulation.loop import current, run
@@ -302,7 +302,7 @@ def test_what_the_metadata_store_cannot_say_is_unknown():
 
 def test_a_deleted_ledger_takes_no_adds():
     async def test(node):
-        await node.store.session("client").delete(paths.ledger(2))
+        await delete_ledgers(node.store.session("client"), 2)
         assert await node.add(entry(2, 0)) == [Status.LEDGER_DELETED]
         assert await node.fence(2) is Status.LEDGER_DELETED
 

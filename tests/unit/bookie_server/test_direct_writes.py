@@ -11,6 +11,7 @@ from bookie_server.journal.format import Record, RecordKind
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from tests.kit.deleting import delete_ledgers
 from tests.simulation.loop import current
 from tests.unit.bookie_server.direct_write_node import (
     BUSY,
@@ -322,7 +323,7 @@ def test_a_ledger_that_is_buried_while_its_large_entry_is_on_the_way_goes_and_st
         slow(node.ledgers["d0"], 3.0)
         add = node.in_background(large(1, 1))
         await asyncio.sleep(0.1)
-        await node.store.session("admin").delete(paths.ledger(1))
+        await delete_ledgers(node.store.session("admin"), 1)
         burying = asyncio.ensure_future(node.handles.bury([1]))
         await asyncio.gather(burying, add)
         slow(node.ledgers["d0"], 0.001)

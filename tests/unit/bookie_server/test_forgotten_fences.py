@@ -12,6 +12,7 @@ from bookie_server.journal.writer import JournalFailed, segment_ids, segment_pat
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.metadata.store import NoNode
+from tests.kit.deleting import delete_ledgers
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
 from tests.unit.bookie_server.test_bookie_directories import on_a_wide_node
@@ -157,7 +158,7 @@ def reads_of(node, ledger_id):
 def test_a_ledger_without_a_record_takes_no_adds_while_a_fence_may_be_forgotten():
     async def test(node):
         await rot_the_last_batch(node)
-        await node.store.session("deleter").delete(paths.ledger(OPEN))
+        await delete_ledgers(node.store.session("deleter"), OPEN)
         await node.start()
         hold(node)
         assert await node.add(entry(OPEN, 2)) == [UNAVAILABLE]

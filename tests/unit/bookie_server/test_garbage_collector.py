@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from bookie_server.api.messages import StoredResponse, spans_of
+from bookie_server.api.status import Status
 from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
+from bookie_server.ledgers.peers import WINDOW, Peers
 from bookie_server.logs.index import LedgerState
 from bookie_server.reclaim.collect import GarbageCollector, StoreLogs
 from spark_ledger.metadata import cluster, ledger_record, paths
@@ -15,6 +18,7 @@ from spark_ledger.metadata import ledger_record as record_of
 from spark_ledger.metadata.cluster import Cluster, Hold
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, StoreError, StoreUnavailable
+from tests.kit.deleting import delete_ledgers, lose_records
 from tests.simulation.loop import run
 from tests.simulation.store import SimStore
 from tests.unit.bookie_server.log_store import ONE_LOG, LogStore, text
@@ -74,16 +78,35 @@ class Node:
             self.known[ledger_id] = replace(self.known[ledger_id], deleted=True)
 
 
+class Others:
+    """The other bookies, which have everything but `lacking`; `silent`: they do not respond."""
+
+    def __init__(self):
+        self.lacking = {}
+        self.silent = False
+        self.asked = []
+
+    async def __call__(self, request):
+        self.asked.append(request)
+        if self.silent:
+            return None
+        ids = range(request.first_entry, request.last_entry + 1)
+        missing = self.lacking.get(request.ledger_id, ())
+        spans = spans_of([i for i in ids if i not in missing])
+        return StoredResponse(Status.OK, request.last_entry, spans)
+
+
 class Setting:
     """A node with ledgers 1..n, one log each, whose records name it; and its collector."""
 
-    def __init__(self, node, metadata, session, records, collector, logs):
+    def __init__(self, node, metadata, session, records, collector, logs, others):
         self.node = node
         self.metadata = metadata
         self.session = session
         self.records = records
         self.collector = collector
         self.logs = logs
+        self.others = others
         self.store = node.stores[0]
 
     @classmethod
@@ -105,19 +128,19 @@ class Setting:
             await session.create(path, value, parents=True)
         bookies_session = metadata.session("bookie")
         records = ClusterLedgers(bookies_session, CLUSTER_ID)
-        collector = GarbageCollector(node, node, records, US)
+        others = Others()
+        collector = GarbageCollector(node, node, records, US, Peers(others, b"repair"))
         logs = [StoreLogs(store, collector.lives, Pace(1 << 40)) for store in stores]
-        return cls(node, session, bookies_session, records, collector, logs)
+        return cls(node, session, bookies_session, records, collector, logs, others)
 
     async def delete(self, *ledger_ids, buried=True):
-        for ledger_id in ledger_ids:
-            await self.metadata.delete(paths.ledger(ledger_id))
+        await delete_ledgers(self.metadata, *ledger_ids)
         if buried:
             self.node.bury(*ledger_ids)
 
-    async def moved_away(self, *ledger_ids, closed=True):
+    async def moved_away(self, *ledger_ids, closed=True, last_entry=9):
         for ledger_id in ledger_ids:
-            value = ledger_record.encode(record(ledger_id, THEM, closed=closed))
+            value = ledger_record.encode(record(ledger_id, THEM, closed, last_entry))
             await self.metadata.set(paths.ledger(ledger_id), value, ANY_VERSION)
 
     async def collect(self):
@@ -137,12 +160,12 @@ class Setting:
         return sorted(found)
 
 
-def record(ledger_id, bookie, closed=False):
+def record(ledger_id, bookie, closed=False, last_entry=9):
     plain = LedgerRecord(ledger_id, 1, 1, 1, (Fragment(0, (bookie,)),))
     if not closed:
         return plain
     state = ledger_record.LedgerState.CLOSED
-    return replace(plain, state=state, last_entry=9, length_bytes=1, rows=1)
+    return replace(plain, state=state, last_entry=last_entry, length_bytes=1, rows=1)
 
 
 def test_a_deleted_ledger_goes_from_the_index_and_its_log_from_the_disk():
@@ -308,22 +331,25 @@ def test_a_surplus_ledger_that_is_compared_before_it_is_forgotten_stays_fenced()
     run(main())
 
 
-def test_bk870_more_than_a_tenth_at_once_go_only_if_the_next_pass_agrees():
+def test_c9_a_buried_ledger_without_a_record_that_is_not_named_as_deleted_is_kept():
+    """An earlier version buried what had no record in a store that was an older copy."""
+
     async def main():
-        at = await Setting.of(ledgers=30, count=1)
-        gone = list(range(1, 13))
-        await at.delete(*gone)
-        assert await at.collect() == []
-        assert await at.collect() == gone
+        at = await Setting.of()
+        await lose_records(at.metadata, 2)
+        at.node.bury(2)
+        for _ in range(3):
+            assert await at.collect() == []
+        assert 2 in await at.stored()
 
     run(main())
 
 
-def test_ten_at_once_are_no_mass():
+def test_however_many_were_deleted_together_they_go_at_once():
     async def main():
         at = await Setting.of(ledgers=30, count=1)
-        await at.delete(*range(1, 11))
-        assert await at.collect() == [*range(1, 11)]
+        await at.delete(*range(1, 30))
+        assert await at.collect() == [*range(1, 30)]
 
     run(main())
 
@@ -496,11 +522,22 @@ def test_a_surplus_ledger_that_is_copied_here_again_before_it_is_forgotten_stays
     run(main())
 
 
-def test_bk870_more_than_a_tenth_surplus_go_only_if_a_third_look_agrees():
+@pytest.mark.parametrize("problem", ["one entry is not there", "no response"])
+def test_c9_a_copy_that_only_the_record_says_others_have_is_kept(problem):
+    """An older copy of the store names bookies that gave their copies up since."""
+
     async def main():
-        at = await Setting.of(ledgers=30, count=1)
-        await at.moved_away(*range(1, 13))
-        assert [await look(at) for _ in range(3)] == [[], [], [*range(1, 13)]]
+        at = await Setting.of()
+        await at.moved_away(2, last_entry=WINDOW + 7)
+        at.others.silent = problem == "no response"
+        at.others.lacking = {2: (WINDOW + 7,)}
+        for _ in range(4):
+            assert await look(at) == []
+        assert 2 in await at.stored()
+        at.others.lacking, at.others.silent = {}, False
+        assert await look(at) == [2]
+        last = at.others.asked[-1]
+        assert (last.bookie_id, last.last_entry, last.token) == (THEM, WINDOW + 7, b"repair")
 
     run(main())
 

@@ -21,7 +21,7 @@ from bookie_server.logs.index import (
     merged,
 )
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
-from spark_ledger.metadata import paths
+from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import reclaim_once
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
@@ -311,7 +311,7 @@ def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
         await node.handles.bury([1])
         await asyncio.sleep(15)
         assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
-        await node.store.session("admin").delete(paths.ledger(1))
+        await delete_ledgers(node.store.session("admin"), 1)
         await asyncio.sleep(10)
         assert node.storage.directories.is_whole(node.storage.state(1))
 

@@ -10,7 +10,8 @@ from bookie_server.journal import checkpoint
 from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.start.replayed import LateReplayed, Replayed
-from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata import cluster
+from tests.kit.deleting import delete_ledgers
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry
@@ -116,7 +117,7 @@ def test_an_entry_that_was_replaced_meanwhile_is_not_taken_back():
 def test_a_ledger_deleted_and_forgotten_meanwhile_takes_no_adds_and_goes_again():
     async def test(node, ledger):
         await without_j1(node)
-        await node.store.session("admin").delete(paths.ledger(ledger))
+        await delete_ledgers(node.store.session("admin"), ledger)
         await asyncio.sleep(200)
         for count in range(12):
             await asyncio.sleep(20)

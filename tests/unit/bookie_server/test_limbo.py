@@ -19,6 +19,7 @@ from spark_ledger.metadata.ledger_record import (
     verifiers,
 )
 from spark_ledger.metadata.store import NoNode, StoreUnavailable
+from tests.kit.deleting import delete_ledgers, lose_records
 from tests.kit.settings import with_settings
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
@@ -300,10 +301,29 @@ def test_a_deleted_ledger_is_nobodys_and_leaves_the_list():
         await tear(node)
         await node.start()
         await asyncio.sleep(10)
-        await node.store.session("deleter").delete(paths.ledger(OPEN))
+        await delete_ledgers(node.store.session("deleter"), OPEN)
         await asyncio.sleep(10)
         assert list(await listed(node)) == [RECOVERING, UNMET]
         assert await node.add(entry(OPEN, 3)) == [Status.LEDGER_DELETED]
+
+    on_a_node(test)
+
+
+def test_c9_a_torn_ledger_that_an_older_copy_of_the_store_lacks_is_in_limbo_and_fenced():
+    """With the newer copy put back its absences would be denials, and a recovery would cut off what
+    was acknowledged."""
+
+    async def test(node):
+        await tear(node)
+        record = node.store.peek(paths.ledger(OPEN)).value
+        admin = node.store.session("admin")
+        await lose_records(admin, OPEN)
+        await node.start()
+        await asyncio.sleep(10)
+        assert not node.handles.every().limbo, "the walk is over"
+        await admin.create(paths.ledger(OPEN), record)
+        assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO_TORN]
+        assert await node.add(entry(OPEN, 3)) == [Status.FENCED]
 
     on_a_node(test)
 
@@ -471,7 +491,7 @@ def test_a_ledger_in_limbo_that_is_forgotten_while_the_store_is_asked_ends_nothi
         await node.start()
         await asyncio.sleep(10)
         assert OPEN in await listed(node)
-        await node.store.session("admin").delete(paths.ledger(OPEN))
+        await delete_ledgers(node.store.session("admin"), OPEN)
         ledgers, storage = node.handles, node.storage
         plain = node.session.get
 

@@ -17,6 +17,7 @@ from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.metadata.store import NoNode
+from tests.kit.deleting import delete_ledgers
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -124,7 +125,7 @@ def test_a_deleted_ledger_of_a_lost_directory_is_not_listed_any_more():
         node.die()
         node.out = ["d1"]
         await node.start()
-        await node.store.session("admin").delete(paths.ledger(1))
+        await delete_ledgers(node.store.session("admin"), 1)
         await asyncio.sleep(60)
         assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
         assert await node.add(entry(1, 2)) == [Status.LEDGER_DELETED]
@@ -238,7 +239,7 @@ def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_bac
         await flushed(node)
         node.storage.drop("d1", DiskFailed("it is gone"))
         assert await node.fence(2) is OK
-        await node.store.session("admin").delete(paths.ledger(2))
+        await delete_ledgers(node.store.session("admin"), 2)
         for _ in range(12):
             await asyncio.sleep(20)
             await node.add(entry(4, 2 + _))
@@ -263,7 +264,7 @@ def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_a
         node.out = ["d2"]
         await node.crash()
         if gone == "deleted":
-            await node.store.session("admin").delete(paths.ledger(2))
+            await delete_ledgers(node.store.session("admin"), 2)
         else:
             await closed(node, 2, kept_by="another")
         for count in range(12):
@@ -398,7 +399,7 @@ def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():
         await flushed(node)
         ledger = home_of(node, "j0")
         node.journals["j0"].faults.sync_fails = 1
-        await node.store.session("admin").delete(paths.ledger(ledger))
+        await delete_ledgers(node.store.session("admin"), ledger)
         await asyncio.sleep(100)
         assert not node.bookie.failed.done()
         assert list(node.storage.failures) == ["j0"]
@@ -432,7 +433,7 @@ def test_a_forgotten_ledger_is_forgotten_by_the_journals_too():
     async def test(node):
         await flushed(node)
         ledger = home_of(node, "j0")
-        await node.store.session("admin").delete(paths.ledger(ledger))
+        await delete_ledgers(node.store.session("admin"), ledger)
         for count in range(12):
             await asyncio.sleep(20)
             await node.add(entry(8, 2 + count))

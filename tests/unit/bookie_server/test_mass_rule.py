@@ -1,6 +1,6 @@
 import logging
 
-from bookie_server.ledgers.cluster_ledgers import MASS_MIN, MassRule
+from bookie_server.reclaim.collect import MASS_MIN, MassRule
 
 MANY = list(range(MASS_MIN + 5))
 

@@ -15,6 +15,7 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.records import LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.store import Operation
 from spark_ledger.topic.log.segments import Segment
 from tests.kit.segments_seen import entry_ids
 from tests.simulation.exhaustive.topics.processes import Process
@@ -65,8 +66,8 @@ class ModelLedgers:
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         return await self._records.read(ledger_id, fresh=fresh)
 
-    async def delete(self, ledger_id: int) -> None:
-        await self._records.delete(ledger_id)
+    async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
+        return await self._records.delete(ledger_id, only_if)
 
     async def allocate_ids(self, count: int) -> range:
         return await self._ids.allocate(count)

@@ -369,52 +369,6 @@ async def test_a_damaged_record_is_an_error_of_ours(value):
         await records.read(7)
 
 
-# -- deletion ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY], ids=str)
-@simulated
-async def test_only_a_closed_ledger_is_deleted(state):
-    _, records, known = await stored(record_of(state=state))
-    with pytest.raises(errors.LedgerNotClosed, match=f"{state.value}, not CLOSED"):
-        await records.delete(7)
-    assert await records.read(7, fresh=True) == known
-
-
-@pytest.mark.parametrize("script", UNKNOWN, ids=str)
-@simulated
-async def test_a_deletion_whose_answers_are_lost_deletes(script):
-    store, records, _ = await stored(closed_of())
-    await flaky(store, *script).delete(7)
-    with pytest.raises(errors.NoSuchLedger):
-        await records.read(7, fresh=True)
-
-
-@simulated
-async def test_deletions_that_race_each_other_all_succeed():
-    store, _, _ = await stored(closed_of())
-    store.faults.lag_s = 5.0
-    rivals = [LedgerRecords(store.session(f"rival {n}")) for n in range(5)]
-    await asyncio.gather(*(rival.delete(7) for rival in rivals))
-    assert store.peek(paths.ledger(7)) is None
-
-
-@simulated
-async def test_a_deletion_nobody_can_be_asked_about_is_unresolved():
-    store, _, _ = await stored(closed_of())
-    with pytest.raises(OutcomeUnresolved):
-        await flaky(store, GONE).delete(7)
-
-
-@simulated
-async def test_a_deletion_leaves_every_folder_above():
-    store, records, _ = await stored(closed_of())
-    folders = [path for path, _ in store.walk(paths.LEDGERS)][:-1]
-    await records.delete(7)
-    assert [path for path, _ in store.walk(paths.LEDGERS)] == folders
-    assert [i async for i in records.list()] == []
-
-
 # -- ids -----------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.log.records import Spilled
 from spark_ledger.topic.write import TaskResult
 from tests.kit.segments_seen import segments_of
+from tests.simulation.contents import is_record
 from tests.unit.spark_ledger.topic.stage import TARGET, inline, play, segment
 
 
@@ -39,7 +40,7 @@ async def state_of(stage):
 
 
 def ledgers_made(stage):
-    return [path for path, node in stage.world.store.walk(paths.LEDGERS) if node.value]
+    return [path for path, _ in stage.world.store.walk(paths.LEDGERS) if is_record(path)]
 
 
 async def entries_of(stage, segment):

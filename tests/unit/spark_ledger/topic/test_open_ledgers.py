@@ -17,6 +17,7 @@ from spark_ledger.topic.log.ledger_cache import IDLE_S
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.subscription.cursor import IDLE_S as CURSOR_IDLE_S
 from spark_ledger.topic.upkeep.janitor import Janitor
+from tests.simulation.contents import is_record
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TARGET, play, segment
 from tests.unit.spark_ledger.topic.subscription_stage import fill, opened, told
 
@@ -75,7 +76,7 @@ KINDS = [a_task, a_commit, a_checkpoint, a_merge, a_live_segment, a_cursor]
 def open_ledgers(stage):
     """The paths of the records of all ledgers that are not CLOSED."""
     found = stage.world.store.walk(paths.LEDGERS)
-    return [path for path, node in found if node.value and not decode(node.value).closed]
+    return [path for path, node in found if is_record(path) and not decode(node.value).closed]
 
 
 async def doomed(stage, kind):

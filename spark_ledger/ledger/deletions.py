@@ -1,0 +1,120 @@
+"""Removing the records of ledgers, and naming the ledgers as deleted in the same multi.
+
+Always true: a record goes only in a multi that names its ledger as deleted
+(metadata/deleted_ledgers.py) and in which the conditions of its deleter hold; deletions that come
+while a write is under way are one write, or deletions of one folder would keep each other from
+their turn; a write that changed nothing is judged deletion by deletion.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_ledger.metadata import deleted_ledgers, paths
+from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
+from spark_ledger.metadata.store import (
+    BadVersion,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NoNode,
+    Operation,
+)
+
+TOGETHER_MAX = 100
+
+
+class ConditionFailed(Exception):
+    """A condition of the deletion does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    ledger_id: int
+    version: int
+    conditions: tuple[Operation, ...]
+    done: asyncio.Future[None]
+
+
+class Deletions:
+    """Of one process."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._waiting: deque[_Deletion] = deque()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def remove(
+        self, ledger_id: int, version: int, conditions: Sequence[Operation] = ()
+    ) -> None:
+        """Remove the record, which has that version, and name the ledger, if the `conditions` hold
+        in the same multi.
+
+        Raises ConditionFailed; NoNode, BadVersion (of the record); BadDeletedSet, StoreError.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(_Deletion(ledger_id, version, tuple(conditions), done))
+        if self._writing is None:
+            self._writing = loop.create_task(self._write_waiting())
+        await done
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                count = min(len(self._waiting), TOGETHER_MAX)
+                batch = [self._waiting.popleft() for _ in range(count)]
+                if count == 1 or not await self._written_together(batch):
+                    for deletion in batch:
+                        await self._write_alone(deletion)
+        finally:
+            self._writing = None
+
+    async def _written_together(self, batch: Sequence[_Deletion]) -> bool:
+        """Whether all of them have their outcome."""
+        try:
+            await self._metadata.multi(await self._operations(batch))
+        except (MultiFailed, NoNode, BadDeletedSet):
+            return False
+        except Exception as error:
+            _end(batch, error)
+        else:
+            _end(batch, None)
+        return True
+
+    async def _write_alone(self, deletion: _Deletion) -> None:
+        outcome: Exception | None = None
+        try:
+            while True:
+                try:
+                    await self._metadata.multi(await self._operations([deletion]))
+                    break
+                except MultiFailed as failure:
+                    at = failure.index - len(deletion.conditions)
+                    if at < 0:
+                        raise ConditionFailed from failure
+                    if at > 0 or not isinstance(failure.cause, BadVersion | NoNode):
+                        raise failure.cause from None
+                # another ledger of the folder was deleted meanwhile, by another process
+                await self._metadata.sync(paths.ledger_folder(deletion.ledger_id))
+        except Exception as error:
+            outcome = error
+        _end([deletion], outcome)
+
+    async def _operations(self, batch: Sequence[_Deletion]) -> list[Operation]:
+        """Of one deletion: its conditions, the write that names it, the one that removes it."""
+        names = await deleted_ledgers.naming(self._metadata, [one.ledger_id for one in batch])
+        conditions = [operation for one in batch for operation in one.conditions]
+        records = [Delete(paths.ledger(one.ledger_id), one.version) for one in batch]
+        return [*conditions, *names, *records]
+
+
+def _end(batch: Sequence[_Deletion], error: Exception | None) -> None:
+    for deletion in batch:
+        if deletion.done.done():  # its caller was cancelled
+            continue
+        if error is None:
+            deletion.done.set_result(None)
+        else:
+            deletion.done.set_exception(error)

@@ -1,0 +1,91 @@
+"""Which ledgers were deleted: a statement that their deleters make, for what is merely absent may
+be absent because the metadata store was restored from a backup, or because a record was lost.
+
+Always true: who deletes a ledger's record names its id in the same multi; an id that was named
+stays named. So a store that is restored from an older copy names fewer ledgers, never more, and one
+record that is lost names none. Copies of a ledger go only if it is named AND has no record
+(bookie_server/ledgers/cluster_ledgers.py).
+
+The set is the value of the folders that hold the records: a folder (paths.ledger_folder) has the
+records of IDS_PER_FOLDER ids, and its value is a bitmap of those among them that were deleted. A
+million ledgers that are deleted are 100 values of 1.3 KB; a bookie reads one for each folder that
+it has ledgers of. An empty value, which folders had before, names none.
+
+    0        4        8
+    +--------+--------+---------------------------------------------------------------+
+    | "SLD1" | CRC32C | bit i of byte j: id 8 * j + i of the folder; no zeros at the end |
+    +--------+--------+---------------------------------------------------------------+
+    The CRC (little-endian) is of the bitmap.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from crc32c import crc32c
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import MetadataStore, NoNode, Set
+
+MAGIC = b"SLD1"
+IDS_PER_FOLDER = 10_000
+_HEADER_BYTES = 8
+_BITMAP_BYTES_MAX = IDS_PER_FOLDER // 8
+
+
+class BadDeletedSet(ValueError):
+    """The value of a folder of records that is no set of deleted ledgers."""
+
+
+def encode(ledger_ids: Iterable[int]) -> bytes:
+    """The value of the folder of these ids; of none it is empty."""
+    bitmap = bytearray(_BITMAP_BYTES_MAX)
+    for ledger_id in ledger_ids:
+        place = ledger_id % IDS_PER_FOLDER
+        bitmap[place // 8] |= 1 << place % 8
+    body = bytes(bitmap).rstrip(b"\0")
+    return MAGIC + crc32c(body).to_bytes(4, "little") + body if body else b""
+
+
+def decode(value: bytes, folder: str) -> frozenset[int]:
+    """The ids that the value of the folder names. Raises BadDeletedSet."""
+    if not value:
+        return frozenset()
+    body = value[_HEADER_BYTES:]
+    if value[:4] != MAGIC or len(body) > _BITMAP_BYTES_MAX:
+        raise BadDeletedSet(f"{folder} holds {len(value)} bytes that are no set of deleted ledgers")
+    if value[4:_HEADER_BYTES] != crc32c(body).to_bytes(4, "little"):
+        raise BadDeletedSet(f"the set of deleted ledgers in {folder} is damaged")
+    first = paths.first_in_folder(folder)
+    return frozenset(
+        first + 8 * index + bit
+        for index, byte in enumerate(body)
+        if byte
+        for bit in range(8)
+        if byte >> bit & 1
+    )
+
+
+async def named(store: MetadataStore, folder: str) -> frozenset[int]:
+    """The deleted ledgers of the folder. Raises BadDeletedSet, StoreError."""
+    try:
+        return decode((await store.get(folder)).value, folder)
+    except NoNode:
+        return frozenset()
+
+
+async def naming(store: MetadataStore, ledger_ids: Sequence[int]) -> list[Set]:
+    """The writes that name these ledgers too, one for each folder. Raises BadDeletedSet, StoreError
+    (NoNode: of an id that never had a record)."""
+    writes = []
+    for folder, ids in by_folder(ledger_ids).items():
+        node = await store.get(folder)
+        value = encode(decode(node.value, folder).union(ids))
+        writes.append(Set(folder, value, node.version))
+    return writes
+
+
+def by_folder(ledger_ids: Iterable[int]) -> Mapping[str, list[int]]:
+    """The ids by the folder that has their records."""
+    folders: dict[str, list[int]] = {}
+    for ledger_id in ledger_ids:
+        folders.setdefault(paths.ledger_folder(ledger_id), []).append(ledger_id)
+    return folders
