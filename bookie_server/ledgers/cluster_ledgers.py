@@ -60,17 +60,19 @@ class ClusterLedgers:
         found = await self.deleted(ledger_ids)
         return found if found and await self.store_is_ours() else []
 
-    async def unrecorded(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those that have no record and are not named as deleted, after a sync; none in a store
-        that is not our cluster's."""
-        if not ledger_ids or not await self.store_is_ours():
-            return []
+    async def unrecorded(self, ledger_ids: Sequence[int]) -> list[int] | None:
+        """Those that have no record and are not named as deleted, after a sync; None where a store
+        was asked that is not our cluster's, or is held."""
+        if not await self.store_is_ours():
+            return None
         absent = []
         for count, ledger_id in enumerate(ledger_ids, 1):
             if await read(self._metadata, paths.ledger(ledger_id)) is None:
                 absent.append(ledger_id)
             await _pause(count)
         named = {i: None for i in await self.deleted(absent)}
+        if not await self.store_is_ours():
+            return None
         return [ledger_id for ledger_id in absent if ledger_id not in named]
 
     async def _named(self, folder: str) -> frozenset[int]:

@@ -157,6 +157,8 @@ class Limbo:
                 judged = []
                 await asyncio.sleep(READS_AT_ONCE / READS_PER_S)
         unrecorded = await self._records.unrecorded(list(unlisted))
+        if unrecorded is None:
+            return
         judged += [(ledger_id, every.limbo, True) for ledger_id in unrecorded]
         concerned += len(unrecorded)
         await self._ledgers.doubt(judged)

@@ -23,11 +23,13 @@ from bookie_server.lanes import Pace
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.peers import Peers
 from bookie_server.ledgers.registry import LedgerHandles
+from bookie_server.logs.index import EVERY_LEDGER
 from bookie_server.logs.scan import LogMap
 from bookie_server.reclaim.collect import GarbageCollector, StoreLogs, Tombstones
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
 from bookie_server.storage.storage import LedgerStorage
+from spark_ledger.metadata import unrecorded as unrecorded_ledgers
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
@@ -73,7 +75,8 @@ class Reclaim:
         peers: Peers,
     ) -> None:
         self._storage = storage
-        self._ledgers = ledgers
+        self._metadata = metadata
+        self._bookie_id = bookie_id
         self._config = config
         self._cluster_id = cluster_id
         self._records = ClusterLedgers(metadata, cluster_id)
@@ -152,8 +155,13 @@ class Reclaim:
             return None
 
     async def _count_unrecorded(self) -> None:
-        """Ledgers that are kept though the store has no record of them: it may be an older copy."""
-        unrecorded = await self._records.unrecorded(self._ledgers.alive())
+        """Count and list the ledgers that are kept though the store, which may be an older copy, has
+        no record of them; those too that an earlier version buried for the lack of one."""
+        known = [state.ledger_id for state in self._storage.states()]
+        unrecorded = await self._records.unrecorded([i for i in known if i != EVERY_LEDGER])
+        if unrecorded is None:
+            return
+        await unrecorded_ledgers.publish(self._metadata, self._bookie_id, unrecorded)
         if len(unrecorded) > self.facts.unrecorded:
             _log.warning(
                 "%d ledgers have no record in the metadata store and are not named as deleted, the"

@@ -1,7 +1,8 @@
-"""`spark-ledger ledger list|show|read|recover|limbo|underreplicated|audit`."""
+"""`spark-ledger ledger list|show|read|recover|limbo|unrecorded|underreplicated|audit`."""
 
 import base64
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,7 +19,7 @@ from spark_ledger.cli.common import (
     with_topics,
 )
 from spark_ledger.config import LEDGER_ID_MAX, resolve_service_url
-from spark_ledger.errors import BadConfig
+from spark_ledger.errors import BadConfig, UnsupportedFormat, counted
 
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from spark_ledger.repair.work_list import Work
     from spark_ledger.topic.client import TopicClient
 
+T = TypeVar("T")
 app = App(help="Ledgers: replicated, append-only sequences of entries.", no_args_is_help=True)
 Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 Password = Annotated[str, typer.Option("--password", help="The ledger's password.")]
@@ -160,6 +162,55 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
         print(", ".join(f"{name}: {count}" for name, count in summary.items()))
     if failed or done.left:
         raise typer.Exit(1)
+
+
+@app.command()
+def unrecorded(
+    ids: Annotated[
+        list[int] | None, typer.Argument(help="These alone; else all.", min=0, max=LEDGER_ID_MAX)
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Name them as deleted: bookies drop the copies.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Ledgers of which bookies keep copies though they have no record and were not deleted: the
+    metadata store was restored from an older copy, a record was lost, or an earlier version of
+    Spark Ledger deleted them. Bookies tell of them once in overreplicated_wait_s (an hour)."""
+    from spark_ledger.metadata.unrecorded import listed, name_as_deleted
+
+    found = with_ledgers(service_url, lambda ledgers: reached(listed(ledgers.metadata)))
+    chosen = {i: bookies for i, bookies in found.items() if not ids or i in ids}
+    named: list[int] = []
+    if delete and chosen:
+        question = f"Name {counted(len(chosen), 'ledger')} as deleted, for ever?"
+        if not yes:
+            typer.confirm(question, abort=True, err=json)
+        named = with_ledgers(
+            service_url, lambda ledgers: reached(name_as_deleted(ledgers.metadata, chosen))
+        )
+    if json:
+        rows_of = [{"ledger": i, "bookies": bookies} for i, bookies in chosen.items()]
+        print_json({"ledgers": rows_of, "named_as_deleted": named})
+        return
+    rows = [(i, ", ".join(bookies)) for i, bookies in chosen.items()]
+    print_table(("LEDGER", "KEPT BY"), rows, "no ledger is kept without a record")
+    if delete:
+        print(f"named as deleted: {len(named)}")
+
+
+async def reached(work: "Awaitable[T]") -> "T":
+    """Raises errors.LedgerError for what the store raises."""
+    from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
+    from spark_ledger.metadata.store_calls import reachable
+
+    try:
+        with reachable("asking for ledgers without a record"):
+            return await work
+    except BadDeletedSet as damage:
+        raise UnsupportedFormat(str(damage)) from damage
 
 
 @app.command()

@@ -15,6 +15,7 @@ BOOKIES_READONLY = "/bookies/readonly"
 BOOKIES_KNOWN = "/bookies/known"
 BOOKIES_DRAINING = "/bookies/draining"
 LIMBO = "/limbo"
+UNRECORDED = "/unrecorded"
 INTENTS = "/intents"
 QUERIES = "/queries"
 TXNS = "/txns"
@@ -96,6 +97,11 @@ def limbo(bookie_id: str, ledger_id: int | None = None) -> str:
     """What a bookie lists as in limbo, or one ledger in that list."""
     listed = f"{LIMBO}/{bookie_id}"
     return listed if ledger_id is None else f"{listed}/{ledger_id}"
+
+
+def unrecorded(bookie_id: str) -> str:
+    """What a bookie keeps without a record."""
+    return f"{UNRECORDED}/{bookie_id}"
 
 
 def namespace(tenant: str, name: str) -> str:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pulsar
 
@@ -70,6 +71,11 @@ def received(cluster: LocalCluster, topic: str, count: int) -> list[bytes]:
     return found
 
 
+def unrecorded(cluster: LocalCluster, *arguments: str) -> Any:
+    url = ("--service-url", cluster.service_url)
+    return json.loads(succeeds("ledger", "unrecorded", *arguments, "--json", *url))
+
+
 def accepted(cluster: LocalCluster) -> bool:
     """Whether the store was held, and a person accepted it."""
     said = succeeds("metadata", "accept", "--yes", "--json", "--service-url", cluster.service_url)
@@ -101,6 +107,11 @@ def test_c9_what_was_written_since_an_older_copy_is_kept_after_that_was_accepted
         assert eventually(lambda: accepted(cluster), 30)
         count = len(after) + 1  # the topic's
         assert eventually(lambda: kept_without_a_record(cluster, count), 30)
+        assert {*after} <= {one["ledger"] for one in unrecorded(cluster)["ledgers"]}
+        given_up, dropped_before = after.pop(), dropped(cluster)
+        said = unrecorded(cluster, str(given_up), "--delete", "--yes")
+        assert said["named_as_deleted"] == [given_up]
+        assert eventually(lambda: sum(dropped(cluster)) == sum(dropped_before) + 3, 30)
     shutil.rmtree(store)
     newest.rename(store)
 

@@ -1,0 +1,97 @@
+"""Ledgers of which bookies keep copies though they have no record and nobody named them as deleted:
+what bookies tell of them, and a person's word that they were deleted.
+
+Always true: a bookie's list is for people, nothing goes because of it; a ledger is named as deleted
+here only in a multi in which it has no record and the store is not held.
+
+The node /unrecorded/<bookie> is JSON: `ledgers`: how many there are; `ids`: the lowest LISTED_MAX.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from spark_ledger.metadata import deleted_ledgers, paths
+from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read
+
+LISTED_MAX = 40_000
+TOGETHER_MAX = 100
+
+
+async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int]) -> None:
+    """What the bookie keeps without a record, as of now. Raises StoreError."""
+    path = paths.unrecorded(bookie_id)
+    node = await read(store, path)
+    if not ledger_ids:
+        if node is not None:
+            await store.delete(path)
+        return
+    plain = {"ledgers": len(ledger_ids), "ids": sorted(ledger_ids)[:LISTED_MAX]}
+    value = json.dumps(plain, separators=(",", ":")).encode()
+    if node is None:
+        await ensure(store, path, value)
+    elif node.value != value:
+        await store.set(path, value, node.version)
+
+
+async def listed(store: MetadataStore) -> Mapping[int, list[str]]:
+    """The bookies that keep such a ledger, by its id. Raises StoreError."""
+    await store.sync()
+    found: dict[int, list[str]] = {}
+    for bookie_id in await names_in(store, paths.UNRECORDED):
+        node = await read(store, paths.unrecorded(bookie_id))
+        for ledger_id in [] if node is None else _ids(node.value):
+            found.setdefault(ledger_id, []).append(bookie_id)
+    return dict(sorted(found.items()))
+
+
+def _ids(value: bytes) -> list[int]:
+    """None of a list that is damaged: it is for people."""
+    try:
+        return [int(ledger_id) for ledger_id in json.loads(value)["ids"]]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+async def name_as_deleted(store: MetadataStore, ledger_ids: Iterable[int]) -> list[int]:
+    """Name those of the ledgers as deleted that have no record; returns which. Raises
+    errors.MetadataHeld, BadDeletedSet, StoreError."""
+    guard, done = ClusterGuard(store), []
+    await guard.look()
+    for folder, ids in deleted_ledgers.by_folder(sorted(ledger_ids)).items():
+        await ensure(store, folder)
+        for at in range(0, len(ids), TOGETHER_MAX):
+            done += await _named(store, guard, ids[at : at + TOGETHER_MAX])
+    return done
+
+
+async def _named(store: MetadataStore, guard: ClusterGuard, ids: Sequence[int]) -> list[int]:
+    for _ in range(TRIES_MAX):
+        absent = [i for i in ids if await read(store, paths.ledger(i)) is None]
+        if not absent:
+            return []
+        try:
+            await store.multi([*await guard.checks(), *await _naming(store, absent)])
+            return absent
+        except (MultiFailed, OutcomeUnknown, NoNode, NodeExists):
+            await guard.look()
+    raise StoreUnavailable(f"others wrote the folder of ledger {ids[0]} again and again")
+
+
+async def _naming(store: MetadataStore, absent: Sequence[int]) -> list[Operation]:
+    """A node that is made and taken away in one multi was not there, and no read ever sees it."""
+    records = map(paths.ledger, absent)
+    none = [step for path in records for step in (Create(path), Delete(path, ANY_VERSION))]
+    return [*none, *await deleted_ledgers.naming(store, absent)]
