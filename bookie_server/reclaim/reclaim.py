@@ -155,8 +155,8 @@ class Reclaim:
             return None
 
     async def _count_unrecorded(self) -> None:
-        """Count and list the ledgers that are kept though the store, which may be an older copy, has
-        no record of them; those too that an earlier version buried for the lack of one."""
+        """Count and list the ledgers that are kept though the store has no record of them: it may
+        be an older copy. Those are among them that an earlier version buried for that."""
         known = [state.ledger_id for state in self._storage.states()]
         unrecorded = await self._records.unrecorded([i for i in known if i != EVERY_LEDGER])
         if unrecorded is None:
