@@ -378,12 +378,12 @@ CLIENTS_VERSION = bytes(8)
 
 async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes:
     """The version of its schema with which a client sends: text is registered, bytes have none.
-    Raises Refusal where rows of the topic are typed."""
+    Raises Refusal where the topic takes no bytes."""
     registered = await broker.client.schemas.of(topic)
-    if registered.versions:
+    if not registered.head.takes_bytes:
         raise Refusal(
             ServerError.INCOMPATIBLE_SCHEMA,
-            f"topic {topic.name} has typed rows: only Spark writes there",
+            f"topic {topic.name} has a schema in force: only Spark writes there",
         )
     if part.schema.type != SchemaType.STRING:
         return b""

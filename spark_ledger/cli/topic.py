@@ -1,5 +1,5 @@
 """`spark-ledger topic create|list|describe|tail`, what steers topics: `grow|set|trim|truncate|
-terminate|delete|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
+terminate|delete|schema|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from spark_ledger.topic.log.policies import NamespacePolicies
     from spark_ledger.topic.log.topics import TopicInfo
     from spark_ledger.topic.read.row_blocks import Block
+    from spark_ledger.topic.schema.registry import TopicSchema
     from spark_ledger.topic.subscription.seek_target import SeekTarget
     from spark_ledger.topic.upkeep.admin import TopicAdmin
     from spark_ledger.topic.upkeep.live_repair import Unopened
@@ -190,6 +191,32 @@ def terminate(
     answer(
         json, {**_plain(info), "terminated": True}, f"topic {info.name.short} takes no more rows"
     )
+
+
+@app.command()
+def schema(
+    name: Name,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Let the topic take bytes again.")
+    ] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """The versions of a topic's schema, and whether it is in force: then no bytes are taken."""
+
+    async def work(client: "TopicClient") -> "TopicSchema":
+        info = await client.topics.open(name)
+        if withdraw:
+            await client.schemas.withdraw(info)
+        return await client.schemas.of(info)
+
+    found = with_topics(service_url, work)
+    versions = [{one.name: str(one.type) for one in version.schema} for version in found.versions]
+    in_force = not found.head.takes_bytes
+    lines = [f"{len(versions)} version(s), {'' if in_force else 'not '}in force"]
+    for number, columns in enumerate(versions, 1):
+        lines.append(f"{number}: " + ", ".join(f"{key} {kind}" for key, kind in columns.items()))
+    answer(json, {"topic": name, "inForce": in_force, "versions": versions}, "\n".join(lines))
 
 
 @app.command()

@@ -273,6 +273,14 @@ class Admin:
         Changes nothing."""
         return self._of(topic, lambda info: self._client.schemas.of(info))
 
+    def withdraw_schema(self, topic: str) -> None:
+        """Put the topic's schema out of force: it takes bytes again, of Spark's writes and of
+        Pulsar's producers; columns come no more. Rows that are there keep their versions and are
+        read as before. `register_schema` of a version puts the schema into force again.
+
+        Durable on return: the withdrawal. Raises errors.SchemaNotRegistered."""
+        self._of(topic, lambda info: self._client.schemas.withdraw(info))
+
     def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
         """Register these columns (a Spark StructType or an Arrow schema) as a version of the
         topic's schema, or return the version that is exactly these.

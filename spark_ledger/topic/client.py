@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from spark_ledger.errors import NoSuchLedger
@@ -17,6 +18,7 @@ from spark_ledger.topic.commit.draft import (
     SNAPSHOT_OF_INTENT,
     CommitKind,
     CommitOutcome,
+    RowKind,
     TxnKey,
     Wanted,
     check_one_attempt,
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 
 
 LOGS_KEPT_MAX = 1000
+
+
+NO_KINDS: Mapping[str, RowKind] = MappingProxyType({})
 
 
 class TopicClient:
@@ -197,6 +202,7 @@ class TopicClient:
         finish_intent: bool = False,
         batch: QueryBatch | None = None,
         overwrite_held: bool = False,
+        kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
@@ -206,7 +212,8 @@ class TopicClient:
         app's own since; rows of others since are errors.TxnConflict, and rows that a subscription
         holds errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the
         intent is done afterwards in any case. `batch` is what a streaming query's tasks counted;
-        without it a version that is recorded changes nothing. Raises as Committer.commit;
+        without it a version that is recorded changes nothing. `kinds` as Wanted's. Raises as
+        Committer.commit;
         errors.TopicRecreated (results of another topic), errors.LedgerFenced (of another intent),
         ValueError for results that claim a task or an entry twice.
         """
@@ -224,6 +231,7 @@ class TopicClient:
             user_metadata=user_metadata,
             batch=batch,
             overwrite_held=overwrite_held,
+            kinds=kinds,
         )
         return await self._commit(wanted, timeout_s, past_live=True)
 
@@ -236,6 +244,7 @@ class TopicClient:
         checks: Sequence[Check] = (),
         txn: TxnKey | None = None,
         finish_intent: bool = False,
+        kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit any actions to one topic: maintenance, under an intent of its own
@@ -244,7 +253,7 @@ class TopicClient:
         errors.TxnConflict. Raises as Committer.commit."""
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
-        wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks))
+        wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
         return await self._commit(wanted, timeout_s)
 
     async def _commit(

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable
-from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome, TxnKey
+from spark_ledger.topic.client import NO_KINDS, TopicClient
+from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome, RowKind, TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
@@ -50,8 +50,10 @@ async def commit_part(
     part: Part,
     *,
     user_metadata: str = "",
+    kinds: Mapping[str, RowKind] = NO_KINDS,
 ) -> CommitOutcome:
     """Commit what was written of the part, by topic id, under the intent of the run that does it.
+    `kinds` as of TopicClient.commit_topics.
     Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
     app_id = f"{intent.app_id}#part-{part.number}"
     path = paths.txn(escape(app_id), escape(intent.target))
@@ -65,7 +67,9 @@ async def commit_part(
             return CommitOutcome(CommitKind.ALREADY, record.topics())
         txn = TxnKey(app_id, intent.target, version, part.digest)
         try:
-            return await client.commit_topics(results, txn, intent.id, user_metadata=user_metadata)
+            return await client.commit_topics(
+                results, txn, intent.id, user_metadata=user_metadata, kinds=kinds
+            )
         except errors.LedgerFenced as fenced:
             if "recorded_by" not in fenced.facts:  # else another attempt was faster: look again
                 raise

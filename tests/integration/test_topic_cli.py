@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
+from spark_ledger import Admin
 from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.topic.client import TopicClient
@@ -84,6 +85,16 @@ def test_rows_are_trimmed_merged_and_let_go_and_a_topic_grows_and_ends(topic):
     assert values(topic, "cli-steered") == ["b", "c", "d"]
 
     assert topic("grow", "cli-steered", 2)["partitions"] == 2
+    assert topic("schema", "cli-steered") == {
+        "topic": "cli-steered",
+        "inForce": False,
+        "versions": [],
+    }
+    with Admin(topic.url) as admin:
+        admin.register_schema("cli-steered", pa.schema([("id", pa.int64())]))
+    assert topic("schema", "cli-steered")["inForce"] is True
+    withdrawn = topic("schema", "cli-steered", "--withdraw")
+    assert (withdrawn["inForce"], withdrawn["versions"]) == (False, [{"id": "int64"}])
     assert topic("truncate", "cli-steered", "--yes")["starts"] == {"0": 4}
     topic("terminate", "cli-steered", "--yes")
     assert topic("describe", "cli-steered")["terminated"] is True

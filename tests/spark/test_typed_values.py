@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from spark_ledger import Admin
 from spark_ledger.spark.rows.typed_values import (
     ValueReader,
     ValueWriter,
@@ -116,3 +117,71 @@ def test_bytes_for_a_topic_with_a_schema_are_refused_and_nothing_of_the_write_is
     topics.write(plain, topic, schemaMode="none")
     said = error_of(topics.read(topic, valueFormat="arrow").select("id").collect)
     assert "offsets 5 to" in said and "the values are bytes" in said
+
+
+def test_columns_that_are_written_to_rows_of_bytes_are_refused_and_the_topic_goes_on(
+    spark, topics, topic
+):
+    plain = spark.range(5).selectExpr("string(id) AS key", "string(id) AS value")
+    columns = spark.range(2).selectExpr("id")
+    topics.write(plain, topic)
+    named = columns.selectExpr("id", f"'{topic}' AS __topic")
+    options = {"serviceUrl": topics.service_url, "valueFormat": "arrow"}
+    by_column = named.write.format("ledger").mode("append").options(**options)
+    for write in (lambda: topics.write(columns, topic, valueFormat="arrow"), by_column.save):
+        said = error_of(write)
+        assert f"[LEDGER_SCHEMA.INCOMPATIBLE] topic '{topic}' takes no columns" in said
+        assert "partition 0 has 5 rows that follow no schema" in said
+    topics.write(plain, topic)
+    assert len(topics.values(topic)) == 10
+    topics.write(columns, topic, mode="overwrite", valueFormat="arrow")
+    assert topics.read(topic, valueFormat="arrow").count() == 2
+    assert "[LEDGER_SCHEMA.INCOMPATIBLE]" in error_of(lambda: topics.write(plain, topic))
+
+
+def test_rows_of_both_kinds_are_read_by_stepping_over_the_others_or_with_nulls(
+    spark, topics, topic, tmp_path
+):
+    plain = spark.range(5).selectExpr("string(id) AS key", "string(id) AS value")
+    topics.write(plain, topic)
+    columns = spark.range(2).selectExpr("id")
+    topics.write(columns, topic, valueFormat="arrow", schemaMode="none")
+    topics.write(plain, topic)
+
+    def ids(policy):
+        schema = "id BIGINT, __offset BIGINT, __key STRING"
+        rows = topics.read(topic, schema, valueFormat="arrow", onOtherFormat=policy).collect()
+        return [(row.id, row["__offset"], row["__key"]) for row in rows]
+
+    assert ids("skip") == [(0, 5, None), (1, 6, None)]
+    assert [one[0] for one in ids("null")] == [None] * 5 + [0, 1] + [None] * 5
+    assert ids("null")[3] == (None, 3, "3")
+    assert "the values are bytes" in error_of(lambda: ids("fail"))
+    assert topics.values(topic, onOtherFormat="skip") == [*"01234", *"01234"]
+    assert topics.values(topic, onOtherFormat="null") == [*"01234", None, None, *"01234"]
+    assert "has typed rows" in error_of(lambda: topics.values(topic))
+    rows = topics.stream(topic, startingOffsets="earliest", onOtherFormat="skip").select("value")
+    topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint")
+    assert len(topics.values(f"{topic}-copy")) == 10
+
+
+def test_a_schema_comes_with_a_write_without_rows_and_goes_when_it_is_withdrawn(
+    spark, topics, topic
+):
+    plain = spark.range(1).selectExpr("string(id) AS value")
+    columns = spark.range(3).selectExpr("id")
+    topics.write(columns.limit(0), topic, valueFormat="arrow")
+    with Admin(topics.service_url) as admin:
+        assert [one.schema.names for one in admin.schema(topic).versions] == [["id"]]
+        assert "[LEDGER_SCHEMA.INCOMPATIBLE]" in error_of(lambda: topics.write(plain, topic))
+        topics.write(columns, topic, valueFormat="arrow")
+
+        admin.withdraw_schema(topic)
+
+        topics.write(plain, topic)
+        said = error_of(lambda: topics.write(columns, topic, valueFormat="arrow"))
+        assert "[LEDGER_SCHEMA.INCOMPATIBLE]" in said and "has 4 rows" in said
+        assert topics.read(topic, valueFormat="arrow", onOtherFormat="skip").count() == 3
+        admin.register_schema(topic, admin.schema(topic).versions[-1].schema)
+        topics.write(columns, topic, valueFormat="arrow")
+        assert topics.read(topic, valueFormat="arrow", onOtherFormat="skip").count() == 6

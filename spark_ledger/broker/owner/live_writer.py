@@ -33,10 +33,10 @@ from contextlib import suppress
 from itertools import chain
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.owner.topic_commits import (
     PAUSE_S,
     PAUSE_S_MAX,
+    TAKES_NO_ROWS,
     Hold,
     Next,
     RollLimits,
@@ -241,7 +241,7 @@ class LiveWriter:
         self._decided.tell()
 
     async def _until_idle(self) -> None:
-        """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""
+        """Raises TAKES_NO_ROWS."""
         while True:
             if self._writer is None:
                 await self._patiently_open()
@@ -469,7 +469,7 @@ class LiveWriter:
                 rolls = self._rolls and not self._closing
                 await self._open_or_seal(seal_only=not (self._queue or rolls))
                 return
-            except (Deposed, errors.TopicDeleted, errors.TopicTerminated, errors.TopicNotFound):
+            except TAKES_NO_ROWS:
                 raise
             except errors.LedgerFenced as error:  # the intent was given up for dead
                 _log.warning("%s", error)

@@ -30,10 +30,11 @@ from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import Check
-from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.client import NO_KINDS, TopicClient
+from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.commit.hand_over import Handed, owner_name
 from spark_ledger.topic.commit.seal import NOTHING, Extent
-from spark_ledger.topic.log.actions import ANY_OPENING, Action
+from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.log.segments import LiveSegment
@@ -47,6 +48,13 @@ LEDGERS_AT_ONCE = 100
 
 _log = logging.getLogger(__name__)
 
+TAKES_NO_ROWS = (
+    *(Deposed, errors.TopicDeleted, errors.TopicNotFound, errors.TopicTerminated),
+    errors.SchemaIncompatible,
+)
+"""What does not pass: no ledger is opened here for producers' messages."""
+_OF_ONE = (errors.TxnConflict, errors.SchemaIncompatible, ValueError)
+"""What may be wrong with the actions of one partition, which does not hinder the others."""
 Made = tuple[AsyncLedgerWriter, Intent]
 """A ledger, and the intent that it was made under."""
 _Asked = tuple[tuple[Action, ...], Intent | None, Check | None, "asyncio.Future[None]"]
@@ -357,11 +365,18 @@ class TopicCommits:
             actions = [action for asked, *_ in some for action in asked]
             if actions:
                 owned = dict.fromkeys(one for _, _, one, _ in some if one is not None)
-                await self.client.commit_actions(self.topic.id, actions, intent, checks=[*owned])
+                opens = any(isinstance(action, OpenLive) for action in actions)
+                await self.client.commit_actions(
+                    self.topic.id,
+                    actions,
+                    intent,
+                    checks=[*owned],
+                    kinds={self.topic.id: RowKind.BYTES} if opens else NO_KINDS,
+                )
         except Exception as error:
             if isinstance(error, errors.LedgerFenced):
                 await self.renew_intent(intent)
-            elif isinstance(error, errors.TxnConflict | ValueError) and len(some) > 1:
+            elif isinstance(error, _OF_ONE) and len(some) > 1:
                 for one in some:
                     await self._commit_all([one])
                 return

@@ -69,6 +69,7 @@ class ReadOptions:
     task_bytes: int = 256 << 20
     fail_on_data_loss: bool = True
     on_bad_entry: str = "fail"
+    on_other_format: str = "fail"
     value_format: str = "binary"
     include_headers: bool = False
     include_metadata: bool = False
@@ -258,6 +259,12 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
             " column value",
             "Give onBadEntry=skip, or read with valueFormat=binary.",
         )
+    if given["onOtherFormat"] != "fail" and given["valueFormat"] == "json":
+        raise OptionConflict(
+            f"onOtherFormat is {given['onOtherFormat']!r} and valueFormat is 'json', which reads"
+            " rows of columns and the JSON text of rows of bytes",
+            "Leave it out, or read with valueFormat=arrow.",
+        )
     return ReadOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
         topics=topics,
@@ -272,6 +279,7 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
         task_bytes=given["maxBytesPerPartition"],
         fail_on_data_loss=given["failOnDataLoss"],
         on_bad_entry=given["onBadEntry"],
+        on_other_format=given["onOtherFormat"],
         value_format=given["valueFormat"],
         include_headers=given["includeHeaders"],
         include_metadata=given["includeMetadata"],

@@ -253,6 +253,11 @@ READ_OPTIONS = (
         "rows that are stored and cannot be decoded: `fail`, with their place; `skip`; `raw`, one"
         " row with the bytes as `value` (see Rows that cannot be decoded)",
     ),
+    Option(
+        *("onOtherFormat", READ, Choice(("fail", "skip", "null")), "fail"),
+        "rows of columns in a read of bytes, rows of bytes in a read of columns: `fail`, with their"
+        " place; `skip`; `null`, with a payload of nulls (see Typed values)",
+    ),
     _outage_timeout(READ),
     Option(
         *("valueFormat", READ, Choice(FORMATS), "binary"),

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from spark_ledger.spark.options import start_positions
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.rows import columns
+from spark_ledger.spark.rows.other_format import OnOtherFormat, OtherRows
 from spark_ledger.spark.spark_version import arrow_schema
 from spark_ledger.spark.worker import Moment, set_aside
 from spark_ledger.topic import blocking
@@ -72,9 +73,17 @@ def read_rows(
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     set_aside(Moment.CONNECTED)
 
+    others = OtherRows(OnOtherFormat(options.on_other_format), typed=values is not None)
+
     def to_spark(rows: Block, topic: str) -> pa.RecordBatch:
-        payload = None if values is None else values.columns(rows, topic)
-        made = columns.to_spark(rows, topic, arrow, payload)
+        other = others.are(rows, topic)
+        if other and others.policy is OnOtherFormat.SKIP:
+            return arrow_nulls(arrow, 0)
+        payload = None
+        if values is not None:
+            nulls = arrow_nulls(values.payload, rows.num_rows).columns
+            payload = nulls if other else values.columns(rows, topic)
+        made = columns.to_spark(rows, topic, arrow, payload, null_value=other)
         return made if keys is None else columns.with_keys(rows, made, keys)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -87,8 +96,13 @@ def read_rows(
                 on_bad_entry=OnBadEntry(options.on_bad_entry),
             ):
                 yield to_spark(rows, task.topic)
+        others.end()
 
     return filter(attrgetter("num_rows"), batches())
+
+
+def arrow_nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in schema], schema=schema)
 
 
 def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:

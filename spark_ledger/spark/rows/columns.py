@@ -203,10 +203,16 @@ def _columns(value_format: str) -> dict[str, Column]:
 
 
 def to_spark(
-    rows: Block, topic: str, schema: pa.Schema, payload: Sequence[pa.Array] | None = None
+    rows: Block,
+    topic: str,
+    schema: pa.Schema,
+    payload: Sequence[pa.Array] | None = None,
+    *,
+    null_value: bool = False,
 ) -> pa.RecordBatch:
     """The columns that `schema` names. `payload` are those of them that are the payload's own, in
-    their order (typed_values.py makes them); None in a format that has no such columns.
+    their order (typed_values.py makes them); None in a format that has no such columns. With
+    `null_value` what is made of the value is null.
 
     Raises SchemaIncompatible when `value` is asked for and the rows have none, as they are typed.
     """
@@ -217,7 +223,12 @@ def to_spark(
     columns = []
     for field in schema:
         column = known.get(field.name.lower())
-        made = _as(next(own), field.type) if not column else column.make(rows, topic, field.type)
+        if column is None:
+            made = _as(next(own), field.type)
+        elif null_value and column.stored == VALUE:
+            made = pa.nulls(rows.num_rows, field.type)
+        else:
+            made = column.make(rows, topic, field.type)
         columns.append(made)
     assert next(own, None) is None, "every column of the payload has its place"
     return pa.RecordBatch.from_arrays(columns, schema=schema)

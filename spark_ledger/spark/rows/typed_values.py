@@ -98,8 +98,11 @@ class ValueWriter:
 
     @classmethod
     def of(cls, value_format: str, payload: StructType, schema_mode: str) -> "ValueWriter":
-        """`payload` are the columns beside metadata. Raises as arrow_payload,
-        errors.SchemaMissingColumn when there are none, errors.OptionConflict."""
+        """`payload` are the columns beside metadata. Raises as arrow_payload, also for text with a
+        collation, which no topic keeps; errors.SchemaMissingColumn when there are none,
+        errors.OptionConflict."""
+        for field in payload.fields:
+            _check_not_collated(field.dataType, field.name)
         schema = canonical(arrow_payload(payload))
         if value_format == JSON:
             json_values.check_schema(schema)
@@ -261,6 +264,23 @@ def _all_of(rows: Block) -> str:
     if bool((rows.runs["partition"] == first[0]).all()):
         return f"offsets {first[1]} to {last[1]}"
     return f"offset {first[1]} and others up to offset {last[1]} of partition {last[0]}"
+
+
+def _check_not_collated(kind: DataType, path: str) -> None:
+    """Raises SchemaTypeMismatch: a reader would sort and compare the column otherwise."""
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            _check_not_collated(field.dataType, f"{path}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        _check_not_collated(kind.elementType, f"{path}.element")
+    elif isinstance(kind, MapType):
+        _check_not_collated(kind.keyType, f"{path}.key")
+        _check_not_collated(kind.valueType, f"{path}.value")
+    elif isinstance(kind, StringType) and kind.simpleString() != "string":
+        raise SchemaTypeMismatch(
+            f"column {path!r} is {kind.simpleString().upper()}, and a topic keeps no collation",
+            "Cast it to STRING, and give the collation where the column is read.",
+        )
 
 
 def _check_type(kind: DataType, path: str) -> None:

@@ -117,7 +117,7 @@ class _ForeachTask:
 
     def __init__(self, job: WriteJob, spark: TaskProperties, app_id: str) -> None:
         run_id = spark.run_id or app_id
-        self._options = job.options
+        self._job = job
         service_url, outage_s = job.options.service_url, job.options.outage_timeout_s
         begins = spark.batch_id == 0
         self._cluster = cluster = blocking.topics(service_url, outage_s, begins=begins)
@@ -130,12 +130,16 @@ class _ForeachTask:
         )
 
     def commit(self, part: Part) -> None:
-        client, said = self._cluster.client, self._options.user_metadata or ""
+        client, said = self._cluster.client, self._job.options.user_metadata or ""
         results: dict[str, list[TaskResult]] = {}
         with self._beating, naming_deleted(self._cluster):
             for result in self.writers.finish():
                 results.setdefault(result.topic_id, []).append(result)
-            self._cluster.run(commit_part(client, results, self._intent, part, user_metadata=said))
+            kinds = self._job.kinds(results, self.writers.aside_id)
+            committing = commit_part(
+                client, results, self._intent, part, user_metadata=said, kinds=kinds
+            )
+            self._cluster.run(committing)
 
     def abort(self) -> None:
         forget(lambda kept: kept.id == self._intent.id)

@@ -10,7 +10,7 @@ go to no topic that has a schema, for none of its readers could read them beside
 user says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,13 @@ from spark_ledger.spark.options.table import NO_SCHEMA
 from spark_ledger.spark.rows.typed_values import SCHEMA, ValueWriter
 from spark_ledger.spark.rows.written import WritePlan, payload_of, plan_write
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.draft import USER_METADATA_BYTES_MAX, check_not_held
+from spark_ledger.topic.commit.draft import (
+    USER_METADATA_BYTES_MAX,
+    RowKind,
+    check_not_held,
+    check_takes_bytes,
+    check_takes_columns,
+)
 from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.actions import Overwrite
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -110,19 +116,25 @@ async def check_values(client: TopicClient, options: WriteOptions, topic: Writte
     if options.schema_mode == NO_SCHEMA or (options.typed and not bad):
         return
     head = (await client.schemas.of(topic.info, fresh=False)).head
-    if not head.current:
+    try:
+        check_takes_bytes(head, name)
+    except SchemaIncompatible as error:
+        if bad:
+            raise SchemaIncompatible(
+                error.what, "Name another topic for badRecordsTopic."
+            ) from None
+        raise
+
+
+async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopic) -> None:
+    """Whether the topic takes columns, before a version of its schema is registered: the commit
+    judges it again. Raises SchemaIncompatible."""
+    head = (await client.schemas.of(topic.info, fresh=False)).head
+    if not head.takes_bytes:
         return
-    remedy = "Name another topic for badRecordsTopic."
-    if not bad:
-        remedy = (
-            "Write columns with valueFormat=arrow or valueFormat=json, or write bytes all the same"
-            " with schemaMode=none."
-        )
-    raise SchemaIncompatible(
-        f"topic '{name}' has a schema (version {head.current}), and the values to be written are"
-        " bytes: with both no reader could read all of it",
-        remedy,
-    )
+    state = await client.log(topic.info.id).fold(fresh=True)
+    actions = (Overwrite((), state.next),) if job.overwrite else ()
+    check_takes_columns(state, actions, topic.info.name.short)
 
 
 async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopic | None:
@@ -223,6 +235,14 @@ class WriteJob:
             return OnReplay(self.options.on_replay)
         return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
 
+    def kinds(self, topic_ids: Iterable[str], *aside_ids: str | None) -> dict[str, RowKind]:
+        """What the commit judges the rows of these topics as: nothing with schemaMode=none.
+        `aside_ids` are those that get bad records."""
+        if self.options.schema_mode == NO_SCHEMA:
+            return {}
+        kind = RowKind.BYTES if self.values is None else RowKind.COLUMNS
+        return {id_: RowKind.BYTES if id_ in aside_ids else kind for id_ in topic_ids}
+
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":
         """Raises what plan_write and ValueWriter.of raise, OptionMissing, OptionInvalid."""
@@ -277,7 +297,8 @@ async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str,
     target = found.get(options.topic)
     if target is not None:
         check_fits(options, target)
-        if job.values is not None:
+        if job.values is not None and job.values.mode is not None:
+            await check_columns(client, job, target)
             await job.values.version(client.schemas, target.info)
         return found
     await check_bookies(client, options, options.topic)

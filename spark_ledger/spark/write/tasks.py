@@ -19,7 +19,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_ledger.errors import CommitOverTooManyTopics, TopicDeleted, Unavailable
+from spark_ledger.errors import (
+    CommitOverTooManyTopics,
+    SchemaIncompatible,
+    TopicDeleted,
+    Unavailable,
+)
 from spark_ledger.process import background_loop
 from spark_ledger.spark.options.options import WriteOptions
 from spark_ledger.spark.worker import Moment, TtlCache, set_aside
@@ -55,11 +60,13 @@ WRITE_AGAIN = (
 @dataclass
 class Written(WriterCommitMessage):
     """A task's message to the driver: what it wrote to each topic. `batch` is what it was given of
-    a query's batch, None of a batch job outside queries."""
+    a query's batch, None of a batch job outside queries; `aside_id` the id of the topic for bad
+    records, None where it had none."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
     batch: QueryBatch | None = None
+    aside_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ def write_rows(
                     writers.write(job.plan.rows(batch))
             results = writers.finish()
             cluster.until_back()  # here Spark can stop the query, not while its commit waits
-            return Written(intent, results, _batch(counted, on_replay))
+            return Written(intent, results, _batch(counted, on_replay), writers.aside_id)
         except BaseException:
             forget(lambda kept: kept.id == intent.id)
             writers.abort()
@@ -171,7 +178,7 @@ def commit_rows(
     """Make what the tasks wrote visible, in all topics at once; with `last` the intent ends.
 
     A topic that is replaced is so even if there are no rows, and one that the option names is
-    there after a write without rows. Raises as TopicClient.commit_topics.
+    there after a write without rows, with its schema. Raises as TopicClient.commit_topics.
     """
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
@@ -190,12 +197,18 @@ def commit_rows(
         if not results and options.topic is not None and version > intent.record.w0:
             made = cluster.run(find_or_make(cluster.client, options, options.topic))
             results[made.info.id] = []
+        if job.values is not None and options.topic is not None and not any(results.values()):
+            named = cluster.run(find_or_make(cluster.client, options, options.topic))
+            if named.info.id in results:
+                cluster.run(job.values.version(cluster.client.schemas, named.info))
+        aside_ids = {message.aside_id for message in written if message.aside_id is not None}
         committing = cluster.client.commit_topics(
             results,
             txn,
             intent.id,
             overwrite=replaced,
             overwrite_held=options.overwrite_held,
+            kinds=job.kinds(results, *aside_ids),
             user_metadata=options.user_metadata or "",
             finish_intent=last,
             batch=batch,
@@ -265,9 +278,17 @@ def forget(which: Callable[[Intent], bool]) -> None:
 
 @contextmanager
 def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
-    """A topic that was deleted meanwhile is told by its name and id, with what a writer does."""
+    """A topic that was deleted meanwhile is told by its name and id, with what a writer does; one
+    that does not take the rows by its name."""
     try:
         yield
+    except SchemaIncompatible as error:
+        what, name, topic_id = error.what, None, error.facts.get("topic_id")
+        if isinstance(topic_id, str) and topic_id in what:
+            with suppress(Unavailable):
+                name = cluster.run(cluster.client.topics.name_of(topic_id))
+        what = what if name is None else what.replace(str(topic_id), name.short)
+        raise SchemaIncompatible(what, error.remedy, **error.facts) from None
     except TopicDeleted as error:
         what, name, topic_id = error.what, None, error.facts.get("topic_id")
         if isinstance(topic_id, str):

@@ -81,6 +81,12 @@ class TopicWriters:
         ending = [one.writer.finishing() for one in self._open.values()]
         return tuple(wait() for wait in ending)
 
+    @property
+    def aside_id(self) -> str | None:
+        """The id of the topic for bad records, if there are such."""
+        aside = self._open.get(self._job.options.bad_records_topic or "")
+        return None if aside is None else aside.topic.info.id
+
     def abort(self) -> None:
         """Forget what was written and close the process's ledgers that no task writes to, as far as
         that can be done in ABORT_S: Spark ends a Python worker whose task has failed."""

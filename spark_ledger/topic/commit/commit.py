@@ -32,6 +32,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import each, pause_s, reachable
 from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit import guards
 from spark_ledger.topic.commit import views as commit_views
 from spark_ledger.topic.commit.draft import (
     INLINE_COMMIT_BYTES_MAX,
@@ -46,7 +47,6 @@ from spark_ledger.topic.commit.draft import (
 from spark_ledger.topic.commit.views import LOSSES_MAX, CommitViews, Turns
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.blobs import Blobs, HeldLedgers, moved_segments, pack
-from spark_ledger.topic.log.holds import Holds
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import Commit, Head, IntentState, Spilled, TxnRecord
@@ -62,8 +62,6 @@ OPERATION_BYTES = 64  # of a multi beside path and value, generously
 _CHECKS_AT = 2  # the caller's checks come after transaction record and intent
 
 LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
-HoldsOf = Callable[[str, int], Awaitable[Holds]]
-"""What the subscriptions of a topic hold, by its id and how many partitions it has."""
 
 
 class Committer:
@@ -76,7 +74,7 @@ class Committer:
         log: Callable[[str], TopicLog],
         blobs: Blobs,
         load: LoadChunks,
-        holds: HoldsOf,
+        holds: guards.HoldsOf,
         rng: random.Random,
         forget: Callable[[], None] = lambda: None,
     ) -> None:
@@ -340,22 +338,21 @@ class _Commit:
         )
         return _Step(state, commit, commit_views.following(state, commit))
 
-    async def _held(self, view: _View, steps: Mapping[str, _Step]) -> list[Check]:
-        """Of topics that are overwritten, that no subscription holds what goes: the multi checks
-        that none came or went back since (hazard 37). Raises errors.SubscriptionBusy."""
-        found = []
-        for topic_id, step in steps.items():
-            actions = step.commit.actions
-            if self._wanted.overwrite_held or not commit_draft.overwrites(actions):
-                continue
-            holds = await self._process.holds(topic_id, len(step.before.partitions))
-            topic = view.txn.target.removesuffix(f"@{topic_id}")
-            try:
-                commit_draft.check_not_held(step.before, actions, holds, topic)
-            except errors.SubscriptionBusy as error:
-                raise (error if view.fresh else _Doubt()) from error
-            found.append(holds.check)
-        return found
+    async def _guards(
+        self, view: _View, steps: Mapping[str, _Step]
+    ) -> tuple[list[Check], dict[str, list[Operation]]]:
+        """That no subscription holds what an overwrite takes away, and what schemas the rows need,
+        by topic. Raises errors.SubscriptionBusy, errors.SchemaIncompatible."""
+        named = {id_: _name_of(id_, view) for id_ in self._topic_ids}
+        changes = {id_: (step.before, step.commit.actions) for id_, step in steps.items()}
+        try:
+            held: list[Check] = []
+            if not self._wanted.overwrite_held:
+                held = await guards.not_held(self._process.holds, changes, named)
+            kinds = self._wanted.kinds
+            return held, await guards.schemas(self._views, kinds, changes, named, fresh=view.fresh)
+        except errors.LedgerError as error:
+            raise (error if view.fresh else _Doubt()) from error
 
     # -- the multi ---------------------------------------------------------------------------
 
@@ -376,13 +373,13 @@ class _Commit:
         heads = [self._head(step) for step in steps.values()]
         bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
         nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
-        held = await self._held(view, steps)
+        held, schemas = await self._guards(view, steps)
         try:
             checks = await self._payloads.checks()
         except (errors.NoSuchLedger, errors.RowsLost):
             await self._payloads.let_go()  # a janitor was faster: everything once more
             return None
-        operations += [*checks, *held]
+        operations += [*checks, *held, *(one for some in schemas.values() for one in some)]
         heads_at = len(operations)
         for topic_id, head in zip(steps, heads, strict=True):
             log = paths.topic_log(topic_id, numbers[topic_id])
@@ -403,6 +400,9 @@ class _Commit:
                 self._lost(failed, len(guard), heads_at, list(steps))
             return None
         self._turns.used()
+        for topic_id, some in schemas.items():
+            if isinstance(some[0], Set):
+                self._views.forget_schema(topic_id)
         self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
         return CommitOutcome(CommitKind.COMMITTED, done.topics())
 
@@ -457,6 +457,12 @@ class _Commit:
         if problem is not None:
             return errors.Unavailable(f"{what} was not made in {timeout_s} s: {problem}")
         return errors.CommitContended(f"{what} lost every race for {timeout_s} s")
+
+
+def _name_of(topic_id: str, view: _View) -> str:
+    """What errors call the topic: its name where the target has it."""
+    name = view.txn.target.removesuffix(f"@{topic_id}")
+    return topic_id if name == view.txn.target else name
 
 
 def _done(intent: Intent) -> Intent:

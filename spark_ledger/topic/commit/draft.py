@@ -38,6 +38,7 @@ from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
 from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.segments import INLINE, Segment
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_of
+from spark_ledger.topic.schema.records import SchemaHead
 from spark_ledger.topic.write import TaskResult
 
 TOPICS_MAX = 500
@@ -51,6 +52,16 @@ NEXT_VERSION = -2
 """Of a TxnKey: whatever comes after the version recorded."""
 SNAPSHOT_OF_INTENT = -1
 """Of an Overwrite: the snapshot that the intent noted."""
+
+
+class RowKind(Enum):
+    """What rows are that come to a topic."""
+
+    BYTES = "bytes"
+    """A topic whose schema is in force takes none."""
+    COLUMNS = "columns"
+    """Under a version of the topic's schema, which is in force from the first such commit on."""
+
 
 Actions = tuple[Action, ...]
 Range = tuple[int, int, int]
@@ -101,7 +112,8 @@ class Wanted:
     """A commit as it is asked for: what it does to each topic (by id), under which version and
     intent. `checks` are checked in its multi, `finish_intent` ends the intent there. `batch` is
     what a streaming query's tasks counted, None where a version is done whatever it had.
-    `overwrite_held`: an overwrite takes rows away that a subscription holds, too. Raises
+    `overwrite_held`: an overwrite takes rows away that a subscription holds, too. `kinds` are what
+    the rows of a topic are, by its id; of one that is not in it nothing is judged. Raises
     errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -112,6 +124,7 @@ class Wanted:
     user_metadata: str = ""
     batch: QueryBatch | None = None
     overwrite_held: bool = False
+    kinds: Mapping[str, RowKind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:
@@ -434,6 +447,58 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
         raise errors.TxnConflict(
             f"commit {state.last_foreign(app_id)} of another writer came after commit"
             f" {action.snapshot - 1}, the last that was to be overwritten"
+        )
+
+
+def check_takes_bytes(head: SchemaHead, topic: str, topic_id: str | None = None) -> None:
+    """Raises errors.SchemaIncompatible."""
+    if not head.takes_bytes:
+        raise errors.SchemaIncompatible(
+            f"topic '{topic}' has a schema (version {head.current}), and the rows are bytes: with"
+            " both no reader could read all of it",
+            "Write columns with valueFormat=arrow or valueFormat=json, write bytes all the same"
+            " with schemaMode=none, or withdraw the schema: spark-ledger topic schema TOPIC"
+            " --withdraw.",
+            topic_id=topic_id,
+        )
+
+
+def schema_after(
+    head: SchemaHead, kind: RowKind, state: TopicState, actions: Actions, topic: str
+) -> SchemaHead | None:
+    """The topic's schema once rows of that kind came by the actions; None: as it is. Raises
+    errors.SchemaIncompatible, errors.SchemaNotRegistered."""
+    if kind is RowKind.BYTES:
+        check_takes_bytes(head, topic, state.topic_id)
+        return None
+    if not head.current:
+        raise errors.SchemaNotRegistered(f"topic '{topic}' has no registered schema")
+    if not head.takes_bytes:
+        return None
+    check_takes_columns(state, actions, topic)
+    return replace(head, in_force=True)
+
+
+def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None:
+    """Whether the topic's schema may come into force with these actions: no row is left that was
+    written without it, and no broker appends. Raises errors.SchemaIncompatible."""
+    what = None
+    for held in state.partitions:
+        rows = held.rows_between(held.start_offset, held.end_offset)
+        if held.live is not None:
+            what = f"{held.live.owner} has partition {held.number} open, whose producers send bytes"
+        elif rows and not overwrites(actions):
+            what = f"partition {held.number} has {rows} rows that follow no schema"
+        if what is not None:
+            break
+    if what is not None:
+        raise errors.SchemaIncompatible(
+            f"topic '{topic}' takes no columns: {what}, and with both no reader could read all of"
+            " it",
+            "Write to another topic, or let those rows go first (mode overwrite, spark-ledger topic"
+            " truncate, with its producers stopped), or write columns among them with"
+            " schemaMode=none, which registers nothing.",
+            topic_id=state.topic_id,
         )
 
 

@@ -19,7 +19,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -33,12 +33,13 @@ from spark_ledger.metadata.store import (
     StoreError,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import each, look_up
+from spark_ledger.metadata.store_calls import each, look_up, read
 from spark_ledger.topic.log import records, state
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.records import Commit, Head, TxnRecord
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.schema.records import SchemaHead, decode_head
 
 T = TypeVar("T")
 
@@ -66,14 +67,25 @@ class _Newest(Generic[T]):
             self._kept.popitem(last=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaNode:
+    """A topic's schema; `version` is that of its node, None: there is none."""
+
+    head: SchemaHead = field(default_factory=SchemaHead)
+    version: int | None = None
+
+
 @dataclass(slots=True)
 class _TopicView:
     """`unfolded` own commits are in `state` that no fold has read. `contended`: others commit to
-    the topic too, so head is worth a read before a multi that would lose."""
+    the topic too, so head is worth a read before a multi that would lose. `schema`: the node, None
+    until it is asked for; what it says may come into force only with a new version of head, so one
+    that was absent is asked for again when others have committed."""
 
     state: TopicState | None = None
     unfolded: int = 0
     contended: bool = False
+    schema: SchemaNode | None = None
 
 
 class CommitViews:
@@ -148,6 +160,21 @@ class CommitViews:
             view.contended = False
         return _taken(view, folded)
 
+    async def schema(self, topic_id: str, *, fresh: bool) -> SchemaNode:
+        """The topic's schema, not older than `state` of it. Raises StoreUnavailable,
+        errors.UnsupportedFormat."""
+        view = self._view(topic_id)
+        if fresh or view.schema is None:
+            node = await read(self._store, paths.topic_schema(topic_id))
+            view.schema = SchemaNode()
+            if node is not None:
+                view.schema = SchemaNode(decode_head(node.value), node.version)
+        return view.schema
+
+    def forget_schema(self, topic_id: str) -> None:
+        """An own write changed it."""
+        self._view(topic_id).schema = None
+
     def state_is(self, after: TopicState) -> None:
         """An own commit made it so."""
         view = self._view(after.topic_id)
@@ -183,6 +210,9 @@ def _taken(view: _TopicView, folded: TopicState) -> TopicState:
     """The newer one: an own commit that the replica has not, or that came during the fold, will
     lose or be right."""
     if view.state is None or folded.head_version >= view.state.head_version:
+        others = view.state is None or folded.head_version > view.state.head_version
+        if others and view.schema is not None and view.schema.version is None:
+            view.schema = None
         view.state, view.unfolded = folded, 0
     return view.state
 

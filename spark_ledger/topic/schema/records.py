@@ -1,7 +1,8 @@
 """A topic's schema in the metadata store: the versions it has had, as JSON that any language reads.
 
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
-                                       "clients":"string" where Pulsar's clients send text
+                                       "clients":"string" where Pulsar's clients send text,
+                                       "in_force":false while the topic takes bytes
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
                                          {"name":"id", "type":"int64", "nullable":false},
                                          {"name":"tags", "type":{"list":<field, no name>}, ...},
@@ -81,12 +82,20 @@ class ClientSchema(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
-    """/topic-ids/<id>/schema. `current` is the newest version; 0 before the first."""
+    """/topic-ids/<id>/schema. `current` is the newest version; 0 before the first. A schema that is
+    `in_force` keeps bytes out of the topic; one is not from its registration by a write until the
+    first commit of rows under it, and after it was withdrawn."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
     clients: ClientSchema | None = None
     """Version 0, that of Pulsar's clients: entries have nothing of it."""
+    in_force: bool = True
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether rows may come to the topic that are bytes and follow no schema."""
+        return not (self.current and self.in_force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +152,7 @@ def encode_head(head: SchemaHead) -> bytes:
     plain: dict[str, Any] = {"current": head.current, "compatibility": head.compatibility.value}
     if head.clients is not None:
         plain["clients"] = head.clients.value
-    return dump(plain)
+    return dump(plain if head.in_force else {**plain, "in_force": False})
 
 
 def decode_head(value: bytes) -> SchemaHead:
@@ -155,6 +164,7 @@ def decode_head(value: bytes) -> SchemaHead:
             int(plain["current"]),
             Compatibility(plain["compatibility"]),
             clients=None if clients is None else ClientSchema(clients),
+            in_force=bool(plain.get("in_force", True)),
         )
 
     return load(value, "topic's schema", build)

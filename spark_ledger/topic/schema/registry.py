@@ -3,7 +3,9 @@
 Always true: a version is registered by one multi that also moves `current`, so versions have no
 gaps and of two writers one decides anew on what the other registered; a lost response is resolved
 by deciding anew too, for the same schema registered twice is one version. Versions never change, so
-what was read once is kept (CACHE_BYTES_MAX), and a write whose schema is known costs no call.
+what was read once is kept (CACHE_BYTES_MAX), and a write whose schema is known costs no call. What
+puts a schema into force gives the topic's head a new version in its multi, so a commit that saw no
+schema loses to it.
 """
 
 import asyncio
@@ -26,6 +28,7 @@ from spark_ledger.metadata.store import (
     Operation,
     OutcomeUnknown,
     Set,
+    Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, each, look_up, pause_s, reachable, read
 from spark_ledger.topic.log.records import TopicLife, decode_head
@@ -103,7 +106,8 @@ class SchemaRegistry:
 
         Column order and case do not matter; which columns may be null is not compared: rows are
         checked against the version's NOT NULL by who writes them. The first write registers
-        version 1, unless there `must_exist` one.
+        version 1, unless there `must_exist` one; it comes into force with the first commit of rows
+        under it (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.
@@ -123,14 +127,30 @@ class SchemaRegistry:
 
     async def register(self, topic: TopicInfo, schema: pa.Schema) -> SchemaVersion:
         """Make `schema`, with its NOT NULLs, a version of the topic's schema; the one that is
-        exactly it, if there is. Raises as for_write."""
+        exactly it, if there is. The schema is in force when it returns. Raises as for_write."""
         wanted = schema_records.canonical(schema)
 
         def decide(now: TopicSchema) -> SchemaVersion:
             name = topic.name.short
             return schema_rules.decide_registration(name, wanted, now.head, now.versions)
 
-        return await self._registered(topic, decide)
+        return await self._registered(topic, decide, in_force=True)
+
+    async def withdraw(self, topic: TopicInfo) -> SchemaHead:
+        """Put the schema out of force: the topic takes bytes again. Rows that are there keep their
+        versions. Raises errors.SchemaNotRegistered, errors.TopicDeleted."""
+        head = SchemaHead()
+
+        def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
+            nonlocal head
+            if not now.head.current:
+                raise not_registered(topic)
+            head = replace(now.head, in_force=False)
+            return None if head == now.head else (head, [])
+
+        with reachable(f"withdrawing the schema of topic '{topic.name}'"):
+            await self._change(topic, change)
+        return head
 
     async def set_compatibility(self, topic: TopicInfo, compatibility: Compatibility) -> None:
         """What later versions are checked for; versions that are there are not checked again."""
@@ -155,18 +175,25 @@ class SchemaRegistry:
             await self._change(topic, change)
 
     async def _registered(
-        self, topic: TopicInfo, decide: Callable[[TopicSchema], SchemaVersion]
+        self,
+        topic: TopicInfo,
+        decide: Callable[[TopicSchema], SchemaVersion],
+        *,
+        in_force: bool = False,
     ) -> SchemaVersion:
+        """`in_force`: in any case, else the first version is not."""
         chosen: SchemaVersion | None = None
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal chosen
             chosen = decide(now)
-            if chosen.number <= now.head.current:
-                return None
+            there = now.head.current
+            head = replace(now.head, in_force=in_force or bool(there and now.head.in_force))
+            if chosen.number <= there:
+                return None if head == now.head else (head, [])
             path = paths.topic_schema(topic.id, chosen.number)
             record = schema_records.encode_version(chosen)
-            return replace(now.head, current=chosen.number), [Create(path, record)]
+            return replace(head, current=chosen.number), [Create(path, record)]
 
         with reachable(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
@@ -190,13 +217,17 @@ class SchemaRegistry:
             wanted = change(now)
             if wanted is None:
                 return
-            await self._check_alive(topic)
+            topics_head = await self._head(topic)
             value = schema_records.encode_head(wanted[0])
             node: Operation = Create(path, value)
             if now.node_version is not None:
                 node = Set(path, value, now.node_version)
+            others = wanted[1]
+            if now.head.takes_bytes and not wanted[0].takes_bytes:
+                path_of_head = paths.topic_head(topic.id)
+                others = [*others, Set(path_of_head, topics_head.value, topics_head.version)]
             try:
-                await self._store.multi([node, *wanted[1]])
+                await self._store.multi([node, *others])
                 return
             except OutcomeUnknown:
                 continue
@@ -208,10 +239,12 @@ class SchemaRegistry:
             f"the schema of topic '{topic.name}' was changed by others {TRIES_MAX} times meanwhile"
         )
 
-    async def _check_alive(self, topic: TopicInfo) -> None:
+    async def _head(self, topic: TopicInfo) -> Versioned:
+        """The head of the topic's log. Raises errors.TopicDeleted."""
         node = await read(self._store, paths.topic_head(topic.id))
         if node is None or decode_head(node.value).life is TopicLife.DELETED:
             raise errors.TopicDeleted(f"topic '{topic.name}' (id {topic.id}) was deleted")
+        return node
 
     async def _read(self, topic_id: str) -> TopicSchema:
         node = await read(self._store, paths.topic_schema(topic_id))

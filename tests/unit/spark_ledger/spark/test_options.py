@@ -57,6 +57,7 @@ GOOD = {
     "endingOffsetsByTimestamp": '{"t":{"0":1700000000005}}',
     "failOnDataLoss": "false",
     "onBadEntry": "skip",
+    "onOtherFormat": "skip",
     "overwriteHeld": "true",
     "valueFormat": "arrow",
     "includeHeaders": "true",
@@ -99,8 +100,7 @@ PARTNERS = {
     "txnAppId": {"txnVersion": "0"},
     "txnVersion": {"txnAppId": "a"},
     "onReplay": {"txnAppId": "a", "txnVersion": "0"},
-    "schemaMode": {"valueFormat": "arrow"},
-    "mergeSchema": {"valueFormat": "arrow"},
+    **{name: {"valueFormat": "arrow"} for name in ("schemaMode", "mergeSchema")},
 }
 WAYS = ("subscribe", "subscribePattern", "assign", "topic")
 EVERY = [(use, option) for use in Use for option in options_for(use)]

@@ -158,6 +158,8 @@ def test_bytes_are_refused_where_there_is_a_schema_unless_the_write_says_otherwi
         await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
         typed = WriteJob.of(options(valueFormat="arrow"), TYPED)
         await write_job.check(stage.client, typed, fresh=True)
+        await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
+        await stage.client.schemas.register(stage.topic, typed.values.schema)  # into force
         says = r"topic .t. has a schema \(version 1\).*valueFormat=arrow.*schemaMode=none"
         with pytest.raises(errors.SchemaIncompatible, match=says):
             await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
@@ -175,7 +177,8 @@ def test_bytes_are_refused_where_there_is_a_schema_unless_the_write_says_otherwi
 def test_bad_records_are_bytes_and_go_to_no_topic_with_a_schema():
     async def act(stage):
         typed = options(valueFormat="arrow")
-        await write_job.check(stage.client, WriteJob.of(typed, TYPED), fresh=True)
+        schema = WriteJob.of(typed, TYPED).values.schema
+        await stage.client.schemas.register(stage.topic, schema)
         aside = replace(typed, topic="new", bad_records_topic="t")
         with pytest.raises(errors.SchemaIncompatible, match="another topic for badRecordsTopic"):
             await write_job.check(stage.client, WriteJob.of(aside, TYPED), fresh=True)

@@ -4,9 +4,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     NullType,
     StringType,
     StructField,
@@ -40,6 +42,9 @@ def spark(text):
 
 def writer(value_format, text=ID_NAME, mode="validate"):
     return ValueWriter.of(value_format, spark(text), mode)
+
+
+COLLATED = StringType("UTF8_LCASE")
 
 
 def batch(ids, names):
@@ -104,6 +109,23 @@ def test_a_writer_of_payload_has_columns_to_write_and_none_that_is_reserved():
         writer("arrow", "__offset BIGINT")
     with pytest.raises(errors.SchemaUnknownColumn, match="two columns 'ID'"):
         writer("arrow", "id INT, ID INT")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (COLLATED, "c"),
+        (StructType([StructField("a", ArrayType(COLLATED))]), r"c\.a\.element"),
+        (MapType(COLLATED, StringType()), r"c\.key"),
+        (MapType(StringType(), COLLATED), r"c\.value"),
+    ],
+)
+def test_text_with_a_collation_is_not_written_without_it(kind, path):
+    column = StructType([StructField("c", kind)])
+    says = f"column '{path}' is STRING COLLATE UTF8_LCASE, and a topic keeps no collation"
+    for value_format in ("arrow", "json"):
+        with pytest.raises(errors.SchemaTypeMismatch, match=says):
+            ValueWriter.of(value_format, column, "validate")
 
 
 def test_plans_of_values_travel_to_tasks():

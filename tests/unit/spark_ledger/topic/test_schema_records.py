@@ -77,6 +77,18 @@ def test_what_pulsars_clients_say_of_values_is_beside_what_is_current_and_only_w
         schema_records.decode_head(value.replace(b'"string"', b'"text"'))
 
 
+def test_a_schema_that_is_not_in_force_says_so_and_an_old_record_is_in_force():
+    value = schema_records.encode_head(SchemaHead(2, in_force=False))
+
+    assert value == (
+        b'{"compatibility":"backward","current":2,"in_force":false,"min_reader":1,"min_writer":1}'
+    )
+    assert schema_records.decode_head(value).takes_bytes
+    old = b'{"compatibility":"backward","current":2,"min_reader":1,"min_writer":1}'
+    assert not schema_records.decode_head(old).takes_bytes
+    assert SchemaHead().takes_bytes
+
+
 def test_every_type_a_column_may_have_survives_the_record():
     version = schema_records.version_of(1, schema_records.canonical(EVERY_TYPE))
 

@@ -77,7 +77,7 @@ def test_the_first_write_registers_and_another_process_finds_it():
         assert made.number == 1
         assert await other.for_write(stage.topic, A, must_exist=True) == made
         assert (await other.of(stage.topic)).versions == (made,)
-        assert nodes(stage) == (SchemaHead(1, Compatibility.BACKWARD), {1: made})
+        assert nodes(stage) == (SchemaHead(1, Compatibility.BACKWARD, in_force=False), {1: made})
 
     play(act)
 
@@ -200,7 +200,7 @@ def test_a_change_of_compatibility_takes_no_version_back(seed):
             schemas[2].for_write(stage.topic, AC, SchemaMode.EVOLVE),
         )
 
-        assert nodes(stage)[0] == SchemaHead(3, Compatibility.FULL)
+        assert nodes(stage)[0] == SchemaHead(3, Compatibility.FULL, in_force=False)
 
     play(act, seed=seed)
 
@@ -231,9 +231,32 @@ def test_compatibility_is_set_before_or_after_the_first_version():
         await schemas.set_compatibility(stage.topic, Compatibility.NONE)
         await schemas.for_write(stage.topic, TEXT, SchemaMode.EVOLVE)
 
-        assert nodes(stage)[0] == SchemaHead(2, Compatibility.NONE)
+        assert nodes(stage)[0] == SchemaHead(2, Compatibility.NONE, in_force=False)
         with pytest.raises(errors.SchemaIncompatible, match="int32 in older rows and string"):
             await schemas.for_read([stage.topic])
+
+    play(act)
+
+
+def test_a_schema_that_somebody_registers_is_in_force_until_it_is_withdrawn():
+    async def act(stage):
+        schemas = registry(stage.client)
+        with pytest.raises(errors.SchemaNotRegistered):
+            await schemas.withdraw(stage.topic)
+        await schemas.for_write(stage.topic, A)
+        assert nodes(stage)[0].takes_bytes
+        await schemas.register(stage.topic, A)
+        assert not nodes(stage)[0].takes_bytes
+        await schemas.for_write(stage.topic, AB, SchemaMode.EVOLVE)
+        assert not nodes(stage)[0].takes_bytes
+
+        for _ in range(2):
+            assert (await schemas.withdraw(stage.topic)).takes_bytes
+            assert nodes(stage)[0] == SchemaHead(2, in_force=False)
+        await schemas.for_write(stage.topic, AC, SchemaMode.EVOLVE)
+        assert nodes(stage)[0] == SchemaHead(3, in_force=False)
+        await schemas.register(stage.topic, AB)
+        assert nodes(stage)[0] == SchemaHead(3)
 
     play(act)
 

@@ -1,0 +1,69 @@
+"""What a commit's multi checks beside the heads of its topics: subscriptions, and schemas.
+
+Always true: what is judged here was read before the multi, which checks the versions of the nodes
+that it was read from, or of a head that changes with them; so what others do meanwhile makes the
+multi fail, and the commit judges again. A schema comes into force only together with a new version
+of its topic's head, so a commit of bytes that saw no schema loses to it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Check, Operation, Set
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.draft import Actions, RowKind
+from spark_ledger.topic.commit.views import CommitViews
+from spark_ledger.topic.log.holds import Holds
+from spark_ledger.topic.log.records import Head, encode_head
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.schema import records as schema_records
+
+HoldsOf = Callable[[str, int], Awaitable[Holds]]
+"""What the subscriptions of a topic hold, by its id and how many partitions it has."""
+Changes = Mapping[str, tuple[TopicState, Actions]]
+"""By topic that takes a number: the state that the commit follows, and what it does."""
+
+
+async def not_held(holds_of: HoldsOf, changes: Changes, named: Mapping[str, str]) -> list[Check]:
+    """Of topics that are overwritten: that no subscription came or went back since it was seen to
+    hold nothing that goes (hazard 37). Raises errors.SubscriptionBusy, errors.Unavailable."""
+    found = []
+    for topic_id, (state, actions) in changes.items():
+        if commit_draft.overwrites(actions):
+            holds = await holds_of(topic_id, len(state.partitions))
+            commit_draft.check_not_held(state, actions, holds, named[topic_id])
+            found.append(holds.check)
+    return found
+
+
+async def schemas(
+    views: CommitViews,
+    kinds: Mapping[str, RowKind],
+    changes: Changes,
+    named: Mapping[str, str],
+    *,
+    fresh: bool,
+) -> dict[str, list[Operation]]:
+    """By topic that its schema is as the rows need it, or that it comes into force. Raises
+    errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
+    found: dict[str, list[Operation]] = {}
+    for topic_id, kind in kinds.items():
+        change = changes.get(topic_id)
+        if change is None and kind is RowKind.BYTES:
+            continue
+        schema = await views.schema(topic_id, fresh=fresh)
+        if change is None:
+            change = await views.state(topic_id, fold=False, fresh=False), ()
+        state, actions = change
+        head = commit_draft.schema_after(schema.head, kind, state, actions, named[topic_id])
+        path = paths.topic_schema(topic_id)
+        if schema.version is None or (head is None and topic_id not in changes):
+            continue
+        if head is None:
+            found[topic_id] = [Check(path, schema.version)]
+            continue
+        found[topic_id] = [Set(path, schema_records.encode_head(head), schema.version)]
+        if topic_id not in changes:
+            value = encode_head(Head(state.next))
+            found[topic_id] += [Set(paths.topic_head(topic_id), value, state.head_version)]
+    return found

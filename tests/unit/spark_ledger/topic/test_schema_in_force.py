@@ -1,0 +1,210 @@
+"""Columns and bytes in one topic: each commit judges whether its rows fit those that are there."""
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Check, Create
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.draft import CommitKind, RowKind, TxnKey
+from spark_ledger.topic.log.actions import OpenLive, Overwrite
+from spark_ledger.topic.schema.records import decode_head
+from spark_ledger.topic.write import TaskResult
+from tests.simulation.loop import current
+from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
+from tests.unit.spark_ledger.topic.test_commit_cost import Counted
+
+COLUMNS = pa.schema([("id", pa.int64())])
+
+
+async def commit(
+    stage, kind, ledger, *, client=None, app="app", rows=5, overwrite=False, version=0
+):
+    client = client or stage.client
+    overwrites = [stage.topic.id] if overwrite else []
+    if kind is RowKind.COLUMNS:
+        await client.schemas.for_write(stage.topic, COLUMNS)
+    intent = await client.intents.open_query_intent(app, "run", TARGET, overwrites=overwrites)
+    some = (segment(ledger, rows),) if rows else ()
+    results = {stage.topic.id: [TaskResult(stage.topic.id, intent.id, 0, 0, some)]}
+    return await client.commit_topics(
+        results,
+        TxnKey(app, TARGET, version, "run"),
+        intent.id,
+        overwrite=overwrites,
+        kinds={stage.topic.id: kind},
+    )
+
+
+def takes_bytes(stage):
+    node = stage.world.store.peek(paths.topic_schema(stage.topic.id))
+    return node is None or decode_head(node.value).takes_bytes
+
+
+async def rows(stage):
+    now = await (await stage.another()).log(stage.topic.id).fold(fresh=True)
+    return [held.rows_between(held.start_offset, held.end_offset) for held in now.partitions]
+
+
+def test_the_first_rows_of_columns_put_the_schema_in_force_and_bytes_come_no_more():
+    async def act(stage):
+        other = await stage.another()
+        await commit(stage, RowKind.COLUMNS, 1)
+        assert not takes_bytes(stage)
+        await commit(stage, RowKind.COLUMNS, 2, version=1)
+
+        with pytest.raises(errors.SchemaIncompatible, match=r"the rows are bytes.*--withdraw"):
+            await commit(stage, RowKind.BYTES, 3, client=other, app="other")
+        assert await rows(stage) == [10]
+
+    play(act)
+
+
+def test_columns_do_not_come_to_rows_of_bytes_and_bytes_go_on():
+    async def act(stage):
+        await commit(stage, RowKind.BYTES, 1)
+
+        says = "partition 0 has 5 rows that follow no schema.*schemaMode=none"
+        with pytest.raises(errors.SchemaIncompatible, match=says):
+            await commit(stage, RowKind.COLUMNS, 2, app="typed")
+        assert takes_bytes(stage)
+        await commit(stage, RowKind.BYTES, 3, version=1)
+        assert await rows(stage) == [10]
+
+    play(act)
+
+
+def test_columns_take_the_place_of_all_bytes_by_overwriting():
+    async def act(stage):
+        await commit(stage, RowKind.BYTES, 1)
+        await commit(stage, RowKind.COLUMNS, 2, app="typed", rows=3, overwrite=True)
+        assert (takes_bytes(stage), await rows(stage)) == (False, [3])
+
+    play(act)
+
+
+def test_a_broker_that_appends_keeps_columns_out_before_its_first_row():
+    async def act(stage):
+        opening = OpenLive(0, 9, 0, "broker b", 1)
+        intent = await stage.client.intents.open_system_intent("broker", stage.topic.id)
+        await stage.client.commit_actions(
+            stage.topic.id, [opening], intent, kinds={stage.topic.id: RowKind.BYTES}
+        )
+        with pytest.raises(errors.SchemaIncompatible, match="broker b has partition 0 open"):
+            await commit(stage, RowKind.COLUMNS, 1, rows=0)
+        now = await (await stage.another()).log(stage.topic.id).fold(fresh=True)
+        with pytest.raises(errors.SchemaIncompatible, match="broker b has partition 0 open"):
+            commit_draft.check_takes_columns(now, (Overwrite((), 0),), "t")
+
+    play(act)
+
+
+def test_a_broker_opens_nothing_where_a_schema_is_in_force():
+    async def act(stage):
+        await commit(stage, RowKind.COLUMNS, 1)
+        other = await stage.another()
+        intent = await other.intents.open_system_intent("broker", stage.topic.id)
+        opening = OpenLive(0, 9, 0, "broker b", 1)
+        with pytest.raises(errors.SchemaIncompatible, match="the rows are bytes"):
+            await other.commit_actions(
+                stage.topic.id, [opening], intent, kinds={stage.topic.id: RowKind.BYTES}
+            )
+
+    play(act)
+
+
+@pytest.mark.parametrize("some", [0, 5])
+def test_a_write_of_bytes_that_saw_no_schema_loses_to_one_that_comes_into_force(some):
+    async def act(stage):
+        other = await stage.another()
+        multi, once = other.store.multi, []
+
+        async def late(operations):
+            logs = any(isinstance(one, Create) and "/log/" in one.path for one in operations)
+            if logs and not once:
+                once.append(True)
+                await commit(stage, RowKind.COLUMNS, 1, rows=some)
+            return await multi(operations)
+
+        other.store.multi = late
+        with pytest.raises(errors.SchemaIncompatible, match="the rows are bytes"):
+            await commit(stage, RowKind.BYTES, 2, client=other, app="other")
+        assert (once, takes_bytes(stage), await rows(stage)) == ([True], False, [some])
+
+    play(act)
+
+
+def test_of_columns_and_bytes_that_come_at_once_one_kind_is_there():
+    async def act(stage):
+        other = await stage.another()
+        rng = current().random_for("at once")
+
+        async def comes(kind, client, app):
+            await asyncio.sleep(rng.uniform(0, 0.02))
+            try:
+                await commit(stage, kind, 1, client=client, app=app)
+            except errors.SchemaIncompatible:
+                return False
+            return True
+
+        columns, plain = await asyncio.gather(
+            comes(RowKind.COLUMNS, stage.client, "a"), comes(RowKind.BYTES, other, "b")
+        )
+        assert columns != plain
+        assert takes_bytes(stage) == plain
+        return columns
+
+    assert {play(act, seed=seed) for seed in range(16)} == {True, False}
+
+
+def test_after_a_withdrawal_bytes_come_and_columns_do_not():
+    async def act(stage):
+        other = await stage.another()
+        await commit(stage, RowKind.COLUMNS, 1)
+        await other.schemas.withdraw(stage.topic)
+
+        says = "partition 0 has 5 rows that follow no schema"
+        with pytest.raises(errors.SchemaIncompatible, match=says):
+            await commit(stage, RowKind.COLUMNS, 2, version=1)
+        again = await commit(stage, RowKind.COLUMNS, 1)
+        assert again.kind is CommitKind.ALREADY, "it is done, whatever holds now"
+        await commit(stage, RowKind.BYTES, 3, client=other, app="other")
+        await other.schemas.register(stage.topic, COLUMNS)
+        await commit(stage, RowKind.COLUMNS, 4, version=1)
+        with pytest.raises(errors.SchemaIncompatible):
+            await commit(stage, RowKind.BYTES, 5, client=other, app="other", version=1)
+        assert await rows(stage) == [15]
+
+    play(act)
+
+
+def test_rows_of_no_kind_are_judged_by_nothing():
+    async def act(stage):
+        await commit(stage, RowKind.COLUMNS, 1)
+        intent = await stage.intent()
+        written = TaskResult(stage.topic.id, intent.id, 0, 0, (segment(2, 5),))
+        await stage.commit(intent, 0, written)
+        assert await rows(stage) == [10]
+
+    play(act)
+
+
+@pytest.mark.parametrize("kind", list(RowKind))
+def test_what_a_commit_judges_costs_no_read_in_the_steady_state(kind):
+    async def act(stage):
+        await commit(stage, kind, 1)
+        counted = Counted(stage.client)
+        intent = await stage.client.intents.open_query_intent("app", "run", TARGET)
+        for version in range(1, 5):
+            counted.taken()
+            written = TaskResult(stage.topic.id, intent.id, 0, 0, (segment(1 + version, 5),))
+            await stage.commit(intent, version, written, kinds={stage.topic.id: kind})
+            if version > 1:
+                assert counted.taken() == {"multi": 1}
+        checked = [one.path for one in counted.multis[-1] if isinstance(one, Check)]
+        assert (paths.topic_schema(stage.topic.id) in checked) == (kind is RowKind.COLUMNS)
+
+    play(act)
