@@ -136,8 +136,8 @@ class TopicState:
     node that it must be set from, `turn` the commit that asks to go first (commit/views.py).
     `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
     commit's (hazard 35); `min_writer` the writer version that every later commit needs. `dropped`
-    are ledgers that lost rows, and when they last did: from then on the delete delay counts of
-    those to which nothing here refers any more. `bodies` are ledgers that hold the bodies of
+    are ledgers that lost rows, or were live and never had any, and when that last was: from then on
+    the delete delay counts of those to which nothing here refers any more. `bodies` are ledgers that hold the bodies of
     commits, with the last such commit. `across` has the last commit shared with each other topic;
     `last_of_app` the app that added rows last, and when, `last_of_others` the last time that
     another did."""
@@ -312,7 +312,8 @@ class _Folding:
             )
 
     def seal(self, some: Sequence[SealLive]) -> None:
-        """Seals, of which no two can be of one partition; their segments share a table."""
+        """Seals, of which no two can be of one partition; their segments share a table. A ledger
+        that was live without a row loses its last reference, as one that loses rows does."""
         for action in some:
             held = self._at(action.partition)
             self._check(
@@ -321,6 +322,8 @@ class _Folding:
             )
             assert held.live is not None, "it is of this live segment"
             self._sealing[action.partition] = held.live.token
+            if action.segment is None and not held.live.first_entry:
+                self._dropped[action.ledger_id] = self._now_ms
             held.live = None
             if action.producers:
                 held.producers = _with_last(held.producers, action.producers)
