@@ -16,7 +16,7 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
-from spark_ledger.broker.owned_topic import OwnedTopic, elsewhere
+from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic, elsewhere
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
 from spark_ledger.broker.owner.partition import TAIL_BYTES_MAX, Partition, TailBudget
@@ -374,7 +374,7 @@ class Broker:
 
     async def _open(self, info: TopicInfo) -> OwnedTopic:
         commits = TopicCommits(self.client, info, self.ownership, self.clock.now_ms)
-        follower = await self.client.follow(info.id, info.name.short)
+        follower = await self.client.follow(info.id, info.name.short, REREAD_S)
         limits = self._limits(info)
         made = OwnedTopic(
             *(commits, self.cursors, follower, self._budget, limits, self._ended, self._closed)
@@ -411,6 +411,7 @@ class Broker:
             try:
                 if await self.ownership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
+                    self.cursors.doubt_all()
                     for topic in self._opened():
                         await topic.look()
                 await self.clock.measure(self.client)

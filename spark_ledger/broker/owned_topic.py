@@ -20,14 +20,19 @@ from spark_ledger.broker.owner.partition import Partition, TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
-from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store import StoreError, Watcher
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.live import LiveEnds
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
-LOOK_S = 5.0
+LOOK_S = 60.0
+"""How often a broker looks whether it has a topic's partitions, without being told by its watch:
+thousands of idle topics cost the metadata store little."""
+FIRST_LOOK_S = 5.0
+REREAD_S = 60.0
+"""How often the head of a topic is read without a change."""
 RELEASE_S = 5.0
 CATCH_UP_S = 0.1
 """So long a read of a partition waits at most for a commit that was heard of."""
@@ -82,7 +87,9 @@ class OwnedTopic:
         """By subscription, as long as a call holds the lock or waits for it: each reader has a name
         of its own."""
         self._beside: dict[asyncio.Task[None], None] = {}
-        self._following: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._stirred = asyncio.Event()
+        self._watching = False  # the record of owners, under one watch
         self._ended = False
 
     @property
@@ -92,7 +99,8 @@ class OwnedTopic:
     async def start(self) -> None:
         """Follow the topic's log. Raises errors.TopicDeleted, errors.Unavailable."""
         await self._follower.beyond((await self._commits.state()).next - 1)
-        self._following = asyncio.get_running_loop().create_task(self._follow())
+        loop = asyncio.get_running_loop()
+        self._background = [loop.create_task(self._follow()), loop.create_task(self._keep())]
 
     async def own(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
         """Serve these partitions, each in that epoch, from now on: what is open there is sealed
@@ -137,23 +145,15 @@ class OwnedTopic:
         return found
 
     async def _follow(self) -> None:
-        """Tell those who wait of every commit; notice when another has a partition."""
+        """Tell those who wait of every commit."""
         seen = self.state.next
-        look_s = asyncio.get_running_loop().time() + LOOK_S
         while not self._ended:
             try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(look_s):
-                        state = await self._follower.beyond(seen)
-                        seen = state.next
+                seen = (await self._follower.beyond(seen)).next
                 if self.state.deleted:
                     raise errors.TopicDeleted(f"topic {self.info.name} was deleted")
                 for one in self._partitions.values():
                     one.wake()
-                if asyncio.get_running_loop().time() >= look_s:
-                    look_s = asyncio.get_running_loop().time() + LOOK_S
-                    await self._commits.heartbeat()
-                    await self.look()
             except (errors.TopicDeleted, errors.TopicNotFound) as error:
                 self.give_up(error)
             except (errors.LedgerError, StoreError) as error:
@@ -163,10 +163,41 @@ class OwnedTopic:
                 _log.exception("topic %s is not followed now: a defect", self.info.name)
                 await asyncio.sleep(1.0)
 
-    async def look(self) -> None:
+    async def _keep(self) -> None:
+        """Show that the broker is at work; notice when another has a partition."""
+        await asyncio.sleep(FIRST_LOOK_S)
+        while not self._ended:
+            self._stirred.clear()
+            try:
+                await self._commits.heartbeat()
+                await self._look_watching()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._stirred.wait()
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("who has topic %s is not known now: %s", self.info.name, error)
+                await asyncio.sleep(1.0)
+
+    async def _look_watching(self) -> None:
+        """Look at what the session has heard, under a watch unless that is out still. Raises
+        errors.Unavailable."""
+        watch = None if self._watching else self._record_changed
+        self._watching = True
+        try:
+            await self.look(fresh=False, watch=watch)
+        except BaseException:
+            self._watching = watch is None
+            raise
+
+    def _record_changed(self) -> None:
+        self._watching = False
+        self._stirred.set()
+
+    async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none
-        left. Raises errors.Unavailable."""
-        self._lose([number for number in await self._commits.lost() if number in self._partitions])
+        left. The rest as TopicCommits.lost. Raises errors.Unavailable."""
+        lost = await self._commits.lost(fresh=fresh, watch=watch)
+        self._lose([number for number in lost if number in self._partitions])
         async with self._owning:
             if not self._partitions and not self._leaving and not self._ended:
                 self._ended = True
@@ -222,6 +253,9 @@ class OwnedTopic:
             await self._close()
 
     async def _close(self) -> None:
+        for task in self._background:
+            if task is not asyncio.current_task():
+                task.cancel()
         await self._commits.close()
         await self._on_closed(self)
 
@@ -239,9 +273,9 @@ class OwnedTopic:
 
     async def close(self) -> None:
         """Store what waits, seal, write where subscriptions are, and let the topic go."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         self._ended = True
         await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
         for number in list(self._partitions):

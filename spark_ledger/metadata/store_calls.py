@@ -21,6 +21,7 @@ from spark_ledger.metadata.store import (
     StoreError,
     StoreUnavailable,
     Versioned,
+    Watcher,
 )
 
 A = TypeVar("A")
@@ -38,10 +39,11 @@ _PAUSE_S = 0.004
 _PAUSE_S_MAX = 1.0
 
 
-async def read(store: MetadataStore, path: str) -> Versioned | None:
-    """The node, or None where there is none."""
+async def read(store: MetadataStore, path: str, watch: Watcher | None = None) -> Versioned | None:
+    """The node, or None where there is none. `watch` is set before it is read, also where there is
+    none."""
     try:
-        return await store.get(path)
+        return await store.get(path, watch)
     except NoNode:
         return None
 

@@ -34,7 +34,7 @@ from spark_ledger.topic.log.ledger_cache import LedgerCache
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo, Topics
-from spark_ledger.topic.read.follower import TopicFollower
+from spark_ledger.topic.read.follower import REREAD_S, TopicFollower
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
 from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
@@ -134,12 +134,16 @@ class TopicClient:
         """Let go of what was folded of the topic; it is folded anew when it is asked for."""
         self._logs.pop(topic_id, None)
 
-    async def follow(self, topic_id: str, name: str | None = None) -> TopicFollower:
-        """The topic's follower, started; one for each topic. A failed start is tried again. Its
-        errors call the topic by its name if that is given."""
+    async def follow(
+        self, topic_id: str, name: str | None = None, reread_s: float = REREAD_S
+    ) -> TopicFollower:
+        """The topic's follower, started; one for each topic, made as the first call says. A failed
+        start is tried again. Its errors call the topic by its name if that is given."""
         task = self._followers.get(topic_id)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(self._start_follower(topic_id, name))
+            task = asyncio.get_running_loop().create_task(
+                self._start_follower(topic_id, name, reread_s)
+            )
             self._followers[topic_id] = task
         try:
             return await asyncio.shield(task)
@@ -304,8 +308,11 @@ class TopicClient:
         await self.chunks.close()
         await self.cache.close()
 
-    async def _start_follower(self, topic_id: str, name: str | None) -> TopicFollower:
-        follower, this = TopicFollower(self.log(topic_id), name), asyncio.current_task()
+    async def _start_follower(
+        self, topic_id: str, name: str | None, reread_s: float
+    ) -> TopicFollower:
+        follower = TopicFollower(self.log(topic_id), name, reread_s)
+        this = asyncio.current_task()
         follower.on_end = lambda: self._stopped_following(topic_id, this)
         await follower.start()
         return follower

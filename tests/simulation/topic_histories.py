@@ -200,6 +200,11 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: (1, False),
     ),
     (
+        *("T14", I.what_is_gone_is_forgotten),
+        lambda g, x: ([],),
+        lambda g, x: (["broker 1 follows t"],),
+    ),
+    (
         *("T14", I.a_log_is_its_tail),
         lambda g, x: ("t", [4, 5], (4, 6), 2),
         lambda g, x: ("t", [3, 4, 5], (4, 6), 9),

@@ -133,7 +133,7 @@ class TopicRest:
     async def _judge_ledgers(self, topics: TopicClient, there: list[LogGhost]) -> None:
         needed: dict[int, str] = {}
         for log in there:
-            needed |= await self._needed(topics, log)
+            needed |= await needed_ledgers(self.work, topics, log)
         now_ms = EPOCH_MS + int(self.world.loop.now * 1000)
         for ledger_id, ledger in self.world.ghost.ledgers.items():
             if ledger.deleted or not ledger.record.intent:
@@ -149,28 +149,29 @@ class TopicRest:
                 kept = kept or now_ms < since.deleted_ms + since.policies.delete_delay_ms
             invariants.nothing_unreferred_is_left(self.world.ghost, ledger_id, kept)
 
-    async def _needed(self, topics: TopicClient, log: LogGhost) -> dict[int, str]:
-        """The ledgers that a topic names, or did until less than its delete delay ago."""
-        folded, newest = await topics.log(log.topic_id).fold_from_checkpoint()
-        found = dict.fromkeys(checkpoint.chunk_ledgers(folded), "chunk")
-        previous = 0
-        if newest is not None:
-            previous = newest.record.previous
-            found |= dict.fromkeys(checkpoint.chunk_ledgers(newest.root.state), "chunk")
-            found |= dict.fromkeys((*newest.record.root_ledgers(), *newest.root.before), "root")
-        rows = folded.ledgers(await topics.chunks.load(folded.chunks()))
-        bodies = [one for one, last in folded.bodies.items() if last >= previous]
-        found |= dict.fromkeys(rows, "rows") | dict.fromkeys(bodies, "body")
-        now_ms = EPOCH_MS + int(self.world.loop.now * 1000)
-        for state in (log.state, folded):
-            for ledger_id, dropped_ms in state.dropped.items():
-                if now_ms < dropped_ms + log.policies.delete_delay_ms:
-                    found[ledger_id] = "dropped"
-        folder = paths.subscriptions(log.topic_id)
-        for name in self.world.store.peek_children(folder):
-            node = self.world.store.peek(f"{folder}/{name}")
-            assert node is not None
-            cursor = decode_subscription(node.value).ledger_id
-            if cursor is not None:
-                found[cursor] = "cursor"
-        return found
+
+async def needed_ledgers(work: TopicWork, topics: TopicClient, log: LogGhost) -> dict[int, str]:
+    """The ledgers that a topic names, or did until less than its delete delay ago."""
+    folded, newest = await topics.log(log.topic_id).fold_from_checkpoint()
+    found = dict.fromkeys(checkpoint.chunk_ledgers(folded), "chunk")
+    previous = 0
+    if newest is not None:
+        previous = newest.record.previous
+        found |= dict.fromkeys(checkpoint.chunk_ledgers(newest.root.state), "chunk")
+        found |= dict.fromkeys((*newest.record.root_ledgers(), *newest.root.before), "root")
+    rows = folded.ledgers(await topics.chunks.load(folded.chunks()))
+    bodies = [one for one, last in folded.bodies.items() if last >= previous]
+    found |= dict.fromkeys(rows, "rows") | dict.fromkeys(bodies, "body")
+    now_ms = EPOCH_MS + int(work.world.loop.now * 1000)
+    for state in (log.state, folded):
+        for ledger_id, dropped_ms in state.dropped.items():
+            if now_ms < dropped_ms + log.policies.delete_delay_ms:
+                found[ledger_id] = "dropped"
+    folder = paths.subscriptions(log.topic_id)
+    for name in work.world.store.peek_children(folder):
+        node = work.world.store.peek(f"{folder}/{name}")
+        assert node is not None
+        cursor = decode_subscription(node.value).ledger_id
+        if cursor is not None:
+            found[cursor] = "cursor"
+    return found

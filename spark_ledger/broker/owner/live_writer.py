@@ -549,8 +549,11 @@ class LiveWriter:
         has = following.has
         self._entries, self._sent, self._confirmed = has.entries, has.rows, has.rows
         self._bytes = has.bytes
+        now_s = asyncio.get_running_loop().time()
         if not self._reopened:
-            self._opened_s = self._used_s = asyncio.get_running_loop().time()
+            self._opened_s = now_s
+        if self._queue:  # else a ledger that rolls before IDLE_S is over would roll for ever
+            self._used_s = now_s
         self._rolls = False
 
     async def _next_ledger(self) -> Next:

@@ -39,6 +39,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     SessionState,
     Versioned,
+    Watcher,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
@@ -285,12 +286,15 @@ class Ownership:
             now, alive = await self.owners(topic_id, fresh=True), await self._others_alive()
         return False
 
-    async def owners(self, topic_id: str, *, fresh: bool = False) -> Owners:
+    async def owners(
+        self, topic_id: str, *, fresh: bool = False, watch: Watcher | None = None
+    ) -> Owners:
+        """`watch` is set on the record before it is read."""
         path = paths.brokers_of_topic(topic_id)
         with reachable(f"reading which brokers have topic {topic_id}"):
             if fresh:
                 await self._store.sync(path)
-            node = await read(self._store, path)
+            node = await read(self._store, path, watch)
         return Owners() if node is None else _decoded(node.value, node.version)
 
     async def check(self, topic_id: str, partition: int, epoch: int) -> Check:

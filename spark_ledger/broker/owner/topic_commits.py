@@ -29,7 +29,7 @@ from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
-from spark_ledger.metadata.store import Check
+from spark_ledger.metadata.store import Check, Watcher
 from spark_ledger.topic.client import NO_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.commit.hand_over import Handed, owner_name
@@ -219,10 +219,11 @@ class TopicCommits:
             raise Deposed(f"this broker gave partition {partition} of {self.topic.name} up")
         return await self._ownership.check(self.topic.id, partition, self.epochs[partition])
 
-    async def lost(self) -> list[int]:
-        """The partitions that this broker has no more. Raises errors.Unavailable."""
+    async def lost(self, *, fresh: bool = True, watch: Watcher | None = None) -> list[int]:
+        """The partitions that this broker has no more: if `fresh` as of this call, else as far as
+        its session has heard. `watch` is set on the record. Raises errors.Unavailable."""
         epochs = dict(self.epochs)
-        now = await self._ownership.owners(self.topic.id, fresh=True)
+        now = await self._ownership.owners(self.topic.id, fresh=fresh, watch=watch)
         mine = now.epochs_of(self._ownership.broker_id)
         return [number for number, epoch in epochs.items() if mine.get(number) != epoch]
 

@@ -137,10 +137,10 @@ class TopicState:
     `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
     commit's (hazard 35); `min_writer` the writer version that every later commit needs. `dropped`
     are ledgers that lost rows, or were live and never had any, and when that last was: from then on
-    the delete delay counts of those to which nothing here refers any more. `bodies` are ledgers that hold the bodies of
-    commits, with the last such commit. `across` has the last commit shared with each other topic;
-    `last_of_app` the app that added rows last, and when, `last_of_others` the last time that
-    another did."""
+    the delete delay counts of those to which nothing here refers any more. `bodies` are ledgers
+    that hold the bodies of commits, with the last such commit. `across` has the last commit shared
+    with each other topic; `last_of_app` the app that added rows last, and when, `last_of_others`
+    the last time that another did."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]

@@ -2,7 +2,8 @@
 
 Always true: one watch, on head, is outstanding at most; a change is folded as soon as it is heard
 of, but head is read at most every 50 ms; without a change head is read again every 10 s; a state
-that was not confirmed for 30 s is not given out. The watch also fires when the session is in doubt.
+that was not confirmed for 30 s is not given out. Who has thousands of topics, and decides nothing
+by what it follows, has both six times as long. The watch also fires when the session is in doubt.
 What is in ledgers and cannot be read now is tried again, as the store is. Once the topic is deleted
 nothing changes any more: the following ends, and that state is given out for ever.
 """
@@ -19,7 +20,8 @@ from spark_ledger.topic.log.topic_log import TopicLog
 REREAD_S = 10.0
 REARM_S = 0.05
 RETRY_S = 1.0
-UNCONFIRMED_S_MAX = 30.0
+UNCONFIRMED_REREADS = 3
+UNCONFIRMED_S_MAX = UNCONFIRMED_REREADS * REREAD_S
 _PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
 """What may be over at the next look: bodies and checkpoints are on bookies."""
 
@@ -27,9 +29,11 @@ _PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUna
 class TopicFollower:
     """`state` may be called from any thread; the rest belongs to the loop."""
 
-    def __init__(self, log: TopicLog, name: str | None = None) -> None:
-        """`name` is what errors call the topic beside its id."""
+    def __init__(self, log: TopicLog, name: str | None = None, reread_s: float = REREAD_S) -> None:
+        """`name` is what errors call the topic beside its id. `reread_s`: how often head is read
+        without a change; a state counts for UNCONFIRMED_REREADS times as long."""
         self.log = log
+        self._reread_s = reread_s
         self._named = f"topic {log.topic_id}"
         if name is not None:
             self._named = f"topic {name!r} (id {log.topic_id})"
@@ -60,15 +64,16 @@ class TopicFollower:
         return state
 
     def state(self) -> TopicState:
-        """The newest state, from memory. Raises errors.Unavailable after UNCONFIRMED_S_MAX
-        without contact, and the error that ended the following if one did."""
+        """The newest state, from memory. Raises errors.Unavailable where it was not confirmed for
+        long, and the error that ended the following if one did."""
         if self._failure is not None:
             raise self._failure
         assert self._latest is not None, "start() comes first"
         state, confirmed_s = self._latest
-        if not state.deleted and self._loop.time() - confirmed_s > UNCONFIRMED_S_MAX:
+        unconfirmed_s_max = UNCONFIRMED_REREADS * self._reread_s
+        if not state.deleted and self._loop.time() - confirmed_s > unconfirmed_s_max:
             raise errors.Unavailable(
-                f"{self._named} could not be read for {UNCONFIRMED_S_MAX:.0f} s"
+                f"{self._named} could not be read for {unconfirmed_s_max:.0f} s"
             )
         return state
 
@@ -89,7 +94,7 @@ class TopicFollower:
         """The state once it has commit `number`, for as long as that takes. Raises as `state`."""
         while (state := self.state()).next <= number and not state.deleted:
             with suppress(TimeoutError):
-                async with asyncio.timeout(REREAD_S):
+                async with asyncio.timeout(self._reread_s):
                     await self._folded.wait()
         return state
 
@@ -119,7 +124,7 @@ class TopicFollower:
 
     async def _wait_for_change(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(REREAD_S):
+            async with asyncio.timeout(self._reread_s):
                 await self._changed.wait()
 
     async def _read(self, *, fresh: bool) -> TopicState:
@@ -139,7 +144,7 @@ class TopicFollower:
         self._folded = asyncio.Event()  # of the next fold
         for listener in list(self.listeners):
             listener(state)
-        if self._loop.time() - began_s > REREAD_S:  # as in an outage: this confirms little
+        if self._loop.time() - began_s > self._reread_s:  # as in an outage: this confirms little
             self._changed.set()
         return state
 

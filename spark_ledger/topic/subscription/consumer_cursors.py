@@ -55,8 +55,9 @@ from spark_ledger.topic.subscription.records import (
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
 WRITE_EVERY_S = 1.0
-LOOK_EVERY_S = 10.0
-"""What is not written is read so often: it may have been deleted, or sought."""
+LOOK_EVERY_S = 60.0
+"""What is not written is read so often: it may have been deleted, or sought, and the watch on its
+record have been lost."""
 WRITTEN_S = 5.0
 MULTI_BYTES_MAX = 256 << 10
 MULTI_WRITES_MAX = 250
@@ -83,7 +84,8 @@ class ConsumerCursor:
         self.doubt = False  # a write failed: what is there is to be read again
         self.told = 0  # how often it was told something
         self.durable = 0  # how much of that is durable
-        self.looked_s = asyncio.get_running_loop().time()
+        self.looked_s = float("-inf")
+        self._watching = False  # the record, under one watch
         self._cursors = cursors
         self._nodes = nodes
         self._seen = seen
@@ -187,12 +189,23 @@ class ConsumerCursor:
 
     async def look(self) -> None:
         """Read what is there. Raises StoreError."""
-        seen = await self._nodes.read(self.name)
+        watch = None if self._watching else self._record_changed
+        self._watching = True
+        try:
+            seen = await self._nodes.read(self.name, watch=watch)
+        except BaseException:
+            self._watching = watch is None
+            raise
         self._judge(seen)
         if seen is not None and self.failure is None:
             self._written, self._version = seen.shares[self._cursors.broker_id]
             self._seen, self.doubt = seen, False
         self.looked_s = asyncio.get_running_loop().time()
+
+    def _record_changed(self) -> None:
+        self._watching = False
+        self.doubt = True
+        self._cursors.changed()
 
     def _judge(self, seen: Seen | None) -> None:
         """It fails if it is not the subscription that was opened, with this broker's share."""
@@ -237,6 +250,12 @@ class ConsumerCursors:
     def changed(self) -> None:
         self._changed.set()
 
+    def doubt_all(self) -> None:
+        """Another broker took this one for dead: it may have what this one knew."""
+        for one in self._open.values():
+            one.doubt = True
+        self.changed()
+
     async def open(
         self, topic: TopicInfo, name: str, start: Callable[[], Awaitable[Mapping[int, int]]]
     ) -> ConsumerCursor:
@@ -268,6 +287,7 @@ class ConsumerCursors:
         self._open[path] = cursor
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
+        self.changed()
         return cursor
 
     async def _try_open(
@@ -420,6 +440,7 @@ class ConsumerCursors:
                 self._end_released(some)
             except Exception:  # a defect: the next round is made all the same
                 _log.exception("where consumers are is not written")
+                self.changed()
             await asyncio.sleep(WRITE_EVERY_S)
 
     async def _round(self, some: list[ConsumerCursor]) -> None:

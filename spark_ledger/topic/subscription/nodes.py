@@ -26,6 +26,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     Set,
     StoreUnavailable,
+    Watcher,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, names_in, read
 from spark_ledger.topic.log.names import escape, unescape
@@ -100,12 +101,15 @@ class SubscriptionNodes:
     async def names(self) -> list[str]:
         return [unescape(name) for name in await names_in(self.store, self.folder)]
 
-    async def read(self, name: str, *, fresh: bool = True) -> Seen | None:
-        """The subscription, not older than this call if `fresh`; None if there is none."""
+    async def read(
+        self, name: str, *, fresh: bool = True, watch: Watcher | None = None
+    ) -> Seen | None:
+        """The subscription, not older than this call if `fresh`; None if there is none. `watch` is
+        set on its record before that is read."""
         path = self.path(name)
         if fresh:
             await self.store.sync(path)
-        node = await read(self.store, path)
+        node = await read(self.store, path, watch)
         if node is None:
             return None
         record = subscription_records.decode_subscription(node.value)

@@ -25,6 +25,7 @@ from tests.simulation import invariants
 from tests.simulation.brokers.acked import Acked
 from tests.simulation.brokers.batch_reads import BatchReads
 from tests.simulation.brokers.consumer import LEAVING, ConsumerModel
+from tests.simulation.brokers.living import Living
 from tests.simulation.brokers.places import Places, adopting
 from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
 from tests.simulation.brokers.producer import ProducerModel
@@ -44,6 +45,8 @@ END_S = 150.0
 FORGOTTEN_S = 20.0
 AGAIN_S = 0.5
 STOP_S = 20.0
+LIVING_SHARE = 0.1
+"""Of the runs: brokers come to rest alive."""
 SHARED = (AccessMode.SHARED,)
 ONLY_ONE = (
     AccessMode.EXCLUSIVE_WITH_FENCING,
@@ -81,6 +84,7 @@ class BrokerWork:
         of a broker at whose end the others are killed."""
         self.condemned_s = rng.choice((None, None, None, 1.5))
         """How often a janitor takes brokers that live for gone."""
+        self.lives_on = self.world.loop.random_for("living brokers").random() < LIVING_SHARE
         self.places: Places
         self.batches = BatchReads(self)
         self.over = False
@@ -142,6 +146,12 @@ class BrokerWork:
         while self.world.observers.well_since is None:  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
         await self.come_to_the_end(users)
+
+    async def ends(self) -> None:
+        """Everything is well, and who uses brokers has come to the end: they stop, in some runs
+        after they lived on for hours."""
+        if self.lives_on:
+            await Living(self).comes_to_rest()
         await self._stop_all()
 
     async def make_topic(self) -> TopicInfo:

@@ -342,6 +342,12 @@ def nothing_unreferred_is_left(ghost: Ghost, ledger_id: int, kept: bool) -> None
 
 
 @invariant("T14")
+def what_is_gone_is_forgotten(ghost: Ghost, left: list[str]) -> None:
+    """A process that lives on keeps nothing in memory of topics and consumers that are gone."""
+    require(not left, "T14", f"{len(left)} are in memory and gone: {left[:3]}")
+
+
+@invariant("T14")
 def a_log_is_its_tail(
     ghost: Ghost, topic_id: str, numbers: list[int], span: tuple[int, int], nodes_max: int
 ) -> None:

@@ -13,6 +13,7 @@ from tests.simulation.mutants import (
     drawn,
     healing,
     limbo,
+    long_lives,
     reading,
     records,
     recovering,
@@ -36,4 +37,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *drawn.MUTANTS,
     *healing.MUTANTS,
     *brokers.MUTANTS,
+    *long_lives.MUTANTS,
 )

@@ -243,6 +243,107 @@ def test_a_broker_looks_at_all_topics_at_once_when_another_dies():
     play(act)
 
 
+TOPICS, IDLE_S = 30, 1800.0
+
+
+def counted(store):
+    """Counts what a process asks its session for."""
+    calls = []
+    for name in ("get", "sync", "children", "set", "multi", "create", "delete"):
+        call = getattr(store, name)
+
+        def counting(*some, call=call, name=name, **more):
+            calls.append((name, some[0] if some else ""))
+            return call(*some, **more)
+
+        setattr(store, name, counting)
+    return calls
+
+
+def test_an_idle_topic_and_its_subscription_cost_the_metadata_store_a_request_in_some_seconds():
+    async def act(stage):
+        broker = await Brokers(stage).new("a")
+        for n in range(TOPICS):
+            await stage.client.topics.create(f"u{n}", 1)
+            name = f"u{n}-partition-0"
+            await broker.lookup(names.parse(name), authoritative=True)
+            partition = await sent(broker, name, b"x")
+            topic, _ = await broker.partition(names.parse(name))
+            await topic.subscribe(
+                partition,
+                "s",
+                SubscriptionType.EXCLUSIVE,
+                durable=True,
+                start=None,
+                make=lambda place: SimpleNamespace(
+                    place=place, link=None, activate=lambda active: None, end=lambda: None
+                ),
+                earliest=True,
+            )
+        await asyncio.sleep(300)
+        calls = counted(broker.client.store)
+
+        await asyncio.sleep(IDLE_S)
+
+        of_topics = [path for _, path in calls if "subscriptions" not in str(path)]
+        per_s = len(of_topics) / TOPICS / IDLE_S
+        of_each = (len(calls) - len(of_topics)) / TOPICS / IDLE_S
+        assert per_s < 0.07, f"{per_s} requests a second for each idle topic"
+        assert of_each < 0.08, f"{of_each} requests a second for each idle subscription"
+        await broker.close()
+
+    play(act)
+
+
+def test_a_subscription_that_is_sought_or_deleted_by_others_is_seen_at_once():
+    async def act(stage):
+        broker = await Brokers(stage).new("a")
+        await broker.lookup(names.parse("t-partition-0"), authoritative=True)
+        partition = await sent(broker, "t-partition-0", b"x")
+        topic, _ = await broker.partition(names.parse("t-partition-0"))
+        ended = asyncio.Event()
+        await topic.subscribe(
+            partition,
+            "s",
+            SubscriptionType.EXCLUSIVE,
+            durable=True,
+            start=None,
+            make=lambda place: SimpleNamespace(
+                place=place, link=None, activate=lambda active: None, end=ended.set
+            ),
+            earliest=True,
+        )
+        await asyncio.sleep(5)
+
+        await stage.client.subscriptions.delete(stage.topic.id, "s", force=True)
+
+        async with asyncio.timeout(3):
+            await ended.wait()
+        await broker.close()
+
+    play(act)
+
+
+def test_a_partition_that_another_broker_takes_is_given_up_at_once():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(names.parse("t-partition-0"), authoritative=True)
+        await sent(a, "t-partition-0", b"x")
+        topic, _ = await a.partition(names.parse("t-partition-0"))
+        await asyncio.sleep(10)
+        brokers.dead.add(a.ownership.url)
+
+        await b.lookup(names.parse("t-partition-0"), authoritative=True)
+        await asyncio.sleep(0.1)
+
+        assert not topic.has(0)
+        await a.close()
+        await b.close()
+
+    play(act)
+
+
 def test_a_url_at_which_a_broker_was_once_is_forgotten():
     async def act(stage):
         async def ask(url):
