@@ -151,9 +151,10 @@ class Broker:
                 await self._as_far_as_the_store_is_there(self._seal())
 
     async def _seal(self) -> None:
-        await asyncio.gather(*(one.seal() for one in self._opened()))
+        await asyncio.gather(*(one.seal() for one in self.opened()))
 
-    def _opened(self) -> list[OwnedTopic]:
+    def opened(self) -> list[OwnedTopic]:
+        """The topics that this broker has."""
         return [one for one in map(self._here, self._topics) if one is not None]
 
     def _here(self, topic_id: str) -> OwnedTopic | None:
@@ -412,7 +413,7 @@ class Broker:
                 if await self.ownership.keep():
                     _log.warning("the broker was taken for dead, and registers again")
                     self.cursors.doubt_all()
-                    for topic in self._opened():
+                    for topic in self.opened():
                         await topic.look()
                 await self.clock.measure(self.client)
             except (errors.LedgerError, StoreError) as error:
@@ -460,7 +461,7 @@ class Broker:
             await asyncio.sleep(FENCED_EVERY_S)
             if self._without_contact and was_away:
                 self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
-                looks = (topic.leave_fenced() for topic in self._opened())
+                looks = (topic.leave_fenced() for topic in self.opened())
                 for failed in await asyncio.gather(*looks, return_exceptions=True):
                     if isinstance(failed, Exception):
                         _log.error("bookies cannot be asked for fences: %r", failed)
@@ -469,7 +470,7 @@ class Broker:
     async def give(self) -> int:
         """Give partitions to brokers that have fewer, some of each topic; returns how many."""
         count = 0
-        for topic in self._opened():
+        for topic in self.opened():
             try:
                 given = await self.ownership.give(topic.info.id, GIVE_MAX)
                 if given:

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from spark_ledger import errors
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
+from spark_ledger.broker.owner.keeping import Keeping
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.partition import Partition, TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
@@ -27,10 +28,6 @@ from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.live import LiveEnds
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
-LOOK_S = 60.0
-"""How often a broker looks whether it has a topic's partitions, without being told by its watch:
-thousands of idle topics cost the metadata store little."""
-FIRST_LOOK_S = 5.0
 REREAD_S = 60.0
 """How often the head of a topic is read without a change."""
 RELEASE_S = 5.0
@@ -87,9 +84,8 @@ class OwnedTopic:
         """By subscription, as long as a call holds the lock or waits for it: each reader has a name
         of its own."""
         self._beside: dict[asyncio.Task[None], None] = {}
+        self._keeping = Keeping(commits, self.look)
         self._background: list[asyncio.Task[None]] = []
-        self._stirred = asyncio.Event()
-        self._watching = False  # the record of owners, under one watch
         self._ended = False
 
     @property
@@ -100,7 +96,10 @@ class OwnedTopic:
         """Follow the topic's log. Raises errors.TopicDeleted, errors.Unavailable."""
         await self._follower.beyond((await self._commits.state()).next - 1)
         loop = asyncio.get_running_loop()
-        self._background = [loop.create_task(self._follow()), loop.create_task(self._keep())]
+        self._background = [
+            loop.create_task(self._follow()),
+            loop.create_task(self._keeping.go_on()),
+        ]
 
     async def own(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
         """Serve these partitions, each in that epoch, from now on: what is open there is sealed
@@ -162,36 +161,6 @@ class OwnedTopic:
             except Exception:
                 _log.exception("topic %s is not followed now: a defect", self.info.name)
                 await asyncio.sleep(1.0)
-
-    async def _keep(self) -> None:
-        """Show that the broker is at work; notice when another has a partition."""
-        await asyncio.sleep(FIRST_LOOK_S)
-        while not self._ended:
-            self._stirred.clear()
-            try:
-                await self._commits.heartbeat()
-                await self._look_watching()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._stirred.wait()
-            except (errors.LedgerError, StoreError) as error:
-                _log.warning("who has topic %s is not known now: %s", self.info.name, error)
-                await asyncio.sleep(1.0)
-
-    async def _look_watching(self) -> None:
-        """Look at what the session has heard, under a watch unless that is out still. Raises
-        errors.Unavailable."""
-        watch = None if self._watching else self._record_changed
-        self._watching = True
-        try:
-            await self.look(fresh=False, watch=watch)
-        except BaseException:
-            self._watching = watch is None
-            raise
-
-    def _record_changed(self) -> None:
-        self._watching = False
-        self._stirred.set()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none

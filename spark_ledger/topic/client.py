@@ -151,6 +151,11 @@ class TopicClient:
             if task.done() and (task.cancelled() or task.exception() is not None):
                 self._stopped_following(topic_id, task)
 
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """The topics, by id, of which there is a follower."""
+        return tuple(self._followers)
+
     async def unfollow(self, topic_id: str) -> None:
         """Close the topic's follower, and forget what was folded of it. Whoever follows it again
         gets another."""

@@ -94,12 +94,10 @@ class Living:
         """Of what is gone a broker keeps nothing."""
         left = []
         for one in self._brokers.living():
-            broker = one.broker
-            held = {topic_id for topic_id in broker._topics if broker._here(topic_id) is not None}
-            left += [f"{one.name} follows {id_}" for id_ in broker.client._followers.keys() - held]
-            for topic in broker._opened():
-                left += [f"{one.name} has the turn of {name}" for name in topic._turns]
-        invariants.what_is_gone_is_forgotten(self._world.ghost, sorted(left))
+            held = [topic.info.id for topic in one.broker.opened()]
+            followed = one.broker.client.followed
+            left += [f"{one.name} follows {id_}" for id_ in followed if id_ not in held]
+        invariants.what_is_gone_is_forgotten(self._world.ghost, left)
 
 
 @contextmanager

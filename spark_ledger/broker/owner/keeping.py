@@ -1,0 +1,67 @@
+"""How a broker keeps a topic that it has, also where nothing happens for months: it shows that it
+is at work, and notices when another broker has partitions of it.
+
+Always true: the record of owners is under one watch, so that a change is seen at once; whatever
+became of the watch, the record is read every LOOK_S, and read without a sync: thousands of idle
+topics cost the metadata store little. What the broker writes does not depend on what is seen here.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.metadata.store import StoreError, Watcher
+
+LOOK_S = 60.0
+FIRST_LOOK_S = 5.0
+AGAIN_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Look(Protocol):
+    async def __call__(self, *, fresh: bool, watch: Watcher | None) -> None:
+        """As OwnedTopic.look."""
+
+
+class Keeping:
+    """Of one topic."""
+
+    def __init__(self, commits: TopicCommits, look: Look) -> None:
+        self._commits = commits
+        self._look = look
+        self._stirred = asyncio.Event()
+        self._watching = False
+
+    async def go_on(self) -> None:
+        """Until it is cancelled."""
+        await asyncio.sleep(FIRST_LOOK_S)
+        while True:
+            self._stirred.clear()
+            try:
+                await self._commits.heartbeat()
+                await self._look_watching()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._stirred.wait()
+            except (errors.LedgerError, StoreError) as error:
+                name = self._commits.topic.name
+                _log.warning("which brokers have topic %s is not known now: %s", name, error)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _look_watching(self) -> None:
+        """Raises errors.Unavailable."""
+        watch = None if self._watching else self._record_changed
+        self._watching = True
+        try:
+            await self._look(fresh=False, watch=watch)
+        except BaseException:
+            self._watching = watch is None
+            raise
+
+    def _record_changed(self) -> None:
+        self._watching = False
+        self._stirred.set()
