@@ -14,11 +14,12 @@ acknowledged is made durable, and without a seek that never goes back.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
-from spark_ledger.broker.owner.partition import Partition, Stored
+from spark_ledger.broker.owner.partition import LOST, Partition, Stored
 from spark_ledger.broker.wire.commands import (
     MessageId,
     Refusal,
@@ -37,7 +38,8 @@ from spark_ledger.topic.entry.pulsar_batch import (
 )
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
-RETRY_S = 1.0
+RETRY_S, LOST_RETRY_S = 1.0, 60.0
+TELL_EVERY_S = 600.0
 SOON_S = 0.01
 
 _log = logging.getLogger(__name__)
@@ -83,6 +85,9 @@ class Consumer:
         self._wake = asyncio.Event()
         place.partition.listeners[self._wake] = None
         self._sent = SentBatches()
+        self._sent_back = asyncio.Event()
+        self._lossy = False  # what is read next is read without rows that are lost
+        self._told: tuple[object, float] = (None, 0.0)
         self._task = asyncio.get_running_loop().create_task(self._pump())
 
     def flow(self, permits: int) -> None:
@@ -104,6 +109,7 @@ class Consumer:
         """Send again what is not acknowledged."""
         self._position = self.place.acks.mark
         self._rewound += 1
+        self._sent_back.set()
         self._wake.set()
 
     def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
@@ -144,25 +150,70 @@ class Consumer:
 
     async def _pump(self) -> None:
         """Send what there is, as long as the consumer is the active one and has permits."""
+        pause_s = RETRY_S
         while True:
             try:
                 await self._until_it_may_send()
                 rewound = self._rewound
                 self._pass_over(self.place.partition.start)
-                found = await self.place.partition.read(self._position)
+                found = await self._read()
                 if rewound == self._rewound:
                     await self._send_all(found)
-            except (errors.Unavailable, errors.DataUnavailable, errors.NoSuchLedger) as error:
+                pause_s, self._lossy = RETRY_S, False
+            except (errors.Unavailable, errors.DataUnavailable, errors.RowsTrimmed) as error:
                 _log.warning("consumer '%s' waits: %s", self.name, error)
                 await asyncio.sleep(RETRY_S)
-            except errors.LedgerError as error:
+            except (errors.TopicDeleted, errors.TopicNotFound, errors.LedgerFenced) as error:
                 _log.error("consumer '%s' ends: %s", self.name, error)
                 self._on_end(self)
                 return
-            except Exception:
-                _log.exception("consumer '%s' ends", self.name)
-                self._on_end(self)
-                return
+            except Exception as error:
+                before, lost = self._lossy, isinstance(error, LOST)
+                self._lossy = lost and not before and await self.place.partition.skips_lost()
+                self._tell(error)
+                if not self._lossy:
+                    await self._pause(pause_s)
+                    pause_s = min(2 * pause_s, LOST_RETRY_S)
+
+    async def _read(self) -> list[Stored]:
+        if self._lossy:
+            return await self.place.partition.read(self._position, lossy=True)
+        return await self.place.partition.read(self._position)
+
+    async def _chunk(self, offset: int) -> Stored | None:
+        """None where it is not kept, or is lost and passed over."""
+        try:
+            return await self.place.partition.chunk(offset)
+        except LOST:
+            if self._lossy:
+                return None
+            raise
+
+    async def _pause(self, seconds: float) -> None:
+        """What cannot be read is tried again then, or once it is to send from another place. The
+        consumer stays: a client whose consumer is sent away subscribes again at once."""
+        self._sent_back.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sent_back.wait()
+
+    def _tell(self, error: Exception) -> None:
+        """Once for a position, and now and then."""
+        now_s, place = asyncio.get_running_loop().time(), (self._position, self._lossy)
+        if self._told[0] == place and now_s < self._told[1] + TELL_EVERY_S:
+            return
+        self._told = place, now_s
+        unknown = None if isinstance(error, errors.LedgerError) else error
+        does = "passes over rows that are lost" if self._lossy else "pauses"
+        hint = ""
+        if isinstance(error, LOST) and not self._lossy:
+            hint = " The policy on_lost_rows=skip of the topic passes over such rows."
+        what = (self.name, does, self.place.partition.number, self._position)
+        _log.error(
+            "consumer '%s' %s of partition %d at offset %d: %s%s",
+            *(*what, error, hint),
+            exc_info=unknown,
+        )
 
     async def _until_it_may_send(self) -> None:
         partition = self.place.partition
@@ -223,7 +274,7 @@ class Consumer:
         self._sent.note(last.offset, last.messages)
         offsets = earlier_offsets(last.data)
         for offset in offsets:
-            chunk = await partition.chunk(offset)
+            chunk = await self._chunk(offset)
             if chunk is None:
                 _log.warning(
                     "a message of %d chunks is passed over: the one at offset %d of partition %d is"

@@ -29,6 +29,7 @@ from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.waiting import Waiting
+from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.json_values import shown
@@ -64,6 +65,8 @@ ROWS_MAX = 1000
 TAIL_BYTES_MAX = 64 << 20
 READ_BYTES = 2 << 20
 PLANNED_ROWS_MAX = 200_000
+LOST = (errors.RowsLost, errors.NoSuchLedger)
+"""Rows that no bookie has any more."""
 LOOK_S, SEALED_S = 0.02, 10.0
 """How often it is looked whether a ledger that ended was sealed, and for how long."""
 
@@ -225,10 +228,14 @@ class Partition:
         self._tail.add(batches)
         self.wake()
 
-    async def read(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
+    async def read(
+        self, offset: int, bytes_max: int = READ_BYTES, *, lossy: bool = False
+    ) -> list[Stored]:
         """Batches from the offset on, at least one where there is one, about so many bytes; none
         where nothing is confirmed there yet. A batch comes whole, also where rows of it were
-        removed. Raises as task_reader.fetch_kept."""
+        removed. What is before rows that cannot be read comes by itself. `lossy`: without rows
+        that are lost; where they are all that commits have, an empty batch is after them. Raises
+        as task_reader.fetch_kept."""
         await self._catch_up()
         offset = max(offset, self.start)
         found = self._tail.since(offset, bytes_max)
@@ -236,9 +243,27 @@ class Partition:
             found = self._read.since(offset, bytes_max)
         if found:
             return found
+        try:
+            await self._fetch(found, offset, bytes_max, lossy)
+        except LOST as error:
+            if not found and not lossy:  # a read of several ledgers fails before its first row
+                await self._fetch(found, offset, bytes_max, lossy=True)
+                found = self._before_gap(found, offset)
+            if not found:
+                raise error
+        except Exception:
+            if not found:
+                raise
+        end = self.held.end_offset
+        if lossy and not found and offset < end:
+            following = min(end, offset + PLANNED_ROWS_MAX)
+            return await self.read(following, lossy=True) or [Stored(following, 0, b"", False)]
+        return found
+
+    async def _fetch(self, found: list[Stored], offset: int, bytes_max: int, lossy: bool) -> None:
         size = 0
         for task in await self._planned(offset):
-            async with aclosing(fetch_kept(self._client, task)) as runs:
+            async with aclosing(fetch_kept(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
                         batches = self._batches(fetched)
@@ -246,8 +271,24 @@ class Partition:
                         self._read.add(batches)
                         size += sum(len(one.data) for one in batches)
                     if size >= bytes_max:
-                        return found
-        return found
+                        return
+
+    def _before_gap(self, batches: list[Stored], offset: int) -> list[Stored]:
+        """Those from the offset on before the first that lost rows are before."""
+        intervals = self.held.intervals
+        for at, batch in enumerate(batches):
+            between = intervals.between(offset, batch.offset) if offset < batch.offset else ()
+            if any(one.source is not None for one in between):
+                return batches[:at]
+            offset = batch.end
+        return batches
+
+    async def skips_lost(self) -> bool:
+        """Whether the topic's policy, as it is now, has consumers pass over rows that are lost."""
+        with suppress(errors.LedgerError, StoreError):
+            info = await self._client.topics.find(self._topic.name.full)
+            return info is not None and info.policies.on_lost_rows == "skip"
+        return False
 
     def _batches(self, fetched: FetchedEntry) -> list[Stored]:
         """Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""

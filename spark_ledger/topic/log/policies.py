@@ -24,7 +24,9 @@ live ledgers of brokers, and cursors. Maintenance takes an older one that is ope
 fences it (garbage.open_ms_max)."""
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
-TEXTS = ("durability",)
+ON_LOST_ROWS = ("pause", "skip")
+CHOICES = {"durability": DURABILITIES, "on_lost_rows": ON_LOST_ROWS}
+TEXTS = tuple(CHOICES)
 SWITCHES = {"true": True, "false": False}
 SWITCHED = ("merging", "deduplication", "partitioned")
 ENSEMBLE_SIZE = "ensemble_size"
@@ -46,7 +48,8 @@ class TopicPolicies:
     `merging`: the cluster's maintenance merges small segments without being asked (upkeep.py).
     `deduplication`: of a Pulsar producer's messages none is stored twice (live_writer.py).
     `partitioned`: false of a topic that has one partition and shall not grow, which Pulsar's
-    clients then take for one without partitions."""
+    clients then take for one without partitions. `on_lost_rows`: what a broker's consumers do at
+    rows that no bookie has any more: `pause` in that partition, or `skip` them."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -60,6 +63,7 @@ class TopicPolicies:
     merging: bool = True
     deduplication: bool = False
     partitioned: bool = True
+    on_lost_rows: str = "pause"
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -173,8 +177,11 @@ def from_json(plain: Mapping[str, Any]) -> TopicPolicies:
 
 def _check(name: str, value: object) -> None:
     if name in TEXTS:
-        if value not in DURABILITIES:
-            raise errors.BadConfig(f"durability '{value}' is none of {DURABILITIES}")
+        if value not in CHOICES[name]:
+            choices = " or ".join(f"{name}={one}" for one in CHOICES[name])
+            raise errors.BadConfig(
+                f"{name} '{value}' is none of {CHOICES[name]}", f"Give {choices}."
+            )
     elif value is None and name in OPTIONAL:
         return
     elif name in SWITCHED:

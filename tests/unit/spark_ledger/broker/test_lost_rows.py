@@ -1,0 +1,159 @@
+"""Consumers at rows that no bookie has any more."""
+
+import asyncio
+import logging
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.broker import consumers
+from spark_ledger.broker.consumers import Subscription
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
+from tests.unit.spark_ledger.broker.test_chunked_messages import Consuming
+from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.broker.test_subscription import (
+    EXCLUSIVE,
+    Batches,
+    consumer_of,
+    play,
+    settle,
+)
+from tests.unit.spark_ledger.topic import stage as stages
+from tests.unit.spark_ledger.topic.test_task_reading import deleted
+
+LOST = errors.RowsLost("they are gone", rows=3)
+
+
+class Losing(Batches):
+    """A partition whose batches at `gone` cannot be read."""
+
+    def __init__(self, *sizes, gone=(), why=LOST):
+        super().__init__(*sizes)
+        self.gone, self.why, self.skips, self.reads = list(gone), why, False, 0
+
+    async def read(self, offset, lossy=False):
+        self.reads += 1
+        batches = [one for one in self.stored if one.end > offset]
+        if lossy:
+            return [one for one in batches if one.offset not in self.gone][:2]
+        before = []
+        for one in batches:
+            if one.offset in self.gone:
+                break
+            before.append(one)
+        if batches and not before:
+            raise self.why
+        return before[:2]
+
+    async def skips_lost(self):
+        return self.skips
+
+
+def ended_of(one):
+    ended = []
+    one._on_end = ended.append
+    return ended
+
+
+@pytest.mark.parametrize("why", [LOST, errors.DigestMismatch("all"), RuntimeError("a defect")])
+def test_a_consumer_at_rows_that_cannot_be_read_stays_and_says_so_once_and_goes_on(
+    why, monkeypatch, caplog
+):
+    monkeypatch.setattr(consumers, "RETRY_S", 0.001)
+    monkeypatch.setattr(consumers, "LOST_RETRY_S", 0.002)
+
+    async def act(made):
+        partition = Losing(1, 1, 1, gone=[1], why=why)
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        ended = ended_of(one)
+        one.flow(10)
+        await asyncio.sleep(0.05)
+        assert one.link.messages == [(0, [])]
+        assert partition.reads > 5
+        assert not ended
+        assert len([one for one in caplog.records if "pauses" in one.message]) == 1
+        assert "partition 0 at offset 1" in caplog.text
+        partition.gone.clear()  # a bookie that has them is back
+        await asyncio.sleep(0.05)
+        assert [at for at, _ in one.link.messages] == [0, 1, 2]
+
+    with caplog.at_level(logging.WARNING):
+        play(act)
+
+
+def test_the_pauses_grow_and_end_when_it_is_sent_from_another_place(monkeypatch):
+    monkeypatch.setattr(consumers, "RETRY_S", 0.001)
+
+    async def act(made):
+        partition = Losing(1, 1, 1, gone=[1])
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(10)
+        await asyncio.sleep(0.2)
+        assert partition.reads < 15
+        partition.gone.clear()
+        one.rewind()
+        await settle()
+        assert [at for at, _ in one.link.messages][-2:] == [1, 2]
+
+    play(act)
+
+
+def test_by_the_policy_rows_that_are_lost_are_passed_over_and_need_no_acknowledgement(caplog):
+    async def act(made):
+        partition = Losing(1, 1, 2, 1, gone=[1])
+        partition.skips = True
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(10)
+        await settle()
+        assert [at for at, _ in one.link.messages] == [0, 2, 4]
+        for offset in (0, 2, 3):
+            one.place.acks.add(offset, offset + 1)
+        assert one.place.acks.durable == 4
+        assert "passes over rows that are lost of partition 0 at offset 1" in caplog.text
+
+    with caplog.at_level(logging.WARNING):
+        play(act)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_after_rows_of_a_ledger_that_is_gone_the_next_ones_come_by_the_policy(last, monkeypatch):
+    monkeypatch.setattr(consumers, "LOST_RETRY_S", 5.0)
+
+    async def act(stage):
+        ledgers = []
+        for run, values in enumerate(([b"a"] * 3, [b"b"] * 3, [b"c"] * 3), 1):
+            intent = await stage.intent(f"run-{run}")
+            written = await stage.written(intent, values)
+            await stage.commit(intent, run, written)
+            state = await stage.client.log(stage.topic.id).fold(fresh=True)
+            ledgers.append(next(one for one in state.ledgers() if one not in ledgers))
+        await deleted(stage, ledgers[2 if last else 1])
+        owner = await owner_of(stage)
+        made = await Consuming().begin(stage, owner, kept=False)
+        before, left = ([0, 3], [0, 3]) if last else ([0], [0, 6])
+        assert [at for at, _ in await made.got(len(before))] == before
+        await asyncio.sleep(60)
+        assert len(made.frames) == len(before)
+        await stage.client.topics.change_policies("t", {"on_lost_rows": "skip"})
+        assert [at for at, _ in await made.got(2)] == left
+        if last:
+            await owner.all_stored(owner.send([b"d"]))
+            found = await made.got(3)
+            assert found[-1][0] == 9
+            assert pulsar_batch.parse(found[-1][1]).messages == 1
+        await made.consumer.close()
+        await owner.writer.close()
+        await owner.commits.close()
+
+    stages.play(act)
+
+
+def test_the_policy_is_pause_or_skip():
+    assert TopicPolicies().on_lost_rows == "pause"
+    assert value_of_text("on_lost_rows", "skip") == "skip"
+    with pytest.raises(errors.BadConfig, match="on_lost_rows 'drop' is none of"):
+        TopicPolicies(on_lost_rows="drop")
