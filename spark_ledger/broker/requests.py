@@ -393,17 +393,22 @@ async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes
 
 
 async def _get_schema(connection: Client, part: Any) -> None:
+    """That of a version, or the latest. An empty version, as the client for Go gives it to messages
+    of a producer of bytes, is that of bytes."""
     broker, name = connection.broker, names.parse(part.topic)
     topic = await broker.find(name.topic, create=False)
-    clients = (await broker.client.schemas.of(topic)).head.clients
-    if clients is None or part.schema_version not in (b"", CLIENTS_VERSION):
-        which = f"version {part.schema_version.hex()} of its schema" if clients else "schema"
-        raise Refusal(ServerError.TOPIC_NOT_FOUND, f"topic {topic.name} has no {which} for Pulsar")
+    version, kind = part.schema_version, SchemaType.NONE
+    if version or not part.HasField("schema_version"):
+        clients = (await broker.client.schemas.of(topic)).head.clients
+        if clients is None or version not in (b"", CLIENTS_VERSION):
+            which = f"version {version.hex()} of its schema" if clients else "schema"
+            why = f"topic {topic.name} has no {which} for Pulsar"
+            raise Refusal(ServerError.TOPIC_NOT_FOUND, why)
+        version, kind = CLIENTS_VERSION, SchemaType[clients.name]
     response = command("get_schema_response", request_id=part.request_id)
     said = response.get_schema_response
-    said.schema_version = CLIENTS_VERSION
-    said.schema.name, said.schema.type = topic.name.name, SchemaType[clients.name]
-    said.schema.schema_data = b""
+    said.schema_version = version
+    said.schema.name, said.schema.type, said.schema.schema_data = topic.name.name, kind, b""
     connection.send(encode(response))
 
 

@@ -68,9 +68,8 @@ class TopicsMode(IntEnum):
 
 
 class SchemaType(IntEnum):
-    """Those that say nothing about the bytes, or only that they are text."""
+    """Those that leave values bytes (NONE, as which BYTES comes, too), or only call them text."""
 
-    BYTES = -1
     NONE = 0
     STRING = 1
 

@@ -34,7 +34,7 @@ _COMPRESSION, _UNCOMPRESSED_SIZE = 0x40, 0x48
 _SEQUENCE_ID, _PUBLISH_TIME, _PARTITION_KEY = 0x10, 0x18, 0x32
 """Tags of metadata: a field's number and its kind."""
 _NUMBERS = frozenset((_SEQUENCE_ID, _PUBLISH_TIME, 0x40, 0x48, 0x60))
-_SCHEMA_VERSION, _VERSION_BYTES = b"\x82\x01\x08", 8
+_SCHEMA_VERSION = b"\x82\x01"
 _BASE64_OR_NOT = (b"\x88\x01\x00", b"\x88\x01\x01")
 
 
@@ -157,8 +157,8 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int
                 at += 1 + batch[at]
             elif batch[at - 1 : at + 2] in _BASE64_OR_NOT:
                 at += 2
-            elif batch.startswith(_SCHEMA_VERSION, at - 1):
-                at += len(_SCHEMA_VERSION) - 1 + _VERSION_BYTES
+            elif batch.startswith(_SCHEMA_VERSION, at - 1) and batch[at + 1] <= 127:
+                at += 2 + batch[at + 1]
             else:
                 return -1
     except IndexError:

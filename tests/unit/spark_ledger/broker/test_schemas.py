@@ -12,7 +12,7 @@ from spark_ledger.topic.schema.records import ClientSchema
 from tests.unit.spark_ledger.broker.test_moves import Brokers
 from tests.unit.spark_ledger.topic.stage import play
 
-TEXT, BYTES, NONE, JSON = 1, -1, 0, 2
+TEXT, BYTES, JSON = 1, 0, 2
 VERSION = bytes(8)
 
 
@@ -50,13 +50,15 @@ class Client:
 def test_text_that_a_producer_declares_is_version_0_of_the_topic_and_bytes_are_none():
     async def act(stage):
         client = Client(await Brokers(stage).new("a"))
-        for number, schema in enumerate((NONE, BYTES, None)):
+        for number, schema in enumerate((BYTES, None)):
             made = await client.ask(
                 "producer", topic="t", producer_id=number, producer_name=str(number), schema=schema
             )
             assert made.producer_success.schema_version == b""
             asked = await client.ask("get_schema", topic="t")
             assert asked == ServerError.TOPIC_NOT_FOUND
+            of_bytes = await client.ask("get_schema", topic="t", schema_version=b"")
+            assert of_bytes.get_schema_response.schema.type == BYTES
         for number in (5, 6):
             made = await client.ask(
                 "producer", topic="t", producer_id=number, producer_name=str(number), schema=TEXT
@@ -78,7 +80,7 @@ def test_text_that_a_producer_declares_is_version_0_of_the_topic_and_bytes_are_n
 def test_a_schema_is_made_and_told_without_a_producer():
     async def act(stage):
         client = Client(await Brokers(stage).new("a"))
-        for schema, version in ((NONE, b""), (TEXT, VERSION), (TEXT, VERSION)):
+        for schema, version in ((BYTES, b""), (TEXT, VERSION), (TEXT, VERSION)):
             made = await client.ask("get_or_create_schema", topic="t", schema=schema)
             assert made.get_or_create_schema_response.schema_version == version
         refused = await client.ask("get_or_create_schema", topic="t", schema=JSON)
@@ -93,7 +95,7 @@ def test_a_schema_is_made_and_told_without_a_producer():
     play(act)
 
 
-@pytest.mark.parametrize("schema", [NONE, TEXT])
+@pytest.mark.parametrize("schema", [BYTES, TEXT])
 def test_where_rows_are_typed_no_schema_of_a_client_is_taken(schema):
     async def act(stage):
         await stage.client.schemas.register(stage.topic, pa.schema([("a", pa.int32())]))

@@ -1,5 +1,6 @@
 """SENDs and receipts by hand, beside protobuf."""
 
+import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,16 +198,15 @@ def test_messages_are_the_bytes_that_protobuf_makes(
     assert messages.command(entry, acks) == expected
 
 
-def test_lone_messages_with_the_version_of_a_schema_are_read_by_hand():
+@pytest.mark.parametrize("version", [b"", bytes(8), bytes(127)])
+def test_lone_messages_with_the_version_of_a_schema_are_read_by_hand(version):
     said = MessageMetadata(producer_name="p", sequence_id=1, publish_time=7, partition_key="k")
-    versioned = MessageMetadata.FromString(said.SerializeToString() + b"\x82\x01\x08" + bytes(8))
+    field = b"\x82\x01" + varint(len(version)) + version
+    versioned = MessageMetadata.FromString(said.SerializeToString() + field)
     batch = pulsar_batch.built(versioned, b"x")
     frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), batch)
     found = read_of(Shape(3, 1, True, "p"), [frame])
     assert (found.batches, found.said) == ([batch], [1])
-    short = MessageMetadata.FromString(said.SerializeToString() + b"\x82\x01\x07" + bytes(7))
-    frame = encode(
-        command("send", producer_id=3, sequence_id=1, num_messages=1),
-        pulsar_batch.built(short, b"x"),
-    )
+    cut = damaged(batch, [(batch.index(field) + 2, 0x40)])  # it says more than there is
+    frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), cut)
     assert read_of(Shape(3, 1, True, "p"), [frame]).batches == []
