@@ -34,7 +34,9 @@ async def maintained(stage, passes=PASSES):
 
 def ledgers_left(stage):
     """The rows that the ledgers have which there are, by ledger id."""
-    found = [decode(node.value) for _, node in stage.world.store.walk(paths.LEDGERS) if node.value]
+    depth = paths.ledger(0).count("/")
+    nodes = stage.world.store.walk(paths.LEDGERS)
+    found = [decode(node.value) for path, node in nodes if path.count("/") == depth]
     return {record.ledger_id: record.rows for record in found}
 
 
