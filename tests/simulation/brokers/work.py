@@ -92,7 +92,7 @@ class BrokerWork:
         self._end = self.world.loop.now + work.plan.chaos_s
         self._all: list[BrokerProcess] = []
         self._drivers: dict[Process, Client] = {}
-        self._reading: asyncio.Task[None]
+        self._reading: asyncio.Task[None] | None = None
         self._producers: list[ProducerModel] = []
         self._consumers: list[ConsumerModel] = []
 
@@ -200,8 +200,10 @@ class BrokerWork:
     def begin_with(
         self, producers: list[ProducerModel], consumers: list[ConsumerModel]
     ) -> "list[asyncio.Task[None]]":
-        self._producers, self._consumers = producers, consumers
-        self._reading = asyncio.create_task(self.batches.go_on(), name="batch reads")
+        """These come, beside those that came before; batches are read from the first call on."""
+        self._producers, self._consumers = self._producers + producers, self._consumers + consumers
+        if self._reading is None:
+            self._reading = asyncio.create_task(self.batches.go_on(), name="batch reads")
         return [one.process.spawn(one.run()) for one in (*producers, *consumers)]
 
     async def come_to_the_end(self, users: "list[asyncio.Task[None]]") -> None:
@@ -221,6 +223,8 @@ class BrokerWork:
         await self._nothing_waits()
 
     async def _end_batch_reads(self) -> None:
+        if self._reading is None:
+            return  # the one that was to serve died before the first user came
         self._reading.cancel()
         (outcome,) = await asyncio.gather(self._reading, return_exceptions=True)
         if isinstance(outcome, Exception):
