@@ -7,7 +7,8 @@ functions, taken to threads.
 
 Always true: the functions know the cluster that `sql_setup` was given; each runs as one task of
 Spark, for so Spark runs a table function. `read_ledger` hands rows over one by one: it is for a
-look at a topic; a table WITH options (docs/spark.md) is read by many tasks, column by column.
+look at a topic; a table WITH options, one for each topic (docs/spark.md), is read by many tasks,
+column by column.
 """
 
 from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ It prints a line of JSON for each: its error if it failed, its output, and how m
 of the cluster has after it. The session has Delta Lake, as Databricks' has; a notebook that starts
 a cluster of its own (SERVICE_URL is not for it) ends the session, too, and so has to come last.
 The name `delta` is no notebook's: a query into Delta whose task fails of a row, what Spark says of
-it as the error, and what is found in that as the output.
+it as the error, and what is found in that as the output. `delta-sql`: what statements of SQL say.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_ledger import Admin, cause_of
+from spark_ledger import Admin, cause_of, sql_setup
 from spark_ledger.demo import session
 from spark_ledger.errors import LedgerError
 from spark_ledger.notebook.run import CellFailed, run
 from spark_ledger.notebook.source import read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
-DELTA = "delta"
+DELTA, DELTA_SQL = "delta", "delta-sql"
 
 
 def result(name: str, given: dict[str, str]) -> dict[str, str]:
@@ -51,6 +51,30 @@ def fails_in_delta(spark: SparkSession, service_url: str, folder: str) -> dict[s
     return {"error": "", "said": ""}
 
 
+def sql_in_delta(spark: SparkSession, service_url: str) -> dict[str, str]:
+    """What of SQL works beside Delta's catalog: the outcome of each statement, as text."""
+    rows = spark.sql("SELECT 'k' AS key, 'v' AS value")
+    rows.write.format("ledger").option("serviceUrl", service_url).mode("append").save("in-delta")
+    sql_setup(spark, service_url)
+    given = f"serviceUrl '{service_url}', topic 'in-delta'"
+    columns = "(key STRING, value STRING)"
+    statements = {
+        "table": f"CREATE TABLE ledger_table {columns} USING ledger",
+        "with": f"SELECT count(*) FROM ledger_table WITH ({given})",
+        "view": f"CREATE TEMPORARY VIEW ledger_view {columns} USING ledger OPTIONS ({given})",
+        "insert": "INSERT INTO ledger_view VALUES ('k', 'w')",
+        "read": "SELECT count(*) FROM ledger_view",
+        "function": "SELECT count(*) FROM read_ledger('in-delta')",
+    }
+    outcomes = {}
+    for name, statement in statements.items():
+        try:
+            outcomes[name] = str([tuple(row) for row in spark.sql(statement).collect()])
+        except Exception as error:
+            outcomes[name] = str(error).splitlines()[0]
+    return {"error": "", "said": json.dumps(outcomes)}
+
+
 def main() -> None:
     folder, service_url, *wanted = sys.argv[1:]
     scratch = Path(folder) / "spark"
@@ -61,6 +85,8 @@ def main() -> None:
         given.setdefault("folder", f"{folder}/{name}")
         if name == DELTA:
             found = fails_in_delta(spark, service_url, given["folder"])
+        elif name == DELTA_SQL:
+            found = sql_in_delta(spark, service_url)
         else:
             found = result(name, given)
         with Admin(service_url) as admin:

@@ -18,7 +18,7 @@ import pytest
 from spark_ledger.local import LocalCluster
 from spark_ledger.notebook.source import read_notebook
 from tests.kit import jvm
-from tests.spark.notebooks import DELTA
+from tests.spark.notebooks import DELTA, DELTA_SQL
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.py"))
@@ -103,6 +103,17 @@ def test_what_delta_says_that_a_task_failed_of_is_found_by_its_cause(results, na
     (told,) = results[name]
     assert told["error"] and "LEDGER" not in told["error"]
     assert told["said"].startswith("[LEDGER_SCHEMA") and "5000000000" in told["said"]
+
+
+@pytest.mark.parametrize("name", [DELTA_SQL])
+def test_beside_deltas_catalog_views_and_functions_work_and_tables_do_not(results, name):
+    (told,) = results[name]
+    outcomes = json.loads(told["said"])
+    assert "ledger is not a valid Spark SQL Data Source" in outcomes["with"], (
+        "as docs/spark.md has it"
+    )
+    assert outcomes["insert"] == outcomes["view"] == "[]"
+    assert outcomes["read"] == outcomes["function"] == "[(2,)]"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

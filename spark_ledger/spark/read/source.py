@@ -383,7 +383,8 @@ class LedgerBatchReader(DataSourceReader):
         end = topics.positions(self.options.ending, known)
         offsets.check_order(start, end)
         tasks = topics.plan(start, end)
-        return read_tasks.partitions_of(self.options, tasks, topics.values(self.schema))
+        values, batch_plan = topics.values(self.schema), secrets.token_hex(8)
+        return read_tasks.partitions_of(self.options, tasks, values, batch_plan=batch_plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         read_tasks.check_zone(self.options.zoneless)  # also where nothing is read

@@ -5,6 +5,7 @@ those keys come out. Connections are kept from task to task in the Python worker
 (topic/blocking.py, which remembers its pid).
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 
 SESSION_ZONE = "spark.sql.session.timeZone"
+MICRO_BATCH = "streaming.sql.batchId"
+PLANS_KEPT_MAX = 1000
+_WARNED = "warned"
+_first_batches: dict[str, str] = {}
+"""By the plan of a batch read: the micro-batch in which this process met it first, or _WARNED."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class Planned:
     tasks: tuple[ReadTask, ...]
     values: "ValueReader | None"
     zoneless: tuple[tuple[str, int], ...]
+    batch_plan: str = ""
+    """Of a batch read: what tells its plan from others."""
 
 
 def partitions_of(
@@ -49,10 +58,11 @@ def partitions_of(
     tasks: list[ReadTask],
     values: "ValueReader | None",
     zoneless: tuple[tuple[str, int], ...] = (),
+    batch_plan: str = "",
 ) -> list[InputPartition]:
     cutting = Cutting(options.min_partitions or 1, options.task_bytes, options.task_rows)
     groups = together(tasks, cutting)
-    return [InputPartition(Planned(some, values, zoneless)) for some in groups]
+    return [InputPartition(Planned(some, values, zoneless, batch_plan)) for some in groups]
 
 
 def read_rows(
@@ -67,6 +77,8 @@ def read_rows(
         return iter(())
     if planned.zoneless:
         check_zone(planned.zoneless, in_checkpoint=True)
+    if planned.batch_plan:
+        warn_of_old_plan(planned.batch_plan, micro_batch(), planned.tasks[0].topic)
     values, keys = planned.values, options.key_filter
     arrow = arrow_schema(declared)
     wanted = _entry_columns(options, values, declared)
@@ -103,6 +115,29 @@ def read_rows(
 
 def arrow_nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in schema], schema=schema)
+
+
+def micro_batch() -> str | None:
+    """The micro-batch of a query that this task belongs to; None in a batch job."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(MICRO_BATCH)
+
+
+def warn_of_old_plan(batch_plan: str, now: str | None, topic: str) -> None:
+    """Say once, in the worker's log, that a micro-batch reads by a batch plan of an earlier one:
+    Spark plans the static side of a join in a query's first micro-batch, and keeps that plan."""
+    if now is None:
+        return
+    first = _first_batches.setdefault(batch_plan, now)
+    if first not in (now, _WARNED):
+        _first_batches[batch_plan] = _WARNED
+        _log.warning(
+            "micro-batch %s reads topic %r by a plan of micro-batch %s: rows since then are not"
+            " seen. Read it within foreachBatch, by load, to see them.",
+            *(now, topic, first),
+        )
+    while len(_first_batches) > PLANS_KEPT_MAX:
+        del _first_batches[next(iter(_first_batches))]
 
 
 def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
