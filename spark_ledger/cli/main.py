@@ -12,7 +12,7 @@ from spark_ledger import __version__
 from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
 from spark_ledger.cli.common import MERGE_BYTES, App, JsonOption, print_json, print_table
 from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, in_units, registered
-from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
+from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE
 from spark_ledger.errors import Unavailable
 
 FolderOption = Annotated[
@@ -74,6 +74,7 @@ def up(
     """Start a cluster on this machine in the background; it takes ledgers when this returns."""
     from spark_ledger.local import background
 
+    background.refuse_too_few(data_dir, bookies)
     wanted_port = broker_port if broker else None
     here = background.up(
         data_dir,
@@ -94,7 +95,7 @@ def up(
             }
         )
     else:
-        _say_up(here.service_url, here.data_dir, data_dir, bookies)
+        _say_up(here.service_url, here.data_dir, data_dir)
         if here.broker_url:
             print(f"Pulsar's clients connect to {here.broker_url} or {here.admin_url}")
 
@@ -174,15 +175,13 @@ def demo(
     raise typer.Exit(run(rows=rows, keep=keep, output=output))
 
 
-def _say_up(service_url: str, folder: str, data_dir: Path, bookies: int) -> None:
+def _say_up(service_url: str, folder: str, data_dir: Path) -> None:
     """What a user needs to use and end it; the defaults go without saying."""
     where = f" --data-dir {quote(str(data_dir))}" if data_dir != FOLDER else ""
     end = f"spark-ledger down{where}"
     print(f"up at {service_url}, data in {folder}; end it with: {end}")
     if service_url != DEFAULT_SERVICE_URL:
         print(f"tell clients and other verbs where: export LEDGER_SERVICE_URL={service_url}")
-    if bookies < client_config().ensemble_size:
-        print(f"with {bookies} bookie(s) only ledgers of so small an ensemble can be made")
 
 
 if __name__ == "__main__":

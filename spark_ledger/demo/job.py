@@ -32,6 +32,7 @@ from spark_ledger.demo import flights
 from spark_ledger.demo.flights import Check
 from spark_ledger.demo.worker import Worker, WorkerFailed
 from spark_ledger.local import LocalBookie, LocalCluster
+from spark_ledger.metadata.ledger_record import LedgerState
 from spark_ledger.topic.blocking import BlockingTopics, topics
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segments import INLINE
@@ -92,6 +93,8 @@ class LedgerFact:
     ensemble: tuple[str, ...]
     """The bookies of its last fragment."""
     fragments: int
+    is_open: bool
+    """A task has it still, and may go on in it."""
 
 
 class Audit:
@@ -138,7 +141,9 @@ class Audit:
 
     async def _ledger(self, ledger_id: int) -> LedgerFact:
         record = (await self._topics.client.ledgers.record(ledger_id, fresh=True)).record
-        return LedgerFact(ledger_id, record.fragments[-1].ensemble, len(record.fragments))
+        is_open = record.state is LedgerState.OPEN
+        last = record.fragments[-1].ensemble
+        return LedgerFact(ledger_id, last, len(record.fragments), is_open)
 
 
 PARTITIONS = 4
@@ -204,6 +209,7 @@ class MainJob:
         self._faults = Faults()
         self._victim: LocalBookie | None = None
         self._killed_batch: int | None = None
+        self._opened = 0
         self._query_id = ""
         self._total = 0
         self._schema = ""
@@ -329,18 +335,30 @@ class MainJob:
     # -- faults ---------------------------------------------------------------------------------
 
     def _kill_bookie(self) -> None:
-        """One that the topic's newest ledger is written to, so that the failure is felt."""
-        ensemble = self._audit.ledgers("flights")[-1].ensemble
-        self._victim = next(b for b in self._cluster.bookies if b.id in ensemble)
+        """The one that most of the ledgers are written to that tasks go on in, so that the failure
+        is felt; if no ledger is open just now, the next batch's turn comes."""
+        members = [one.ensemble for one in self._audit.ledgers("flights") if one.is_open]
+        if not members:
+            return
+        counts = [sum(b.id in ensemble for ensemble in members) for b in self._cluster.bookies]
+        self._victim = self._cluster.bookies[counts.index(max(counts))]
         self._victim.kill()
         self._display.say(f"[yellow]killed[/] bookie {self._victim.id} (SIGKILL)")
         self._faults.done(Fault.KILL_BOOKIE)
 
     def _start_bookie(self) -> None:
         assert self._victim
+        self._fragments_opened()
         self._victim.start()
         self._display.say(f"started bookie {self._victim.id} again")
         self._faults.done(Fault.START_BOOKIE)
+
+    def _fragments_opened(self) -> int:
+        """How many the failure has opened. Merging may have let go of those that were seen
+        before."""
+        opened = sum(ledger.fragments - 1 for ledger in self._audit.ledgers("flights"))
+        self._opened = max(self._opened, opened)
+        return self._opened
 
     def _kill_replay(self) -> None:
         """Only if the batch of the tasks is still under way: the replay is held while we look."""
@@ -373,8 +391,10 @@ class MainJob:
         dropped = sum(batch["dropped"] for batch in self._batches[BY_HOUR].values())
         in_sequence = versions == sorted(versions)
         left = ", ".join(fault.value for fault in self._faults.left)
+        opened = self._fragments_opened()
         return [
             Check("every fault happened", not left, f"not: {left}" if left else "all three"),
+            Check("the killed bookie was replaced", opened > 0, f"{opened} fragments opened"),
             flights.committed_once(self._killed_batch, versions),
             Check("replay: commits in sequence", in_sequence, f"{len(versions)} commits"),
             Check("watermark dropped no row", not dropped, f"{dropped} dropped"),
@@ -385,7 +405,6 @@ class MainJob:
         rows, seconds = self._rows_of(REPLAY), sum(batch["seconds"] for batch in batches)
         megabytes = self._read["bytes"] / 1e6
         ledgers = [*self._audit.ledgers("flights"), *self._audit.ledgers("late-flights")]
-        opened = sum(ledger.fragments - 1 for ledger in ledgers)
         self._display.say(
             f"in:  {rows:,} rows, {megabytes:.1f} MB (three copies of each), "
             f"{rows / seconds:,.0f} rows/s in {len(batches)} micro-batches"
@@ -394,4 +413,6 @@ class MainJob:
             f"out: {self._read['rows']:,} rows, {self._read['rows'] / self._read['seconds']:,.0f} "
             f"rows/s in one batch read"
         )
-        self._display.say(f"{opened} fragments opened by the failure, in {len(ledgers)} ledgers")
+        self._display.say(
+            f"{self._opened} fragments opened by the failure; {len(ledgers)} ledgers at the end"
+        )

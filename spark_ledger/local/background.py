@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
 
-from spark_ledger.errors import BadConfig, LedgerError, Unavailable
-from spark_ledger.local.cluster import LocalCluster
+from spark_ledger.errors import BadConfig, LedgerError, Unavailable, counted
+from spark_ledger.local.cluster import LocalCluster, count_of_bookies
 from spark_ledger.local.maintenance import maintain_on
 from spark_ledger.local.processes import Child, hold, port_is_free
 from spark_ledger.process import background_loop
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.upkeep import PASS_BYTES
 
 LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"
@@ -84,6 +85,20 @@ def up(
         child.wait(STOP_TIMEOUT_S)
         raise (BadConfig if said["wrong_use"] else Unavailable)(said["error"], said["remedy"])
     return Background(**said)
+
+
+def refuse_too_few(data_dir: Path, bookies: int) -> None:
+    """Raises errors.BadConfig where the cluster would have fewer bookies than copies of a row are
+    asked for: every write to it would wait, and fail."""
+    needed = TopicPolicies().ensemble_size
+    there = max(bookies, count_of_bookies(data_dir))
+    if there < needed:
+        raise BadConfig(
+            f"with {counted(there, 'bookie')} no row and no message can be stored: topics ask for"
+            f" {needed}, for a copy on each",
+            f"Give --bookies {needed}, or leave it out: they all run on this machine. (For ledgers"
+            f" of fewer copies: LocalCluster(bookies={there}) in Python.)",
+        )
 
 
 def find(data_dir: Path) -> Background:

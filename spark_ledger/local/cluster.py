@@ -139,8 +139,7 @@ class LocalCluster:
 
     def _start(self, count: int) -> None:
         self.zookeeper.start()
-        found = [path.name for path in (self.data_dir / "bookies").glob("*") if path.name.isdigit()]
-        for number in range(max([count, *(int(name) + 1 for name in found)])):
+        for number in range(max(count, count_of_bookies(self.data_dir))):
             bookie = self._new_bookie(number)
             self.bookies.append(bookie)
             bookie.launch()
@@ -158,6 +157,12 @@ class LocalCluster:
         folder = self.data_dir / "bookies" / str(number)
         settings = self._settings(number) if callable(self._settings) else self._settings
         return LocalBookie(folder, self.service_url, settings)
+
+
+def count_of_bookies(data_dir: Path) -> int:
+    """Those of an earlier cluster of the folder."""
+    names = [path.name for path in (data_dir / "bookies").glob("*") if path.name.isdigit()]
+    return max([0, *(int(name) + 1 for name in names)])
 
 
 async def _set(service_url: str, lost_bookie_delay_s: float) -> None:

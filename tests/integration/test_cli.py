@@ -15,7 +15,7 @@ import pytest
 
 from spark_ledger import LedgerClient
 from spark_ledger.cli.common import with_topics
-from spark_ledger.local import LocalCluster
+from spark_ledger.local import LocalCluster, background
 from spark_ledger.local.processes import free_port
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
@@ -76,6 +76,15 @@ def up(tmp_path_factory: pytest.TempPathFactory):
 def test_a_ledger_can_be_created_when_up_returns(up):
     with LedgerClient(up[1]["service_url"]) as client, client.create_ledger(3, 3, 2) as ledger:
         assert ledger.append(b"first") == 0
+
+
+def test_up_with_fewer_bookies_than_copies_is_refused_unless_the_folder_has_more(tmp_path):
+    wrong = fails("up", "--bookies", 2, "--data-dir", tmp_path / "few")
+    assert "with 2 bookies no row and no message can be stored" in wrong
+    assert not (tmp_path / "few").exists()
+    for number in range(3):
+        (tmp_path / "more" / "bookies" / str(number)).mkdir(parents=True)
+    background.refuse_too_few(tmp_path / "more", 1)
 
 
 def test_status_lists_the_bookies_and_brokers_of_the_folders_cluster(up):
