@@ -21,6 +21,7 @@ from spark_ledger.spark.options.values import (
     Whole,
     Zone,
 )
+from spark_ledger.topic.entry.routing import Routing
 from spark_ledger.topic.log.topics import PARTITIONS_MAX
 
 SPARKS_OWN = frozenset(
@@ -69,7 +70,9 @@ KAFKAS: Mapping[str, str] = {
     "kafka.enable.idempotence": "Leave it out: a write is committed once.",
     "kafka.transactional.id": "Here it is txnAppId, with txnVersion; a stream needs neither.",
     "kafka.compression.type": "Here it is compression: none, lz4 or zstd.",
-    "kafka.partitioner.class": "Here it is routing; murmur2 is Kafka's default partitioner.",
+    "kafka.partitioner.class": (
+        "Here it is routing: murmur2 is the Java client's default, crc32 librdkafka's."
+    ),
     "kafka.buffer.memory": "Here it is maxInFlightBytes.",
     "kafka.batch.size": "Leave it out: rows are gathered to entries by maxInFlightBytes.",
     "kafka.linger.ms": "Leave it out: rows are gathered to entries by maxInFlightBytes.",
@@ -305,12 +308,14 @@ WRITE_OPTIONS = (
         *(
             "routing",
             WRITE,
-            Choice(("hash", "murmur2", "roundRobin", "single", "column", "spark")),
+            Choice(tuple(routing.value for routing in Routing)),
             None,
         ),
-        "a row's partition: `hash` of its key, `murmur2` of its key as Kafka's producers have it,"
-        " `roundRobin`, `single` (one for each task), `column` (column `partition`), `spark`"
-        " (Spark's task modulo partitions). It goes before a column `partition`",
+        "a row's partition: `hash` of its key; as a client's default chooses it for the key,"
+        " `murmur2` (Kafka's Java client), `crc32` (librdkafka), `pulsarJava`, `pulsarCpp` (C++ and"
+        " Python), `pulsarGo`; `roundRobin`, `single` (one for each task), `column` (column"
+        " `partition`), `spark` (Spark's task modulo partitions). It goes before a column"
+        " `partition`",
         default_says="`column` if there is a column `partition`, else `hash`",
     ),
     Option(

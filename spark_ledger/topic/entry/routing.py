@@ -1,15 +1,18 @@
 """Which partition a row goes to.
 
-Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or murmur2 as Kafka's
-producers compute it; partition = (hash & 0x7fffffff) % partitions, the same in every language and
-for ever: it decides where a key's rows are. Whole columns are hashed by numpy, one step for all
-rows that have so many bytes; where keys repeat, each once. No Python loop runs over rows but for
-the few that are far longer than the rest. A task that is run again routes the same rows to the same
-partitions.
+Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or that of a client's
+default; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions), the same
+in every language and for ever: it decides where a key's rows are. Whole columns are hashed by
+numpy, one step for all rows that have so many bytes; where keys repeat, each once. No Python loop
+runs over rows but for the few that are far longer than the rest, and those of pulsarJava that are
+no ASCII. A task that is run again routes the same rows to the same partitions.
 """
 
-from collections.abc import Callable
+import base64
+import zlib
+from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +27,24 @@ _M = 0x5BD1E995
 _SEED2 = 0x9747B28C
 """The seed of murmur2 that Kafka's producers hash with."""
 _MASK = 0xFFFFFFFF
+_NO_SIGN = 0x7FFFFFFF
+_MASK64 = (1 << 64) - 1
 FEW_ROWS = 16  # fewer are hashed one by one: a numpy step costs as much as 16 Python steps
 SAMPLE_ROWS = 512  # a look at so many says whether the keys of many more repeat
 
+_WEYL, _BOOST = 0x9E3779B97F4A7C15, 0xDF442D22CE4859B9
+_BOOST_SEED = (_WEYL * _BOOST ^ _WEYL * _BOOST >> 64) & _MASK64
+"""Constants of Boost's hash of a range of bytes."""
 Hashes = npt.NDArray[np.uint32]
+Longs = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
+
+
+_CRC_TABLE = np.array(
+    [zlib.crc32(bytes([n ^ 0xFF])) ^ 0xFF000000 for n in range(256)], dtype=np.uint32
+)
+"""What a byte changes, out of zlib's own CRC of it."""
 
 
 class Routing(Enum):
@@ -38,7 +53,16 @@ class Routing(Enum):
     HASH = "hash"
     """By the key; rows without one where the task's rows go."""
     MURMUR2 = "murmur2"
-    """As HASH, to the partition that Kafka's default partitioner chooses for the key."""
+    """As HASH, to the partition that the default partitioner of Kafka's Java client chooses for the
+    key."""
+    CRC32 = "crc32"
+    """The same of librdkafka (confluent-kafka in Python, Go, .NET): an empty key counts as none."""
+    PULSAR_JAVA = "pulsarJava"
+    """The same of Pulsar's Java client: String.hashCode; of bytes that are no UTF-8 in Base64."""
+    PULSAR_CPP = "pulsarCpp"
+    """The same of Pulsar's C++ and Python clients: boost::hash of a string, as of Boost 1.81."""
+    PULSAR_GO = "pulsarGo"
+    """The same of Pulsar's Go client."""
     ROUND_ROBIN = "roundRobin"
     """The task's rows in turn, beginning with partition `task index % partitions`."""
     SINGLE = "single"
@@ -62,7 +86,7 @@ class Router:
         self, rows: int, keys: pa.Array | None, hashes: Hashes | None, column: pa.Array | None
     ) -> int | Counts:
         """The partition of each of the task's next rows, or of all of them. `hashes` are the
-        keys', asked for by HASH only.
+        keys', asked for by HASH only; each other way has its own.
 
         Raises errors.OptionInvalid for a partition that is null or none of the topic's.
         """
@@ -76,9 +100,13 @@ class Router:
             return wanted
         if self.routing in (Routing.SPARK, Routing.SINGLE) or keys is None:
             return self._first
-        if self.routing is Routing.MURMUR2:
-            hashes = key_hashes(keys, murmur2)
-        return partitions_of(keys, self.partitions, self._first, hashes)
+        if self.routing is Routing.HASH:
+            return partitions_of(keys, self.partitions, self._first, hashes)
+        hash_of, bits = _OF_CLIENTS[self.routing]
+        wanted = partitions_of(keys, self.partitions, self._first, key_hashes(keys, hash_of), bits)
+        if self.routing is Routing.CRC32:
+            wanted[_layout(keys)[1] == 0] = self._first
+        return wanted
 
     @property
     def hashes_keys(self) -> bool:
@@ -105,11 +133,16 @@ class Router:
 
 
 def partitions_of(
-    keys: pa.Array, partitions: int, sticky: int, hashes: Hashes | None = None
+    keys: pa.Array,
+    partitions: int,
+    sticky: int,
+    hashes: Hashes | None = None,
+    bits: int = _NO_SIGN,
 ) -> Counts:
-    """The partition of each row of the binary column `keys`; null keys go to `sticky`."""
+    """The partition of each row of the binary column `keys`; null keys go to `sticky`. `bits` are
+    those of the hash that count."""
     hashed = murmur3_32(keys) if hashes is None else hashes
-    found = (hashed & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
+    found = (hashed & np.uint32(bits)).astype(np.int64) % partitions
     if keys.null_count:
         found[as_numpy(keys.is_null())] = sticky
     return found
@@ -159,6 +192,68 @@ def murmur2(keys: pa.Array) -> Hashes:
         return hashes ^ (hashes >> np.uint32(15))
 
 
+def crc32(keys: pa.Array) -> Hashes:
+    """CRC-32 of each value of a binary column, as zlib's; for null that of the empty value."""
+    starts, lengths, content = _layout(keys)
+    hashes = np.full(len(keys), _MASK, dtype=np.uint32)
+    _mix_blocks(hashes, starts, lengths, content, _mixed_crc, _crc_of, 1)
+    return ~hashes
+
+
+def go_string(keys: pa.Array) -> Hashes:
+    """31 * hash + byte, over the bytes of each value; 0 for null."""
+    starts, lengths, content = _layout(keys)
+    hashes = np.zeros(len(keys), dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        _mix_blocks(hashes, starts, lengths, content, _mixed31, _bytes31, 1)
+    return hashes
+
+
+def java_string(keys: pa.Array) -> Hashes:
+    """Java's String.hashCode of each value, which is over the units of UTF-16; 0 for null. A value
+    that is no UTF-8 comes to Java's client as its Base64."""
+    hashes = go_string(keys)
+    starts, lengths, content = _layout(keys)
+    others = np.concatenate(([0], np.cumsum(content >= 128)))
+    for row in np.flatnonzero(others[starts + lengths] > others[starts]).tolist():
+        key = content[starts[row] : starts[row] + lengths[row]].tobytes()
+        try:
+            text = key.decode()
+        except UnicodeDecodeError:
+            text = base64.b64encode(key).decode()
+        units = np.frombuffer(text.encode("utf-16-le"), dtype="<u2")
+        hashes[row] = _units31(units.tolist(), 0)
+    return hashes
+
+
+def boost_string(keys: pa.Array) -> Hashes:
+    """The lower half of boost::hash<std::string> of 64 bits, as of Boost 1.81, of each value; for
+    null that of the empty value."""
+    starts, lengths, content = _layout(keys)
+    rest = lengths & 7
+    tails = np.zeros(len(keys), dtype=np.uint64)
+    for i in range(7):
+        rows = np.flatnonzero(rest > i)
+        last = content[(starts + lengths - rest)[rows] + i].astype(np.uint64)
+        tails[rows] |= last << np.uint64(8 * i)
+    with np.errstate(over="ignore"):
+        hashes = np.uint64(_BOOST_SEED) ^ lengths.astype(np.uint64)
+        _mix_blocks(hashes, starts, lengths, content, _mixed_boost, _boost_of, 8)
+        weyl = np.uint64(_BOOST_SEED) + ((lengths >> 3) + 1).astype(np.uint64) * np.uint64(_WEYL)
+        hashes ^= _mulx(tails + weyl)
+        return (_mulx(hashes + weyl) & np.uint64(_MASK)).astype(np.uint32)
+
+
+_OF_CLIENTS: dict[Routing, tuple[Callable[[pa.Array], Hashes], int]] = {
+    Routing.MURMUR2: (murmur2, _NO_SIGN),
+    Routing.CRC32: (crc32, _MASK),
+    Routing.PULSAR_JAVA: (java_string, _NO_SIGN),
+    Routing.PULSAR_CPP: (boost_string, _NO_SIGN),
+    Routing.PULSAR_GO: (go_string, _MASK),
+}
+"""The default of a client: its hash, and the bits of it that count."""
+
+
 def murmur3_32_of(key: bytes, hashed: int, first_block: int) -> int:
     """The hash after the whole blocks of `key`, from block `first_block` on: for one long key."""
     words = np.frombuffer(key, dtype="<u4", count=len(key) // 4)[first_block:]
@@ -198,19 +293,20 @@ def _mix_blocks(
     starts: Counts,
     lengths: Counts,
     content: Bytes,
-    mixed: Callable[[Hashes, Hashes], Hashes],
+    mixed: Callable[[Any, Any, int], Any],
     rest_of: Callable[[bytes, int, int], int],
+    width: int = 4,
 ) -> None:
-    """Mix in the whole 4-byte blocks, block by block over the rows that have it: `mixed` does that
-    for one block of many rows, `rest_of` for the rest of one row."""
-    blocks = lengths >> 2
-    words = _words(content)
+    """Mix in the whole blocks of `width` bytes, block by block over the rows that have it: `mixed`
+    does that for one block of many rows, by its number, `rest_of` for the rest of one row."""
+    blocks = lengths // width
+    words = _words(content, width)
     common = int(blocks.min()) if len(blocks) > FEW_ROWS else 0
     for at in range(common):  # no row is looked for that every row is
-        hashes[:] = mixed(hashes, words[starts + 4 * at])
+        hashes[:] = mixed(hashes, words[starts + width * at], at)
     rows, at = np.flatnonzero(blocks > common), common
     while len(rows) > FEW_ROWS:
-        hashes[rows] = mixed(hashes[rows], words[starts[rows] + 4 * at])
+        hashes[rows] = mixed(hashes[rows], words[starts[rows] + width * at], at)
         at += 1
         rows = rows[blocks[rows] > at]
     for row in rows.tolist():
@@ -233,20 +329,67 @@ def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
     return block
 
 
-def _mixed(hashes: Hashes, block: Hashes) -> Hashes:
+def _mixed(hashes: Hashes, block: Hashes, at: int) -> Hashes:
     return _rotate(hashes ^ _scramble(block), 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def _mixed2(hashes: Hashes, block: Hashes) -> Hashes:
+def _mixed2(hashes: Hashes, block: Hashes, at: int) -> Hashes:
     block = block * np.uint32(_M)
     block ^= block >> np.uint32(24)
     return hashes * np.uint32(_M) ^ block * np.uint32(_M)
 
 
-def _words(content: Bytes) -> npt.NDArray[np.uint32]:
-    """A view of the bytes as little-endian 32-bit words, one beginning at each byte."""
-    count = max(0, len(content) - 3)
-    return np.ndarray(count, dtype="<u4", buffer=content.data, strides=(1,))
+def _mixed_crc(hashes: Hashes, block: Bytes, at: int) -> Hashes:
+    changes: Hashes = _CRC_TABLE[(hashes ^ block) & np.uint32(0xFF)]
+    return changes ^ (hashes >> np.uint32(8))
+
+
+def _crc_of(key: bytes, hashed: int, first_byte: int) -> int:
+    return zlib.crc32(key[first_byte:], hashed ^ _MASK) ^ _MASK
+
+
+def _mixed31(hashes: Hashes, block: Bytes, at: int) -> Hashes:
+    return hashes * np.uint32(31) + block
+
+
+def _bytes31(key: bytes, hashed: int, first_byte: int) -> int:
+    return _units31(key[first_byte:], hashed)
+
+
+def _units31(units: Iterable[int], hashed: int) -> int:
+    for unit in units:
+        hashed = (31 * hashed + unit) & _MASK
+    return hashed
+
+
+def _mixed_boost(hashes: Longs, block: Longs, at: int) -> Longs:
+    return hashes ^ _mulx(block + np.uint64((_BOOST_SEED + (at + 1) * _WEYL) & _MASK64))
+
+
+def _boost_of(key: bytes, hashed: int, first_block: int) -> int:
+    for at, word in enumerate(np.frombuffer(key, "<u8", len(key) // 8).tolist()):
+        if at >= first_block:
+            product = ((word + _BOOST_SEED + (at + 1) * _WEYL) & _MASK64) * _BOOST
+            hashed ^= (product ^ product >> 64) & _MASK64
+    return hashed
+
+
+def _mulx(values: Longs) -> Longs:
+    """Both halves of the products with _BOOST, each of 128 bits, one over the other."""
+    half, low, high = np.uint64(32), np.uint64(_BOOST & _MASK), np.uint64(_BOOST >> 32)
+    below, above = values & np.uint64(_MASK), values >> half
+    first, left, right = below * low, below * high, above * low
+    middle = (first >> half) + (left & np.uint64(_MASK)) + (right & np.uint64(_MASK))
+    lower = (first & np.uint64(_MASK)) | (middle << half)
+    upper: Longs = above * high + (left >> half) + (right >> half) + (middle >> half)
+    found: Longs = lower ^ upper
+    return found
+
+
+def _words(content: Bytes, width: int = 4) -> npt.NDArray[Any]:
+    """A view of the bytes as little-endian words, one beginning at each byte."""
+    count = max(0, len(content) - width + 1)
+    return np.ndarray(count, dtype=f"<u{width}", buffer=content.data, strides=(1,))
 
 
 def _scramble(block: Hashes) -> Hashes:

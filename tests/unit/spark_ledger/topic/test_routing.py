@@ -1,5 +1,7 @@
+import json
 import random
 import re
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +11,10 @@ from spark_ledger import errors
 from spark_ledger.topic.entry.routing import (
     Router,
     Routing,
+    boost_string,
+    crc32,
+    go_string,
+    java_string,
     key_hashes,
     murmur2,
     murmur3_32,
@@ -64,7 +70,40 @@ def test_a_key_is_routed_by_murmur2_to_the_partition_that_kafka_chooses():
     assert router(Routing.MURMUR2, partitions=7, task_index=3).route(2, None, None, None) == 3
 
 
-@pytest.mark.parametrize("hash_of", [murmur3_32, murmur2])
+CLIENTS = json.loads((Path(__file__).parent / "client_partitions.json").read_text())
+KEYS = [key.encode() for key in CLIENTS.pop("keys")]
+"""200 keys, and the partitions that clients chose for them: librdkafka (crc32, and murmur2 by its
+murmur2_random), Pulsar's Python client 3.13, Java's own hashCode, the source of the Go client."""
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_key_goes_to_the_partition_that_the_client_chooses(name):
+    partitions, chosen = CLIENTS[name].values()
+    route = router(Routing(name), partitions=partitions, task_index=3).route
+    keys = binary(*KEYS, None)
+
+    assert len(KEYS) == len(chosen) == 200
+    assert route(len(keys), keys, None, None).tolist() == [*chosen, 3]
+    assert route(200, keys.slice(0, 200), key_hashes(keys), None).tolist() == chosen
+    many = binary(*[*KEYS, None] * 50)
+    assert route(len(many), many, None, None).tolist() == [*chosen, 3] * 50
+
+
+def test_keys_that_are_empty_or_no_text_go_where_the_clients_send_them():
+    def of(name, *keys):
+        route = router(Routing(name), partitions=101, task_index=7).route
+        return route(len(keys), binary(*keys), None, None).tolist()
+
+    assert of("crc32", b"", b"a") == [7, zlib.crc32(b"a") % 101], "an empty key is none"
+    assert of("pulsarJava", b"", b"test") == [0, 0x364492 % 101]
+    base64_of_ff = 47 * 31**3 + 119 * 31**2 + 61 * 31 + 61  # "/w=="
+    assert of("pulsarJava", b"\xff") == [base64_of_ff % 101]
+    assert of("pulsarGo", b"\xff") == [255 % 101]
+
+
+@pytest.mark.parametrize(
+    "hash_of", [murmur3_32, murmur2, crc32, go_string, java_string, boost_string]
+)
 def test_a_key_hashes_alike_alone_in_a_crowd_in_a_slice_and_when_far_longer_than_the_rest(hash_of):
     rng = random.Random(7)
     keys = [rng.randbytes(rng.randrange(40)) for _ in range(100)] + [rng.randbytes(5001), None]
