@@ -56,6 +56,8 @@ PAUSE_S = 0.1
 """Between a commit and the checkpoint that it is time for: who waits for the commit, as a producer
 whose partition was handed over for it, has the processor and the bookies first."""
 PURPOSE = "checkpoint"
+TRIED_MAX = 10_000
+"""Topics of which a process remembers when it last tried."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +94,10 @@ class Checkpointer:
         since = number + 1 - max(log.root_next, self._tried.get(topic_id, 0))
         if since < self._every or topic_id in self._making:
             return
+        self._tried.pop(topic_id, None)
         self._tried[topic_id] = number + 1
+        if len(self._tried) > TRIED_MAX:
+            del self._tried[next(iter(self._tried))]
         task = asyncio.get_running_loop().create_task(
             self._make_quietly(topic_id, intent_id), name=f"checkpoint of {topic_id}"
         )

@@ -56,14 +56,14 @@ class _Ended:
 @dataclass(slots=True)
 class LedgerInventory:
     """Of one observer; it remembers what cannot change. `closed` are the closed ledgers it knows,
-    `recovering` those that were in recovery at the last look."""
+    `recovering` those that were in recovery at the last look, `met` those of open intents."""
 
     store: MetadataStore
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
     recovering: dict[int, None] = field(default_factory=dict)
+    met: dict[int, None] = field(default_factory=dict)
     _ended: dict[str, _Ended] = field(default_factory=dict)
     _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    _met: dict[int, None] = field(default_factory=dict)
 
     async def look(self, intents: Sequence[Intent], *, every: bool = False) -> list[LedgerSeen]:
         """The ledgers of these intents, by intent and id; `stuck` are those that were in recovery
@@ -78,6 +78,9 @@ class LedgerInventory:
         self._blocks = {id_: one for id_, one in self._blocks.items() if id_ in opened}
         found = await each(self._of_intent, intents, 8)
         ledgers = [ledger for some in found for ledger in some]
+        self.met = {one.id: None for one in ledgers if one.intent in opened}
+        there = {one.id for one in ledgers}
+        self.closed = {id_: one for id_, one in self.closed.items() if id_ in there}
         before, self.recovering = self.recovering, {one.id: None for one in ledgers if one.stuck}
         return [replace(one, stuck=one.stuck and one.id in before) for one in ledgers]
 
@@ -139,13 +142,9 @@ class LedgerInventory:
         found = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
         there = {one.id: None for one in found}
         self._blocks[intent.id] = {
-            name: [i for i in ids if i in there or i not in self._met]
+            name: [i for i in ids if i in there or i not in self.met]
             for name, ids in blocks.items()
         }
-        for ids in blocks.values():
-            for gone in (i for i in ids if i not in there):
-                self._met.pop(gone, None)
-        self._met |= there
         return found
 
     async def _block(self, path: str) -> list[int]:
