@@ -12,7 +12,6 @@ from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.garbage import PAUSE_LEASES
 from spark_ledger.topic.upkeep.janitor import Janitor, remove_tree
-from spark_ledger.topic.upkeep.ledger_inventory import LedgerInventory
 from tests.unit.spark_ledger.topic.stage import play
 
 DELAY_S = 600
@@ -595,25 +594,5 @@ def test_versions_that_are_committed_while_a_pass_looks_are_seen_with_what_they_
 
         assert (report.deleted, ledger_of(in_flight) in report.kept) == ((), True)
         assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
-
-    play(act)
-
-
-def test_of_writers_that_ended_and_ledgers_that_went_an_observer_remembers_nothing():
-    async def act(stage):
-        intent = await stage.intent()
-        for version in range(5):
-            await stage.commit(intent, version, await stage.written(intent, [b"a"]))
-            await stage.client.cache.close()
-        inventory = LedgerInventory(stage.client.store)
-        inventory.learn(one for one in await inventory.look([intent]) if one.closed)
-        assert len(inventory.met) == len(inventory.closed) == 5
-        ended = await stage.client.intents.finish(intent.id)
-
-        found = await inventory.look([ended])
-        assert (len(found), inventory.met) == (5, {})
-        await inventory.look([])  # the intent was removed, and its ledgers before it
-
-        assert inventory.closed == {}
 
     play(act)

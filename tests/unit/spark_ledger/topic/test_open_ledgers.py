@@ -17,6 +17,7 @@ from spark_ledger.topic.log.ledger_cache import IDLE_S
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
 from spark_ledger.topic.subscription.cursor import IDLE_S as CURSOR_IDLE_S
 from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.upkeep.ledger_inventory import LedgerInventory
 from tests.simulation.contents import is_record
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TARGET, play, segment
 from tests.unit.spark_ledger.topic.subscription_stage import fill, opened, told
@@ -169,5 +170,25 @@ def test_a_task_that_is_stopped_while_its_ledger_is_made_leaves_none_open():
             await cache.close()
             assert open_ledgers(stage) == []
         assert 0 < made < 60
+
+    play(act)
+
+
+def test_of_writers_that_ended_and_ledgers_that_went_an_observer_remembers_nothing():
+    async def act(stage):
+        intent = await stage.intent()
+        for version in range(5):
+            await stage.commit(intent, version, await stage.written(intent, [b"a"]))
+            await stage.client.cache.close()
+        inventory = LedgerInventory(stage.client.store)
+        inventory.learn(one for one in await inventory.look([intent]) if one.closed)
+        assert len(inventory.met) == len(inventory.closed) == 5
+        ended = await stage.client.intents.finish(intent.id)
+
+        found = await inventory.look([ended])
+        assert (len(found), inventory.met) == (5, {})
+        await inventory.look([])  # the intent was removed, and its ledgers before it
+
+        assert inventory.closed == {}
 
     play(act)
