@@ -1,9 +1,9 @@
 """Whether the metadata store is the one that this bookie's disks know, or went back in time.
 
 Always true: the store is compared before the bookie registers in it, at each new session with it,
-when its cluster's record changes, and every LOOK_S. It went back if a link of its chain is missing
-that a disk has seen (spark_ledger/metadata/chain.py), or if the bookie has met a ledger of an id
-that its counter has not given out. The bookie that finds that puts the hold
+when its cluster's record or its chain changes, and every LOOK_S. It went back if a link of its
+chain is missing that a disk has seen (spark_ledger/metadata/chain.py), or if the bookie has met a
+ledger of an id that its counter has not given out. The bookie that finds that puts the hold
 (spark_ledger/metadata/hold.py), and reports below /held what it has and the store does not name. A
 store of a higher epoch than the disks have seen was accepted by a person: it counts, and from then
 on its links do. A store without a cluster, or another's, is left alone and not registered in. Links
@@ -30,7 +30,7 @@ from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
 from spark_ledger.metadata.cluster import BadClusterRecord, Cluster, Hold
 from spark_ledger.metadata.hold import Report
 from spark_ledger.metadata.ledger_record import BadLedgerRecord
-from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
+from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError, Versioned
 from spark_ledger.metadata.store_calls import read
 
 LOOK_S = 60.0
@@ -139,8 +139,8 @@ class Lineage:
 
     async def _look(self) -> None:
         found = await cluster.read(self._store)
-        await self._watch()
-        node = await read(self._store, paths.CHAIN)
+        await self._watched(paths.CLUSTER)
+        node = await self._watched(paths.CHAIN)
         chain = chains.of_node(node)
         states = [] if self.storage is None else self.storage.states()
         verdict, why = judged(self._seen, found, chain, await self._next_id(), highest_id(states))
@@ -203,10 +203,12 @@ class Lineage:
 
     # -- when to look -------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        """Be woken when the cluster's record changes."""
-        with contextlib.suppress(NoNode):
-            await self._store.get(paths.CLUSTER, self._woken)
+    async def _watched(self, path: str) -> Versioned | None:
+        """The node, if it is there; the bookie is woken when it changes."""
+        try:
+            return await self._store.get(path, self._woken)
+        except NoNode:
+            return None
 
     def _woken(self) -> None:
         self._wake.set()

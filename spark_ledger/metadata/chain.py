@@ -1,16 +1,16 @@
 """The chain of links by which a bookie's disk knows the metadata store again.
 
 A link is a number and a random token. The store keeps the chain in one node; the elected process of
-maintenance appends a link every EXTEND_S, a bookie where that did not happen for BOOKIE_EXTENDS_S,
-and `spark-ledger metadata accept`. Each bookie keeps the newest links that it saw on its disks
+maintenance appends a link with each pass, a bookie where none came for BOOKIE_EXTENDS_S, and
+`spark-ledger metadata accept`. Each bookie keeps the newest links that it saw on its disks
 (bookie_server/disk/seen_links.py). A store in whose chain such a link is missing is older than the
 disk, or another that began from the same copy.
 
 Always true: numbers rise by one and are never given twice in one store; which links are kept
 follows from their numbers and the newest one alone (`is_kept`), so a disk knows whether a link must
-be there: each for a day, each 16th (80 minutes) for eight days, each 256th (21 hours) for 400 days.
-A bookie keeps the newest link of each of these three kinds (`newest_of_each_kind`). The node stays
-below 24 KiB.
+be there: each for four hours, each 16th (a quarter of an hour) for two days, each 256th (4 hours)
+for 30 days, each 4,096th (3 days) for 400 days. A bookie keeps the newest link of each of these
+kinds (`newest_of_each_kind`). The node stays below 20 KiB.
 
     {"format":1,"links":[[0,"8f3c..."],[256,"..."],...]}      numbers rise; the last is the newest
 """
@@ -35,9 +35,9 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import read
 
 FORMAT = 1
-EXTEND_S, BOOKIE_EXTENDS_S = 300.0, 900.0
-_A_DAY = 24 * 12
-_KINDS = ((1, _A_DAY), (16, 8 * _A_DAY), (256, 400 * _A_DAY))
+EXTEND_S, BOOKIE_EXTENDS_S = 45.0, 180.0  # a pass of maintenance is 60 s after the one before
+_A_DAY = 24 * 60
+_KINDS = ((1, _A_DAY // 6), (16, 2 * _A_DAY), (256, 30 * _A_DAY), (4096, 400 * _A_DAY))
 """(each so many-th link, while it is not more than so many numbers behind the newest)"""
 _TOKEN_BYTES = 6
 
@@ -116,17 +116,18 @@ def of_node(node: Versioned | None) -> Chain | None:
     return None if node is None else decode(node.value)
 
 
-async def extend(store: MetadataStore, node: Versioned | None) -> None:
-    """Append a link to the chain of this node, unless it has changed; a lost response is no error:
-    the next look sees what is there. Raises BadChain, StoreUnavailable."""
+async def extend(store: MetadataStore, node: Versioned | None) -> int | None:
+    """Append a link to the chain of this node, unless it has changed; returns the version that it
+    has then. None: it has changed, or the response was lost: the next look sees what is there.
+    Raises BadChain, StoreUnavailable."""
     value = encode(extended(of_node(node), new_token()))
     try:
         if node is None:
             await store.create(paths.CHAIN, value)
-        else:
-            await store.set(paths.CHAIN, value, node.version)
+            return 0
+        return await store.set(paths.CHAIN, value, node.version)
     except (BadVersion, NodeExists, NoNode, OutcomeUnknown):
-        return
+        return None
 
 
 class Extender:
@@ -148,7 +149,7 @@ class Extender:
             if node is not None and node.version != self._version:
                 self._version, self._since_s = node.version, now_s
             elif node is None or now_s - self._since_s >= self._after_s:
-                await extend(self._store, node)
+                self._version, self._since_s = await extend(self._store, node), now_s
         except BadChain as damage:
             raise errors.UnsupportedFormat(f"{paths.CHAIN}: {damage}") from damage
 

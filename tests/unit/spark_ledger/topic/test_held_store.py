@@ -143,16 +143,16 @@ def test_a_hold_that_comes_during_a_pass_of_the_janitor_deletes_nothing():
     play(act)
 
 
-def test_maintenance_appends_links_every_five_minutes():
+def test_maintenance_appends_a_link_with_each_pass():
     async def act(stage):
         upkeep = Upkeep(stage.client)
         numbers = []
-        for _ in range(60):
+        for _ in range(10):
             await upkeep.once()
             numbers.append(chain.decode(stage.world.store.peek(paths.CHAIN).value).newest)
             await asyncio.sleep(60)
         assert numbers == sorted(numbers)
-        assert 8 <= numbers[-1] <= 12
+        assert numbers[-1] >= 8
 
     play(act)
 
