@@ -186,6 +186,7 @@ class Scenario:
 
     async def _start(self, world: World) -> list["asyncio.Task[Any]"]:
         self.topics: TopicWork | None = None
+        self.brokers: BrokerWork | None = None
         tasks: list[asyncio.Task[Any]] = []
         kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
             ("writer", self.plan.writers, self.ledgers.write),
