@@ -153,6 +153,8 @@ class ProducerModel:
             link.send("ping")
         made = self._made_ready
         self._topic_epoch = made.topic_epoch
+        if made.topic_epoch:
+            self.work.truth.is_alone(self.partition, self._owner, made.topic_epoch)
         if self.work.truth.deduplicates:
             invariants.a_producer_that_comes_back_hears_how_far_it_came(
                 self.work.world.ghost, self.name, made.last_sequence_id, self._received

@@ -7,6 +7,7 @@ owner's writer was given, not by what a broker remembers.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from spark_ledger.broker.owned_topic import EPOCH_BITS
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.entry.pulsar_columns import decoded
@@ -46,6 +47,9 @@ class Truth:
     """By partition: who wanted to be its only producer."""
     epochs: dict[Message, int] = field(default_factory=dict)
     """Of messages of exclusive producers the epoch in which they were sent."""
+    alone: dict[tuple[int, str], list[tuple[int, int]]] = field(default_factory=dict)
+    """By partition and owner: how far it was confirmed when a producer heard that it is the only
+    one, and in which epoch."""
     newest: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """By partition and owner: the newest of these that is stored."""
 
@@ -56,6 +60,11 @@ class Truth:
             self.first_sent_s.setdefault(message, now_s)
             times = self.sent.setdefault(message, {})
             times[owner] = times.get(owner, 0) + 1
+
+    def is_alone(self, partition: int, owner: str, epoch: int) -> None:
+        """A producer heard that it is the only one."""
+        heard = self.alone.setdefault((partition, owner), [])
+        heard.append((self.confirmed(partition), epoch))
 
     # -- seals ----------------------------------------
 
@@ -81,9 +90,10 @@ class Truth:
         if entries and live.first_entry:
             self.ghost.meet("segment within a ledger")
         found = [message for messages, _ in entries for message in messages]
-        for message in found:
+        for offset, message in enumerate(found, live.base):
             self._store(message, live.owner)
             self._in_order_of_epochs(message, (live.partition, live.owner, live.epoch))
+            self._after_who_is_alone(message, offset, live)
         return tuple(found)
 
     def _store(self, message: Message, owner: str) -> None:
@@ -109,6 +119,12 @@ class Truth:
             newest = self.newest.get(owner, epoch)
             invariants.who_is_fenced_stores_no_more(self.ghost, message, epoch, newest)
             self.newest[owner] = max(epoch, newest)
+
+    def _after_who_is_alone(self, message: Message, offset: int, live: LiveSegment) -> None:
+        epoch = self.epochs.get(message)
+        for confirmed, newest in self.alone.get((live.partition, live.owner), ()):
+            if epoch is not None and confirmed <= offset and newest >> EPOCH_BITS == live.epoch:
+                invariants.who_is_fenced_stores_no_more(self.ghost, message, epoch, newest)
 
     # -- the open ends ----------------------------------------
 
