@@ -22,7 +22,7 @@ class Batches:
         self.number = self.shown = number
         self.ledger = LEDGER
         self.listeners, self.stored, self.start, self.end = {}, [], 0, 0
-        self.held = SimpleNamespace(end_offset=0)
+        self.held, self.holes = SimpleNamespace(end_offset=0), []
         for size in sizes:
             self.add(size)
 
@@ -37,7 +37,8 @@ class Batches:
         return [one for one in self.stored if one.end > max(offset, self.start)][:2]
 
     def removed(self, lo, hi):
-        return [(lo, min(hi, self.start))] if lo < self.start else []
+        trimmed = [(lo, min(hi, self.start))] if lo < self.start else []
+        return trimmed + [(max(lo, a), min(hi, b)) for a, b in self.holes if a < hi and b > lo]
 
 
 class Wire:
@@ -332,6 +333,22 @@ def test_messages_of_a_batch_that_were_removed_are_masked_and_acknowledged():
         await settle()
         assert one.link.messages == [(3, [0b110]), (6, [])]
         assert one.place.acks.mark == 4
+
+    play(act)
+
+
+def test_messages_that_were_taken_out_of_the_middle_are_passed_over():
+    async def act(made):
+        partition = Batches(3, 3, 2, 1)
+        partition.holes = [(1, 2), (3, 6), (7, 8)]
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(100)
+        await settle()
+        assert one.link.messages == [(0, [0b101]), (6, [0b01]), (8, [])]
+        for offset in (0, 2, 6, 8):
+            one.place.acks.add(offset, offset + 1)
+        assert one.place.acks.mark == 9
 
     play(act)
 
