@@ -183,8 +183,11 @@ class Partition:
         self._topic = topic
         self._state = state
         self._catch_up = catch_up
+        self._budget = budget
         self._tail, self._read = Tail(budget), Tail(budget.apart)
         self._start = self._end = 0
+        self._stored_end = 0
+        """Of the newest batches in memory."""
         self._last: Stored | None = None
         self._last_until = 0
         """Up to there no other batch with a row comes after it."""
@@ -220,6 +223,9 @@ class Partition:
     def stored(self, offset: int, run: Waiting) -> None:
         """A producer's batches are confirmed."""
         batches = stored(offset, run.counts, run.batches, run.batched)
+        if offset < self._stored_end:
+            self._forget()
+        self._stored_end = batches[-1].end
         self._end = max(self._end, batches[-1].end)
         if batches[-1].has_rows:
             self._last, self._last_until = batches[-1], batches[-1].end
@@ -227,6 +233,13 @@ class Partition:
             self._last_until = batches[-1].end
         self._tail.add(batches)
         self.wake()
+
+    def _forget(self) -> None:
+        """The metadata store went back in time: rows in memory are no rows of the topic any more,
+        and their offsets are others' now."""
+        self._tail, self._read = Tail(self._budget), Tail(self._budget.apart)
+        self._start = self._end = 0
+        self._last, self._last_until = None, 0
 
     async def read(
         self, offset: int, bytes_max: int = READ_BYTES, *, lossy: bool = False

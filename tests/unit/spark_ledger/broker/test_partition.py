@@ -1,6 +1,7 @@
 """Batches of a partition from any offset on: of Spark's commits, of sealed and of live ledgers."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,6 +92,26 @@ def test_what_a_consumer_had_no_permits_for_is_not_read_again(monkeypatch):
         first, second, *_ = await partition.read(4)  # rows of Spark, in batches of 1,000
         monkeypatch.setattr(stage.client, "readable", None)
         assert (await partition.read(first.end))[0] == second
+        await reading.close()
+
+    play(act)
+
+
+def test_what_is_in_memory_of_a_store_that_went_back_is_not_given_out_behind_newer_rows():
+    """The owner goes on below: offsets of batches that were confirmed before are others' now."""
+
+    async def act(stage):
+        reading = await Reading().made(stage, kept=True)
+        partition, end = reading.partition, reading.partition.end
+
+        def store(offset, data):
+            partition.stored(offset, SimpleNamespace(counts=[1], batches=[data], batched=False))
+
+        for number in range(4):
+            store(end + number, b"before")
+        store(end + 1, b"after")
+        assert [one.data for one in await partition.read(end + 1)] == [b"after"]
+        assert partition.end == end + 2
         await reading.close()
 
     play(act)
