@@ -66,6 +66,7 @@ from bookie_server.serve.registration import (
     stored_at,
     who_is,
 )
+from bookie_server.serve.twin import TwinWatch
 from bookie_server.start.opening import BadLayout, OnDisk
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import autorecovery, cluster, paths
@@ -183,18 +184,24 @@ async def _run(config: BookieConfig) -> None:
         await refuse_beside_twin(store, identity.bookie_id, address, who_is)
         credential = await autorecovery.repair_credential(store, secrets.token_hex(32))
         await disks.make_space(config)
+        twin = await TwinWatch.open(store, identity.bookie_id, disks.disks)
+        was_another = await twin.begin()
         bookie = await Bookie.start(
             *(identity.bookie_id, await disks.open(), store, config),
             cluster_id=identity.cluster_id,
             repair_credential=credential.encode(),
             ask=partial(stored_at, store),
         )
+        if was_another:
+            log.error("another process served as this bookie since its last start: all is in limbo")
+            await bookie.doubt_all()
         lineage.attach(bookie.storage, bookie.ledgers)
         bookie.phase = "starting"
         service.serve(bookie)
         frames.serve(bookie)
         registration = _registration(config, bookie, store, address, frames_at, lineage)
         closing.push_async_callback(_cancelled, asyncio.create_task(lineage.run(), name="lineage"))
+        bookie.also(twin.run(partial(bookie.doubt_all, until_restart=True)))
         async with hosted(config.service_url, wanted=config.autorecovery):
             await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 

@@ -13,8 +13,9 @@ Always true (docs/protocol.md has the reasons):
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bookie_server import __version__
 from bookie_server.add import Adder
@@ -34,7 +35,7 @@ from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.limbo import Limbo, absence
 from bookie_server.ledgers.peers import Ask, Peers, nobody_responds
 from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
-from bookie_server.logs.index import LimboReason, worse
+from bookie_server.logs.index import EVERY_LEDGER, LimboReason, worse
 from bookie_server.reclaim.reclaim import Reclaim
 from bookie_server.start.replay import open_storage
 from bookie_server.storage.directories import Directories
@@ -196,6 +197,21 @@ class Bookie:
         self.phase = "draining"
         self.ledgers.wake_all()
         self.storage.hurry()
+
+    async def doubt_all(self, *, until_restart: bool = False) -> None:
+        """Acknowledged entries may be missing here, of any ledger: nothing is denied from this step
+        on, until each was looked at; with `until_restart` none is before the next start. Durable
+        when it returns. Raises JournalFailed."""
+        self._limbo.halted = self._limbo.halted or until_restart
+        await self.ledgers.doubt([(EVERY_LEDGER, LimboReason.LOST, False)])
+        self._limbo.wake()
+        self._standing_changed()
+
+    def also(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do that in the background too; the node has failed when it raises."""
+        task = asyncio.ensure_future(work)
+        self._background.append(task)
+        task.add_done_callback(self._on_task_end)
 
     async def stop(self) -> None:
         """Drain what is under way, flush, seal the journals, close the index.

@@ -19,7 +19,7 @@ from uuid import UUID, uuid5
 from crc32c import crc32c
 
 from bookie_server.api.messages import IDENTITY_FILE
-from bookie_server.disk import seen_links
+from bookie_server.disk import seen_links, starts
 from bookie_server.disk.interface import Disk, NoSuchFile, read_file, replace_file
 
 FILE = IDENTITY_FILE
@@ -28,7 +28,12 @@ _NEW_FILE = FILE + ".new"
 _MAGIC, _VERSION = "spark-ledger-bookie", "2"
 _IDS_BY_VERSION = {"1": 2, "2": 3}
 _FILE_BYTES_MAX = 1024
-_NOT_OURS = frozenset({LOCK_FILE, _NEW_FILE, seen_links.FILE, seen_links.NEW_FILE, "lost+found"})
+_NOT_OURS = frozenset(
+    {
+        *(LOCK_FILE, _NEW_FILE, "lost+found"),
+        *(seen_links.FILE, seen_links.NEW_FILE, starts.FILE, starts.NEW_FILE),
+    }
+)
 """Names that say nothing of whether a directory holds entries."""
 
 

@@ -54,7 +54,13 @@ from spark_ledger.metadata.ledger_record import (
     keeps,
     ledger_ids,
 )
-from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, StoreError
+from spark_ledger.metadata.store import (
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    SessionState,
+    StoreError,
+)
 from spark_ledger.metadata.store_calls import names_in
 
 _COUNTED_AT_ONCE = 4096
@@ -92,13 +98,22 @@ class Limbo:
         self._check_s = check_s
         self._listed: dict[int, str] | None = None  # as the store has it; None: not looked yet
         self._told: dict[int, None] = {}  # in this run, since damage was found last
+        self.halted = False
+        """Nothing leaves limbo in this run any more."""
         self._wake = asyncio.Event()
         self._run = 0  # a session of this run; 0: there was none yet
+        metadata.add_session_listener(self._session_changed)
         self._forget_at = 0.0  # when deleted ledgers are looked for again, by the loop's clock
 
     def wake(self) -> None:
         """Look at once: a ledger is in limbo, or a directory may have been dropped."""
         self._wake.set()
+
+    def _session_changed(self, state: SessionState) -> None:
+        """Another session may be with another copy of the store: the list is looked at again."""
+        if state is SessionState.LOST:
+            self._listed = None
+            self.wake()
 
     def damaged(self, ledger_id: int) -> None:
         """Damage was found in what is stored of the ledger: a comparison that began before may have
@@ -124,6 +139,8 @@ class Limbo:
     async def look(self) -> None:
         """Walk if need be, and bring the list up to date. Raises StoreError, BadClusterRecord
         (then the next look goes on), JournalFailed."""
+        if self.halted:
+            return
         every = self._ledgers.every()
         if not every.limbo and not self._ledgers.in_limbo() and self._listed == {}:
             return
@@ -162,7 +179,8 @@ class Limbo:
         judged += [(ledger_id, every.limbo, True) for ledger_id in unrecorded]
         concerned += len(unrecorded)
         await self._ledgers.doubt(judged)
-        if await self._records.store_is_ours() and self._ledgers.every() is every:
+        ours = await self._records.store_is_ours()
+        if ours and not self.halted and self._ledgers.every() is every:
             await self._ledgers.clear_limbo(EVERY_LEDGER)
             self._standing_changed()
             text = "%d of %d ledgers are in limbo here (%s), something is known to be lost of %d"

@@ -31,7 +31,7 @@ from typing import Any
 from spark_ledger import net
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
-from spark_ledger.metadata.store_calls import names_in
+from spark_ledger.metadata.store_calls import names_in, read
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -391,6 +391,8 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
             bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
     for bookie_id, record in bookies.items():
         record["limbo_ledgers"] = len(await names_in(store, paths.limbo(bookie_id)))
+        start = await read(store, paths.bookie_start(bookie_id))
+        record["twin"] = start is not None and bool(_plain(start.value).get("twin"))
     return [bookies[bookie_id] for bookie_id in sorted(bookies)]
 
 
@@ -403,6 +405,11 @@ def told(bookie: dict[str, Any]) -> dict[str, Any]:
             "not registered: it is down, cannot reach ZooKeeper, or waits for"
             " `spark-ledger metadata accept`"
         )
+        if bookie.get("twin"):
+            why = (
+                "two processes served as it, from copies of its directories, and ended: give one of"
+                " them empty directories, start the other"
+            )
     return {
         "id": bookie["id"],
         "state": bookie["state"],

@@ -14,6 +14,7 @@ BOOKIES_AVAILABLE = "/bookies/available"
 BOOKIES_READONLY = "/bookies/readonly"
 BOOKIES_KNOWN = "/bookies/known"
 BOOKIES_DRAINING = "/bookies/draining"
+BOOKIES_STARTS = "/bookies/starts"
 LIMBO = "/limbo"
 UNRECORDED = "/unrecorded"
 INTENTS = "/intents"
@@ -86,6 +87,11 @@ def draining(bookie_id: str) -> str:
 def held(bookie_id: str) -> str:
     """What a bookie has that a store that went back does not name; see metadata/hold.py."""
     return f"{HELD}/{bookie_id}"
+
+
+def bookie_start(bookie_id: str) -> str:
+    """The bookie's newest start: stays when it ends."""
+    return f"{BOOKIES_STARTS}/{bookie_id}"
 
 
 def digits_below(digits: int) -> int:

@@ -348,6 +348,8 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
         await _delete(store, f"{paths.limbo(bookie_id)}/{name}")
     await _delete(store, paths.limbo(bookie_id))
     await _delete(store, paths.draining(bookie_id))
+    await _delete(store, paths.unrecorded(bookie_id))
+    await _delete(store, paths.bookie_start(bookie_id))
     with suppress(BadSettings):
         accepted = (await autorecovery.read_settings(store)).accepted
         if bookie_id in accepted:

@@ -328,6 +328,39 @@ def test_c9_a_torn_ledger_that_an_older_copy_of_the_store_lacks_is_in_limbo_and_
     on_a_node(test)
 
 
+def test_a_list_that_an_older_copy_of_the_store_lacks_is_made_again_in_the_next_session():
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        before = await listed(node)
+        admin = node.store.session("admin")
+        for ledger_id in before:
+            await admin.delete(paths.limbo(ID, ledger_id))
+        node.session.expire()
+        await asyncio.sleep(60)
+        assert await listed(node) == before
+
+    on_a_node(test)
+
+
+def test_what_is_halted_leaves_limbo_at_the_next_start_alone():
+    """As of a bookie that met a process on a copy of its directories."""
+
+    async def test(node):
+        await node.bookie.doubt_all(until_restart=True)
+        assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
+        await asyncio.sleep(60)
+        assert node.handles.every().limbo == "lost"
+        await node.crash("none")
+        assert node.handles.every().limbo == "lost"
+        await asyncio.sleep(60)
+        assert not node.handles.every().limbo
+        assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
+
+    on_a_node(test)
+
+
 @pytest.mark.parametrize("harm", ["another cluster", "no folder", "broken listing", "stalls"])
 def test_a_store_that_cannot_be_believed_clears_nothing(harm):
     async def test(node):

@@ -1,0 +1,164 @@
+"""Whether another process serves as this bookie, on a copy of its directories, while this one could
+not be asked (it was paused, cut off, or not started).
+
+Always true: a start draws a token and writes it to the directories before it publishes it in
+/bookies/starts/<id>, and before the bookie registers or serves; so a token there that these
+directories do not know is another process's, and never one of an earlier run of this one. Who meets
+one gives no negative response from then on, durably: every ledger is in limbo, for the other may
+have acknowledged what is not here (ledgers/limbo.py). It publishes another token of its own, by
+which the other process finds out too, and ends SECOND_S later, whatever it finds then: both of a
+pair end. A start that finds such a token does not end, for it may be what is left of a pair; its
+own token ends the other if that still runs.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from bookie_server.disk import starts as kept
+from bookie_server.disk.identity import WrongDisks
+from bookie_server.disk.interface import Disk, DiskFailed
+from bookie_server.disk.starts import Starts
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    BadVersion,
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+    SessionState,
+    StoreError,
+    Versioned,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, read
+
+LOOK_S, SECOND_S = 30.0, 3.0
+_log = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+    """What the store has. `twin`: two processes served as this bookie, and have ended since."""
+
+    number: int
+    token: str
+    twin: bool = False
+
+
+class TwinWatch:
+    """Of one bookie. `draw` gives a random token."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        bookie_id: str,
+        disks: Sequence[Disk],
+        own: Starts,
+        draw: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._store = store
+        self._path = paths.bookie_start(bookie_id)
+        self._bookie_id = bookie_id
+        self._disks = disks
+        self._own = own
+        self._draw = draw
+        self._wake = asyncio.Event()
+        store.add_session_listener(self._heard_of_session)
+
+    @classmethod
+    async def open(cls, store: MetadataStore, bookie_id: str, disks: Sequence[Disk]) -> "TwinWatch":
+        return cls(store, bookie_id, disks, await kept.read(disks, bookie_id))
+
+    async def begin(self) -> bool:
+        """Draw and publish the token of this start; whether another process served as this bookie
+        since the last one: then every ledger is to be doubted before anything is served. Raises
+        StoreError, DiskFailed."""
+        await self._store.sync(self._path)
+        found = await read(self._store, self._path)
+        foreign = self._is_foreign(found)
+        await self._publish(found, twin=False)
+        return foreign
+
+    async def run(self, doubt: Callable[[], Awaitable[None]]) -> None:
+        """Look until another process's token is met. Then `doubt` every ledger, and raise
+        WrongDisks SECOND_S later."""
+        while True:
+            try:
+                found = await read_watched(self._store, self._path, self._wake.set)
+                if self._is_foreign(found):
+                    break
+            except StoreError as failure:
+                _log.warning("whether another process serves as this bookie: %r", failure)
+            except Exception:
+                _log.exception("a defect: whether another process serves as this bookie")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+        text = (
+            f"another process serves as this bookie {self._bookie_id}, from a copy of its"
+            " directories: both end. Give one of them empty directories, then start the other"
+        )
+        _log.error("%s", text)
+        await doubt()
+        with contextlib.suppress(StoreError, DiskFailed):
+            await self._publish(found, twin=True)
+        await asyncio.sleep(SECOND_S)
+        raise WrongDisks(text)
+
+    def _is_foreign(self, node: Versioned | None) -> bool:
+        start = None if node is None else decode(node.value)
+        return start is not None and not self._own.knows(start.number, start.token)
+
+    async def _publish(self, node: Versioned | None, *, twin: bool) -> None:
+        """Another token, on the directories first. What another process wrote meanwhile stays
+        foreign to the next look."""
+        start = None if node is None else decode(node.value)
+        number = max(self._own.newest, 0 if start is None else start.number) + 1
+        own = self._own.with_start(number, self._draw())
+        await kept.write(self._disks, own)
+        self._own = own
+        value = encode(Start(number, own.tokens[number], twin))
+        for _ in range(TRIES_MAX):
+            try:
+                if node is None:
+                    await self._store.create(self._path, value, parents=True)
+                else:
+                    await self._store.set(self._path, value, node.version)
+                return
+            except (BadVersion, NodeExists, OutcomeUnknown):
+                await self._store.sync(self._path)
+                node = await read(self._store, self._path)
+                if node is not None and (node.value == value or self._is_foreign(node)):
+                    return
+
+    def _heard_of_session(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._wake.set()
+
+
+async def read_watched(
+    store: MetadataStore, path: str, changed: Callable[[], None]
+) -> Versioned | None:
+    """The node, or None; `changed` is called when to read again. Raises StoreError."""
+    await store.sync(path)
+    with contextlib.suppress(NoNode):
+        return await store.get(path, changed)
+    return None
+
+
+def encode(start: Start) -> bytes:
+    plain = {"number": start.number, "token": start.token}
+    return json.dumps(plain | ({"twin": True} if start.twin else {}), sort_keys=True).encode()
+
+
+def decode(value: bytes) -> Start | None:
+    """None: it is damaged, and says nothing."""
+    try:
+        plain = json.loads(value)
+        return Start(int(plain["number"]), str(plain["token"]), bool(plain.get("twin", False)))
+    except (KeyError, TypeError, ValueError):
+        return None
