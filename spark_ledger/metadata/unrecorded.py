@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from spark_ledger.metadata import deleted_ledgers, paths
 from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     Create,
@@ -55,6 +56,22 @@ async def listed(store: MetadataStore) -> Mapping[int, list[str]]:
         for ledger_id in [] if node is None else _ids(node.value):
             found.setdefault(ledger_id, []).append(bookie_id)
     return dict(sorted(found.items()))
+
+
+async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:
+    """Those that the bookie listed and that still have no record and no word of their deletion.
+    Raises StoreError."""
+    node = await read(store, paths.unrecorded(bookie_id))
+    kept = []
+    for folder, ids in deleted_ledgers.by_folder([] if node is None else _ids(node.value)).items():
+        try:
+            named = await deleted_ledgers.named(store, folder)
+        except BadDeletedSet:
+            named = frozenset()
+        nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in ids])
+        pairs = zip(ids, nodes, strict=True)
+        kept += [i for i, record in pairs if record is None and i not in named]
+    return kept
 
 
 def _ids(value: bytes) -> list[int]:

@@ -31,7 +31,7 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata import autorecovery, paths, unrecorded
 from spark_ledger.metadata.autorecovery import BadSettings
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
@@ -51,18 +51,20 @@ CANCELLED = "the decommission was cancelled"
 class Left:
     """What the bookie still holds: `ledgers`, and about so many `bytes` of closed ones. `blocked`:
     why a ledger does not move for now; `hindrance`: why none does. `stuck` ledgers stay, for no
-    other bookie can take their copies, which was forced."""
+    other bookie can take their copies, which was forced; `unrecorded` ones have no record, so no
+    process can say where else they are."""
 
     ledgers: int
     bytes: int
     blocked: Mapping[int, str] = field(default_factory=dict)
     hindrance: str = ""
     stuck: int = 0
+    unrecorded: int = 0
 
     @property
     def done(self) -> bool:
         """Whether the bookie may be stopped; and forgotten, if nothing is stuck."""
-        return self.ledgers == self.stuck
+        return self.ledgers == self.stuck and not self.unrecorded
 
 
 async def decommission(
@@ -290,7 +292,11 @@ async def _left(
 ) -> Left:
     blocked: dict[int, str] = {}
     hindrance = ""
-    if len(records) > stuck:
+    with reachable("asking for ledgers without a record"):
+        kept = len(await unrecorded.kept_by(store, bookie_id))
+    if kept:
+        hindrance = f"it keeps {counted(kept, 'ledger')} without a record: `ledger unrecorded`"
+    if len(records) > stuck or kept:
         with reachable("asking what hinders the draining"):
             works = await each(
                 lambda record: work_list.find(store, record.ledger_id), records, RECORDS_AT_ONCE
@@ -304,7 +310,7 @@ async def _left(
         elif not now.auditor:
             hindrance = "no process hosts autorecovery: `spark-ledger autorecovery start`"
     size = round(sum(_bytes_at(record, bookie_id) for record in records))
-    return Left(len(records), size, blocked, hindrance, stuck)
+    return Left(len(records), size, blocked, hindrance, stuck, kept)
 
 
 def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:

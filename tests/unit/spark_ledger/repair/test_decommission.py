@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.errors import BadConfig, LedgerError, NotEnoughBookies
-from spark_ledger.metadata import autorecovery, ledger_record, paths
+from spark_ledger.metadata import autorecovery, ledger_record, paths, unrecorded
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.repair.decommission import begin, cancel, decommission, forget
 from spark_ledger.repair.service import Autorecovery
@@ -53,6 +53,21 @@ async def test_a_bookie_is_emptied_and_every_ledger_keeps_its_copies():
     await gone(cluster, "a")
     await forget(ledgers, "a")
     assert await autorecovery.draining(ledgers.metadata) == []
+
+
+@simulated
+async def test_one_that_keeps_ledgers_without_a_record_is_not_done_before_a_person_says_so():
+    """The store may be an older copy: what it does not name may be on this bookie alone."""
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    store, said = ledgers.metadata, []
+    await unrecorded.publish(store, "a", [900, 901])
+    async with asyncio.timeout(600):
+        async for left in decommission(ledgers, "a"):
+            said.append(left)
+            if len(said) == 3:
+                await unrecorded.name_as_deleted(store, [900, 901])
+    assert [(left.unrecorded, left.done) for left in said] == [(2, False)] * 3 + [(0, True)]
 
 
 @simulated
