@@ -57,10 +57,14 @@ class SimClock:
 
 class Brokers:
     """Those of one run, by URL. `blind`: the share of the probes that hear nothing of a broker that
-    lives."""
+    lives; `apart`: the share of the pairs of which one never reaches the other's address, while
+    clients do."""
 
-    def __init__(self, blind: float, rng: random.Random) -> None:
+    def __init__(self, blind: float, rng: random.Random, apart: float = 0.0) -> None:
         self.blind = blind
+        self.apart = apart
+        self._apart: dict[tuple[str, str], bool] = {}
+        self._pairs = current().random_for("brokers apart")
         self._rng = rng
         self.by_url: dict[str, BrokerProcess] = {}
         self.avoids_paused = False
@@ -93,10 +97,23 @@ class Brokers:
         there = self.by_url.get(url)
         if there is None or not there.listening or not there.process.alive:
             return Heard.REFUSAL
+        if self._is_apart(url):
+            await asyncio.sleep(PROBE_S)
+            return Heard.NOTHING
         if there.process.paused or self._rng.random() < self.blind:
             await asyncio.sleep(PROBE_S)
             return Heard.NOTHING
         return Heard.ANSWER
+
+    def _is_apart(self, url: str) -> bool:
+        """Whether the process that asks never reaches that address."""
+        asking = current_process()
+        if not self.apart or asking is None:
+            return False
+        pair = (asking.name, url)
+        if pair not in self._apart:
+            self._apart[pair] = self._pairs.random() < self.apart
+        return self._apart[pair]
 
 
 class Asked:

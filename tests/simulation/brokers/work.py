@@ -66,7 +66,8 @@ class BrokerWork:
         self.rng = rng = self.world.loop.random_for("brokers")
         self.partitions = rng.choice((1, 1, 2, 2))
         self.blind = rng.choice((0.0, 0.0, 0.2, 0.6))
-        self.brokers = Brokers(self.blind, self.world.loop.random_for("probes"))
+        apart = self.world.loop.random_for("a network in parts").choice((0.0, 0.0, 0.0, 1.0))
+        self.brokers = Brokers(self.blind, self.world.loop.random_for("probes"), apart)
         work.ask = self._ask
         self.truth = Truth(self.world.ghost, deduplicates=rng.random() < 0.5)
         self.acked: dict[tuple[str, int], Acked] = {}

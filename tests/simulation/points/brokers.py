@@ -30,7 +30,7 @@ class BrokerStage(Stage):
     def __init__(self) -> None:
         super().__init__()
         work = self.brokers = BrokerWork(self.work)
-        work.partitions, work.brokers.blind = 1, 0.0
+        work.partitions, work.brokers.blind, work.brokers.apart = 1, 0.0, 0.0
         work.chased = work.drivers_die = work.seeks = 0.0
         work.truth.deduplicates = self.deduplicates
         self.users: list[asyncio.Task[None]] = []
