@@ -139,7 +139,7 @@ def test_a_store_put_back_while_all_is_stopped_deletes_nothing(fresh_cluster, tm
     folder = tmp_path / "cluster"
 
     def up() -> LocalCluster:
-        return fresh_cluster(3, folder)
+        return fresh_cluster(3, folder, bookie_settings=SOON)
 
     def append(cluster: LocalCluster, payload: bytes) -> int:
         with LedgerClient(cluster.service_url) as client:
