@@ -374,22 +374,36 @@ def encoded(rows: pa.RecordBatch, written_ms: Sequence[int], first_row: int) -> 
     understands, each of CLIENT_BYTES_MAX at most, with sequence ids that count from `first_row`.
     The time of a batch is that of its newest row. A row that is larger is a message in chunks, all
     of them together (see `chunks_of`)."""
-    messages = list(_messages(rows, first_row))
+    parts = list(_messages(rows, first_row))
+    if sum(map(len, parts)) <= CLIENT_BYTES_MAX:  # as a rule
+        yield _together(parts, written_ms, first_row)
+        return
+    messages, at = list[bytes](), 0
+    for value in _listed(rows, VALUE):
+        count = 3 if value else 2
+        messages.append(b"".join(parts[at : at + count]))
+        at += count
     start = 0
     for end in _ends(list(map(len, messages))):
-        ms = max(0, int(max(written_ms[start:end])))
+        row, ms = first_row + start, written_ms[start:end]
         if len(messages[start]) > CLIENT_BYTES_MAX:
-            yield Encoded(1, _by_itself(messages[start], ms, first_row + start), False)
+            yield Encoded(1, _by_itself(messages[start], max(0, *ms), row), False)
         else:
-            metadata = MessageMetadata(
-                producer_name=PRODUCER,
-                sequence_id=first_row + start,
-                highest_sequence_id=first_row + end - 1,
-                publish_time=ms,
-                num_messages_in_batch=end - start,
-            )
-            yield Encoded(end - start, built(metadata, b"".join(messages[start:end])), True)
+            yield _together(messages[start:end], ms, row)
         start = end
+
+
+def _together(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> Encoded:
+    """The batch of rows that were written at these times."""
+    count = len(written_ms)
+    metadata = MessageMetadata(
+        producer_name=PRODUCER,
+        sequence_id=first_row,
+        highest_sequence_id=first_row + count - 1,
+        publish_time=max(0, *written_ms),
+        num_messages_in_batch=count,
+    )
+    return Encoded(count, built(metadata, b"".join(parts)), True)
 
 
 def _ends(sizes: Sequence[int]) -> Iterator[int]:
@@ -435,8 +449,8 @@ def _by_itself(message: bytes, written_ms: int, row: int) -> bytes:
 
 
 def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
-    """Each row as SingleMessageMetadata and value. What protobuf would make of each, in less than
-    half of its time."""
+    """Each row as the size of its SingleMessageMetadata, that, and the value unless it is empty.
+    What protobuf would make of each, in less than half of its time."""
     properties = _properties(rows)
     values, times = _listed(rows, VALUE), _listed(rows, EVENT_TIME)
     keys, base64 = _texts(_listed(rows, KEY))
@@ -454,7 +468,10 @@ def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
         head += b"\x40" + varint(first_row + i)
         if value is None:
             head += b"\x48\x01"
-        yield b"".join((size(len(head)), head, value or b""))
+        yield size(len(head))
+        yield head
+        if value:
+            yield value
 
 
 def _listed(rows: pa.RecordBatch, name: str) -> list[Any]:
