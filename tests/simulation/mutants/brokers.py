@@ -196,8 +196,8 @@ def tells_duplicates_at_once(new_of: Any) -> Any:
 
     def told(self: Any, run: Any) -> Any:
         found = new_of(self, run)
-        if self._again and self._again[-1] is run:
-            self._again.pop()
+        if self.again and self.again[-1] is run:
+            self.again.pop()
             run.duplicate()
         return found
 
