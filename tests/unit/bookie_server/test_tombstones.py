@@ -355,7 +355,7 @@ class CountingStore:
     async def sync(self, path="/"):
         pass
 
-    async def get(self, path):
+    async def get(self, path, watch=None):
         if path == paths.CLUSTER:
             return Versioned(cluster.encode(Cluster(CLUSTER_ID)), 0)
         if path == paths.LEDGERS:
