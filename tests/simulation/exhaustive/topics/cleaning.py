@@ -32,6 +32,7 @@ def batches(topic: str, intent: Intent, ledger: int, overwriting: tuple[bool, ..
                     {topic: [result_of(intent, topic, ledger, [entry])]},
                     *(txn, intent.id),
                     overwrite=[topic] if overwrite else [],
+                    overwrite_held=True,  # there are no subscriptions in the scope
                 )
             except (errors.LedgerError, OutcomeUnknown) as error:
                 process.note("failed", type(error).__name__)
