@@ -34,7 +34,7 @@ from spark_ledger.topic.log.ledger_cache import LedgerCache
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo, Topics
-from spark_ledger.topic.read.follower import REREAD_S, TopicFollower
+from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.read.plan import Ranges, chunks_to_read
 from spark_ledger.topic.write import (
     DEFAULT_SETTINGS,
@@ -135,7 +135,7 @@ class TopicClient:
         self._logs.pop(topic_id, None)
 
     async def follow(
-        self, topic_id: str, name: str | None = None, reread_s: float = REREAD_S
+        self, topic_id: str, name: str | None = None, reread_s: float | None = None
     ) -> TopicFollower:
         """The topic's follower, started; one for each topic, made as the first call says. A failed
         start is tried again. Its errors call the topic by its name if that is given."""
@@ -314,7 +314,7 @@ class TopicClient:
         await self.cache.close()
 
     async def _start_follower(
-        self, topic_id: str, name: str | None, reread_s: float
+        self, topic_id: str, name: str | None, reread_s: float | None
     ) -> TopicFollower:
         follower = TopicFollower(self.log(topic_id), name, reread_s)
         this = asyncio.current_task()

@@ -32,7 +32,7 @@ DELETED = 5
 CHECK = "ledger.LedgerStore.check_registered"
 JUDGED = [
     *(str(number) for number in range(1, 26)),
-    *("29", "30", "31", "32", "33", "34", "35", "36", "37"),
+    *("29", "30", "31", "32", "33", "34", "35", "36", "37", "38"),
     *(f"T{number}" for number in range(1, 18)),
     *(f"R{number}" for number in range(1, 6)),
     *(f"B{number}" for number in range(1, 17)),

@@ -29,11 +29,13 @@ _PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUna
 class TopicFollower:
     """`state` may be called from any thread; the rest belongs to the loop."""
 
-    def __init__(self, log: TopicLog, name: str | None = None, reread_s: float = REREAD_S) -> None:
+    def __init__(
+        self, log: TopicLog, name: str | None = None, reread_s: float | None = None
+    ) -> None:
         """`name` is what errors call the topic beside its id. `reread_s`: how often head is read
-        without a change; a state counts for UNCONFIRMED_REREADS times as long."""
+        without a change, None: REREAD_S; a state counts for UNCONFIRMED_REREADS times as long."""
         self.log = log
-        self._reread_s = reread_s
+        self._reread_s = REREAD_S if reread_s is None else reread_s
         self._named = f"topic {log.topic_id}"
         if name is not None:
             self._named = f"topic {name!r} (id {log.topic_id})"

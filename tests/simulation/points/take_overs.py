@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from spark_ledger.broker import broker, owned_topic
+from spark_ledger.broker import broker
 from spark_ledger.broker.broker import BrokerSettings
-from spark_ledger.broker.owner import live_writer
+from spark_ledger.broker.owner import keeping, live_writer
 from spark_ledger.broker.wire.commands import MessageId, SubscriptionType
 from spark_ledger.errors import UnsupportedFormat
 from spark_ledger.topic.upkeep.janitor import Janitor
@@ -306,7 +306,7 @@ async def a_janitor_cleans(stage: Stage) -> None:
 
 
 SMALL = {(live_writer, "ENTRY_BYTES_MAX"): ENTRY_BYTES_MAX}
-LATE: dict[Any, Any] = {**SMALL, (owned_topic, "LOOK_S"): 60.0, (broker, "TICK_S"): 60.0}
+LATE: dict[Any, Any] = {**SMALL, (keeping, "FIRST_LOOK_S"): 600.0, (broker, "TICK_S"): 60.0}
 """A broker does not look by itself whether it has its partitions still: their record has to do."""
 DEEDS = (
     Deed(
