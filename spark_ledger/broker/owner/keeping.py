@@ -51,6 +51,9 @@ class Keeping:
                 name = self._commits.topic.name
                 _log.warning("which brokers have topic %s is not known now: %s", name, error)
                 await asyncio.sleep(AGAIN_S)
+            except Exception:
+                _log.exception("which brokers have topic %s: a defect", self._commits.topic.name)
+                await asyncio.sleep(AGAIN_S)
 
     async def _look_watching(self) -> None:
         """Raises errors.Unavailable."""
