@@ -33,6 +33,9 @@ ELSEWHERE = {
     "LEDGER_WRITE.OUTCOME_UNKNOWN": "batch and stream: test_unknown_outcome.py",
     "LEDGER_WRITE.REPLAY_DIFFERS": "a stream and foreachBatch: test_replays.py",
     "LEDGER_WRITE.CHECKPOINT_BEHIND": "a stream and foreachBatch: test_replays.py",
+    "LEDGER_TOPIC.BAD_ENTRY": "what a producer of Pulsar's sent, in a batch: test_pulsar.py",
+    "LEDGER_METADATA.HELD": "a cluster whose metadata store was put back: ../integration/"
+    "test_older_store.py",
     "LEDGER_TOPIC.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_SUBSCRIPTION.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING: integration/"
