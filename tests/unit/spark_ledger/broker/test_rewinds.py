@@ -1,0 +1,114 @@
+"""A consumer is sent back to the mark while something else of it waits: nothing that was not sent
+counts as acknowledged, and all comes again."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger.broker.consumers import Subscription
+from spark_ledger.broker.owner.partition import Stored
+from spark_ledger.broker.wire.commands import SubscriptionType
+from tests.kit.pulsar_batches import chunked, whole_of
+from tests.unit.spark_ledger.broker.test_subscription import Batches, consumer_of, play, settle
+
+EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
+
+
+class SlowBatches(Batches):
+    """A partition whose reads wait for `open`."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.open, self.reads = asyncio.Event(), 0
+        self.open.set()
+
+    async def read(self, offset):
+        found = await super().read(offset)
+        self.reads += 1
+        await self.open.wait()
+        return found
+
+
+def offsets(consumer):
+    return [at for at, _ in consumer.link.messages]
+
+
+@pytest.mark.parametrize("way", ["redeliver", "failover"])
+def test_what_is_sent_back_while_a_read_waits_begins_at_the_mark(way):
+    async def act(made):
+        partition = SlowBatches(1, 1, 1, 1)
+        subscription = Subscription("s", FAILOVER, None)
+        one = consumer_of(subscription, partition, "b")
+        made.append(one)
+        one.flow(2)
+        await settle()
+        assert offsets(one) == [0, 1]
+        partition.open.clear()
+        one.flow(100)
+        await settle()  # it reads from offset 2
+        if way == "redeliver":
+            one.redeliver(1)
+        else:  # another consumer comes, is the active one, and goes
+            other = consumer_of(subscription, partition, "a")
+            made.append(other)
+            subscription.leave(other)
+        one.link.messages.clear()
+        partition.open.set()
+        await settle()
+        assert one.place.acks.durable == 0, "nobody acknowledged offsets 0 and 1"
+        assert offsets(one) == [0, 1, 2, 3]
+
+    play(act)
+
+
+def test_what_is_sent_back_while_the_connection_is_full_begins_at_the_mark():
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(1, 1))
+        made.append(one)
+        wire, send = one.link, one.link.send
+
+        def send_and_fill(frame):
+            send(frame)
+            wire.open.clear()
+
+        wire.send = send_and_fill
+        one.flow(100)
+        await settle()
+        assert offsets(one) == [0]
+        one.rewind()
+        wire.send = send
+        wire.open.set()
+        await settle()
+        assert one.place.acks.durable == 0, "nobody acknowledged offset 0"
+        assert offsets(one) == [0, 0, 1]
+
+    play(act)
+
+
+def test_what_is_sent_back_in_the_middle_of_a_message_begins_at_the_mark():
+    async def act(made):
+        partition = Batches(1)
+        partition.stored.append(Stored(1, 1, whole_of(chunked(b"abc", 3)), False))
+        partition.end = 2
+        partition.add(1)
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        wire, send = one.link, one.link.send
+
+        def send_and_fill(frame):
+            send(frame)
+            if wire.messages[-1][0] == 1:
+                wire.open.clear()
+
+        wire.send = send_and_fill
+        one.flow(100)
+        await settle()
+        assert offsets(one) == [0, 1]
+        one.rewind()
+        wire.send = send
+        wire.open.set()
+        await settle()
+        assert one.place.acks.durable == 0, "nobody acknowledged offset 0"
+        assert offsets(one) == [0, *[1] * 3, 0, *[1] * 3, 2]
+
+    play(act)
