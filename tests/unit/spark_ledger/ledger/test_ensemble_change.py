@@ -8,6 +8,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import CallFailed
+from spark_ledger.ledger.records import OutcomeUnresolved
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger import policies
@@ -175,6 +176,34 @@ async def test_failures_that_come_during_a_change_are_mended_by_the_next_and_not
     assert len(writer.record.fragments) == 2  # the second change replaced the fragment at 1
     for entry in (1, 2, 3):
         assert set(ensemble(writer)) <= set(cluster.holders(writer.ledger_id, entry))
+
+
+@simulated
+async def test_a_change_that_may_have_been_made_is_looked_up_though_a_later_try_was_not_sent():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledgers.create(3, 3, 2)
+    first = ensemble(writer)
+    records, move = ledgers.cluster.records, ledgers.cluster.records.move
+    failures = [OutcomeUnresolved("it may be made"), errors.Unavailable("it was not sent")]
+
+    async def failing(known, decide, **options):
+        if len(failures) == 2:
+            await move(known, decide, **options)
+        elif failures:
+            cluster.bookies[first[0]].refusing = False  # it is back
+        if failures:
+            raise failures.pop(0)
+        return await move(known, decide, **options)
+
+    records.move = failing
+    cluster.bookies[first[0]].refusing = True
+    cluster.bookies[first[2]].silent = True
+    assert await writer.append(b"0") == 0
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    members = {*record.last_fragment.ensemble}
+    assert (failures, first[0] in members) == ([], False)
+    stored = members.intersection(cluster.holders(writer.ledger_id, 0))
+    assert len(stored) >= 2, "acknowledged, and on an ack quorum of those that the record names"
 
 
 @simulated
