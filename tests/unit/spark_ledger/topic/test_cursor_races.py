@@ -18,6 +18,14 @@ from tests.unit.spark_ledger.topic.test_consumer_cursors import (
 )
 
 
+async def until(so):
+    for _ in range(300):
+        if so():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it does not come about")
+
+
 def test_what_is_told_during_a_write_is_durable_with_the_next_one():
     async def act(stage):
         a = await broker(stage, "a")
@@ -34,8 +42,7 @@ def test_what_is_told_during_a_write_is_durable_with_the_next_one():
 
         store.multi = sought_meanwhile
         at_a.advance(0, 50)
-        while store.multi != multi:
-            await asyncio.sleep(0.1)
+        await until(lambda: store.multi == multi)
         with pytest.raises(errors.Unavailable, match="was not written"):
             await a.cursors.written(at_a, 3)
         await a.cursors.written(at_a, 30)
@@ -63,8 +70,7 @@ def test_a_step_back_after_a_write_whose_answer_was_lost_fails_a_trim_that_was_p
 
         store.multi = answer_lost
         at_a.advance(0, 50)
-        while not planned:
-            await asyncio.sleep(0.1)
+        await until(lambda: planned)
         await a.cursors.written(at_a, 30)
         assert (await positions(stage))[0] == 10
         with pytest.raises(MultiFailed):
