@@ -20,8 +20,7 @@ it has ledgers of. An empty value, which folders had before, names none.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from crc32c import crc32c
-
+from bookie_server.api.entry import crc32c
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, Set
 

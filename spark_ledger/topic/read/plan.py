@@ -129,9 +129,11 @@ def together(tasks: Sequence[ReadTask], cutting: Cutting = EVENLY) -> list[tuple
     groups: list[tuple[ReadTask, ...]] = []
     held: list[ReadTask] = []
     size, rows = 0, 0
-    for task, more in zip(tasks, sizes, strict=True):
+    for at, (task, more) in enumerate(zip(tasks, sizes, strict=True)):
         count = task.rows
-        if held and (size + more > goal or (task_rows is not None and rows + count > task_rows)):
+        few = len(groups) + 1 + len(tasks) - at <= least  # each of the rest is needed for a group
+        many = task_rows is not None and rows + count > task_rows
+        if held and (few or many or size + more > goal):
             groups.append(tuple(held))
             held, size, rows = [], 0, 0
         held.append(task)

@@ -69,8 +69,15 @@ def test_small_tasks_of_many_topics_are_read_by_few_and_in_order():
 
 def test_a_large_topic_among_small_ones_is_read_by_itself():
     groups = together(one_task_each(*[1] * 50, 1_000_000, *[1] * 50))
-    assert len(groups) == len([group for group in groups if group[0].rows > 1]) + 2
-    assert all(len(group) in (1, 50) for group in groups)
+    mixed = [group for group in groups if len(group) > 1 and any(one.rows > 1 for one in group)]
+    assert not mixed
+    assert len(groups) < 50
+
+
+def test_tasks_of_unequal_size_are_never_fewer_than_asked_for():
+    sizes = [1, 1, 1, 1, 500] * 20
+    for least in (17, 60, 99, 100):
+        assert len(together(one_task_each(*sizes), Cutting(least))) >= least
 
 
 def test_few_topics_have_a_task_each():
