@@ -237,7 +237,7 @@ def _by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
     for span in spans:
         lo = span.lo
         while span.hi - lo > left:
-            yield (*held, span._replace(lo=lo, hi=lo + left))
+            yield (*held, span._replace(lo=lo, hi=lo + left)) if left else tuple(held)
             held, lo, left = [], lo + left, rows_max
         held.append(span._replace(lo=lo))
         left -= span.hi - lo

@@ -80,6 +80,14 @@ def test_tasks_of_unequal_size_are_never_fewer_than_asked_for():
         assert len(together(one_task_each(*sizes), Cutting(least))) >= least
 
 
+def test_tasks_that_are_cut_by_rows_have_no_empty_span():
+    topic = topic_of(segment(1, 5, partition=0), segment(2, 7, partition=1), partitions=2)
+    tasks = plan_read(topic, {0: (0, 5), 1: (0, 7)}, cutting=Cutting(task_rows=5))
+    assert [task.rows for task in tasks] == [5, 5, 2]
+    assert all(span.lo < span.hi for task in tasks for span in task.spans)
+    assert all(task.bytes > 0 for task in tasks)
+
+
 def test_few_topics_have_a_task_each():
     assert [len(group) for group in together(one_task_each(*[1] * PACKED_TASKS))] == [1] * 16
 
