@@ -228,6 +228,27 @@ def test_a_ledger_that_is_fenced_in_the_middle_of_a_message_leaves_it_whole(seed
     play(act, seed=seed)
 
 
+def test_chunks_that_a_fenced_ledger_did_not_take_are_counted_where_they_are_stored_alone():
+    async def act(stage):
+        owner = await owner_of(stage)
+        one = Sending(owner)
+        one.lone(b"a")
+        one.send(*chunked(WHOLE, 3), sequence_id=4)
+        await all_sent(owner)
+        await fenced_by_another(stage, owner)
+        one.send(*chunked(WHOLE, 5))
+        one.lone(b"b")
+        await one.said(10)
+        await closed(owner)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        held = state.partitions[0]
+        assert (held.live, held.end_offset) == (None, 10)
+        assert [held.rows_between(0, end) for end in (1, 4, 9, 10)] == [1, 2, 3, 4]
+        assert sum(each.number for each in held.rowless) == 6
+
+    play(act)
+
+
 @pytest.mark.parametrize("deduplicates", [False, True])
 def test_a_message_whose_broker_went_in_the_middle_is_sent_again_and_is_there_once(deduplicates):
     async def act(stage):

@@ -50,7 +50,9 @@ class Sent:
 
 
 class Owner:
-    """A broker's hand on partition 0."""
+    """A broker's hand on partition 0; `clock_ms` is what it takes for the store's time."""
+
+    clock_ms = NOW_MS
 
     def __init__(self, stage, client, name, limits=None):
         self.stage, self.seen = stage, []
@@ -66,7 +68,7 @@ class Owner:
         await self.ownership.choose(topic.id, 0, topic.partitions, here=True)
         owners = await self.ownership.owners(topic.id)
         epochs = owners.epochs_of(self.ownership.broker_id)
-        self.commits = TopicCommits(self.client, topic, self.ownership, lambda: NOW_MS)
+        self.commits = TopicCommits(self.client, topic, self.ownership, lambda: self.clock_ms)
         self.commits.epochs.update(epochs)
         self.writer = LiveWriter(
             *(self.commits, 0, self.limits), lambda *about: self.stored(*about), idle_s

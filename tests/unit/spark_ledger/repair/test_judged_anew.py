@@ -64,10 +64,10 @@ async def test_an_open_ledger_whose_record_alone_moves_has_a_writer():
     await asyncio.sleep(1)
     assert len(writer.record.fragments) == 2
     assert {bookie.lac[writer.ledger_id] for bookie in cluster.bookies.values()} == {2}
-    await look_for(auditor, worker, DELAY_S / 2 - 2)
+    await look_for(auditor, worker, 12)  # longer than an open ledger may stand still
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
     assert record.state is LedgerState.OPEN
-    await look_for(auditor, worker, DELAY_S)
+    await look_for(auditor, worker, 2 * DELAY_S)
     assert (await ledgers.record(writer.ledger_id, fresh=True)).record.closed
 
 

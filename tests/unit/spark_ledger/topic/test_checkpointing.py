@@ -354,6 +354,37 @@ def test_a_plan_on_a_state_whose_chunks_are_gone_is_made_on_the_newest_checkpoin
     play(act)
 
 
+def test_a_root_that_lost_the_race_is_not_folded_on_by_who_made_it(small):
+    async def act(stage):
+        intent = await stage.intent()
+        slow, fast = stage.client, await stage.another()
+        await commits(stage, intent, 5)
+
+        async def beside_another():
+            await fast.checkpoints.make(stage.topic.id, intent.id)
+
+        before_the_first_publishing(slow.store, stage, beside_another)
+        await slow.checkpoints.make(stage.topic.id, intent.id)
+        await commits(stage, intent, 1, client=fast)
+        (published,) = (await folded(stage)).chunks()
+        assert set((await folded_in(slow, stage)).chunks()) <= {published}
+
+    play(act)
+
+
+def before_the_first_publishing(store, stage, act):
+    """Let `act` happen when the store's next multi that publishes a checkpoint is to be sent."""
+    multi = store.multi
+
+    async def interrupted(operations):
+        if any(o.path == paths.topic_checkpoint(stage.topic.id) for o in operations):
+            store.multi = multi
+            await act()
+        return await multi(operations)
+
+    store.multi = interrupted
+
+
 def test_ledgers_of_roots_that_two_later_ones_followed_are_dropped(monkeypatch):
     monkeypatch.setattr(checkpointer, "ROOT_INLINE_BYTES_MAX", 0)
 
