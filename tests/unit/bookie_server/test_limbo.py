@@ -482,8 +482,8 @@ def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanw
         node.store.stall(1.9)
         await node.start()
         meeting = asyncio.ensure_future(node.statuses(UNMET, 9, 9))
-        await asyncio.sleep(1)
-        assert node.handles._meeting, "it waits for the record"
+        await asyncio.sleep(1)  # it waits for the record
+        assert not meeting.done()
         await node.handles.doubt([(UNMET, "lost", False)])
         assert await meeting == [LIMBO]
         await asyncio.sleep(10)
