@@ -103,36 +103,40 @@ def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
 class ClusterGuard:
     """By what this process's multis fail once the cluster is held: the version of its node, which
     is read once, and again when a multi failed by it. An accept sets it VERSIONS_PER_EPOCH further,
-    so no version is that of two epochs, whatever copy the store was put back to."""
+    so no version is that of two epochs, whatever copy the store was put back to. While `look`
+    refuses, the version stays as it was: a multi goes through only after a look that did not."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._version: int | None = None
         self._epoch: int | None = None
+        self._refused = False
+        """By the last look."""
 
     async def checks(self) -> list[Check]:
         """For a multi; none where there is no cluster's node. Raises as `look`."""
-        if self._version is None:
+        if self._version is None or self._refused:
             node = await store_calls.read(self._store, paths.CLUSTER)
             if node is None:
                 return []
-            if _refusal(node.value) is None:
-                self._learn(node)
-            else:
+            if _refusal(node.value) is not None:
                 await self.look()
+            elif self._version is None:
+                self._learn(node)
         return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
 
     async def look(self) -> bool:
         """Read it after a sync; whether the epoch is that of the last look: where not, a person
         accepted an older store meanwhile, and what this process remembers of it may not be there.
         Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
-        before, self._version = self._epoch, None
         await self._store.sync(paths.CLUSTER)
         node = await store_calls.read(self._store, paths.CLUSTER)
         if node is None:
             return True
         if (refusal := _refusal(node.value)) is not None:
+            self._refused = True
             raise refusal
+        before, self._refused = self._epoch, False
         self._learn(node)
         return before in (None, self._epoch)
 

@@ -66,7 +66,8 @@ LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
 
 class Committer:
     """What makes the commits of one process. `load` reads the chunks of a checkpoint, `holds`
-    what subscriptions hold."""
+    what subscriptions hold; `forget` lets go of
+    what was folded of every topic."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Committer:
         load: LoadChunks,
         holds: guards.HoldsOf,
         rng: random.Random,
-        forget: Callable[[], None] = lambda: None,
+        forget: Callable[[], None],
     ) -> None:
         self.store = store
         self._log = log

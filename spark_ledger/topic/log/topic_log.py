@@ -139,6 +139,11 @@ class TopicLog:
         if root.next > self._root_next:
             self._offered = root
 
+    def forget(self) -> None:
+        """The metadata store went back in time: the next fold reads everything anew."""
+        self._state = self._offered = self._next = None
+        self._root_next = self._looked_at = self._trimmed = 0
+
     # -- folding ------------------------------------------------------------------------------
 
     async def _fold(
@@ -172,8 +177,7 @@ class TopicLog:
             " older one; the topic is read anew",
             *(self.topic_id, version, known.head_version),
         )
-        self._state = self._offered = self._next = None
-        self._root_next = self._looked_at = self._trimmed = 0
+        self.forget()
 
     async def _head_and_next(
         self, watch: Watcher | None, heard: bool

@@ -7,6 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import chain, cluster, hold, paths
 from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.topic.commit.draft import TxnKey
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.simulation.restoring import copied, go_back
 from tests.simulation.world import CLUSTER_ID
@@ -75,6 +76,49 @@ def test_what_was_written_before_an_accept_is_not_committed_after_it():
         again = await stage.intent("run-2")
         await stage.commit(again, 1, await stage.written(again, [b"b"]))
         assert await stage.rows() == [(0, b"a"), (1, b"b")]
+
+    play(act)
+
+
+def test_a_commit_that_was_refused_under_the_hold_is_not_made_after_the_accept():
+
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        written = await stage.written(intent, [b"lost"])
+        await held(stage)
+        for _ in range(2):
+            with pytest.raises(errors.MetadataHeld):
+                await stage.commit(intent, 1, written)
+        await accepted(stage)
+        with pytest.raises(errors.LedgerFenced, match="accepted"):
+            await stage.commit(intent, 1, written)
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def test_a_process_forgets_what_it_folded_though_the_head_has_the_same_version_again():
+    async def act(stage):
+        intent, txn = await stage.intent(), TxnKey("q", "t", 1, "run-2")
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"], inline=True))
+        copy = copied(stage.world.store)
+        await stage.commit(intent, 1, await stage.written(intent, [b"lost"] * 3, inline=True))
+        await stage.client.log(stage.topic.id).fold(fresh=True)
+        go_back(stage.world.store, copy)
+        await held(stage)
+        await accepted(stage)
+        other = await stage.another()
+        again = await other.intents.open_query_intent("q", "run-2", "t")
+        rows = await stage.written(again, [b"b"], inline=True)
+        await other.commit_topics({stage.topic.id: [rows]}, txn, again.id)
+        with pytest.raises(errors.LedgerFenced):
+            await stage.commit(intent, 2, await stage.written(intent, [b"x"], inline=True))
+        last = await stage.intent("run-3")
+        await stage.commit(last, 2, await stage.written(last, [b"c"], inline=True))
+        assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert state.partitions[0].end_offset == 3
 
     play(act)
 
