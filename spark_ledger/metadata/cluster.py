@@ -113,6 +113,11 @@ class ClusterGuard:
         self._refused = False
         """By the last look."""
 
+    @property
+    def epoch(self) -> int:
+        """As of the last look."""
+        return self._epoch or 0
+
     async def checks(self) -> list[Check]:
         """For a multi; none where there is no cluster's node. Raises as `look`."""
         if self._version is None or self._refused:

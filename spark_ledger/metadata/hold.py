@@ -42,11 +42,12 @@ from spark_ledger.metadata.store import (
     Operation,
     OutcomeUnknown,
     Set,
+    StoreUnavailable,
     Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, reachable, read
 
-LISTED_MAX = 20_000
+LISTED_MAX = 10_000  # a report of so many in each list is below VALUE_BYTES_MAX
 FIRST_ID = 1
 EPOCHS_APART_MAX = 30  # a multi of 3,000 small writes
 
@@ -98,7 +99,7 @@ async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> Cluster | No
             return replace(found, hold=wanted)
         except (MultiFailed, OutcomeUnknown):
             continue
-    return found
+    raise StoreUnavailable("others wrote the cluster's record or the counter again and again")
 
 
 async def _counter(store: MetadataStore, value: bytes) -> Operation:

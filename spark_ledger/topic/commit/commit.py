@@ -343,10 +343,11 @@ class _Commit:
         self, view: _View, steps: Mapping[str, _Step]
     ) -> tuple[list[Check], dict[str, list[Operation]]]:
         """That no subscription holds what an overwrite takes away, and what schemas the rows need,
-        by topic. Raises errors.SubscriptionBusy, errors.SchemaIncompatible."""
+        by topic. Raises errors.SubscriptionBusy, errors.SchemaIncompatible, errors.LedgerFenced."""
         named = {id_: _name_of(id_, view) for id_ in self._topic_ids}
         changes = {id_: (step.before, step.commit.actions) for id_, step in steps.items()}
         try:
+            await guards.recorded(self._store, self._process.guard.epoch, changes)
             held: list[Check] = []
             if not self._wanted.overwrite_held:
                 held = await guards.not_held(self._process.holds, changes, named)

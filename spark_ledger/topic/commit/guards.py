@@ -1,20 +1,25 @@
-"""What a commit's multi checks beside the heads of its topics: subscriptions, and schemas.
+"""What a commit goes by beside the heads of its topics: subscriptions, schemas, and whether ledgers
+of before an accept still have their records.
 
-Always true: what is judged here was read before the multi, which checks the versions of the nodes
-that it was read from, or of a head that changes with them; so what others do meanwhile makes the
-multi fail, and the commit judges again. A schema comes into force only together with a new version
-of its topic's head, so a commit of bytes that saw no schema loses to it.
+Always true: what is judged of subscriptions and schemas was read before the multi, which checks the
+versions of the nodes that it was read from, or of a head that changes with them; so what others do
+meanwhile makes the multi fail, and the commit judges again. A schema comes into force only together
+with a new version of its topic's head, so a commit of bytes that saw no schema loses to it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import Check, Operation, Set
+from spark_ledger.metadata.cluster import IDS_PER_EPOCH
+from spark_ledger.metadata.store import Check, MetadataStore, Operation, Set
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import Actions, RowKind
 from spark_ledger.topic.commit.views import CommitViews
+from spark_ledger.topic.log.actions import segments_of
 from spark_ledger.topic.log.holds import Holds
 from spark_ledger.topic.log.records import Head, encode_head
+from spark_ledger.topic.log.segments import INLINE
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.schema import records as schema_records
 
@@ -22,6 +27,28 @@ HoldsOf = Callable[[str, int], Awaitable[Holds]]
 """What the subscriptions of a topic hold, by its id and how many partitions it has."""
 Changes = Mapping[str, tuple[TopicState, Actions]]
 """By topic that takes a number: the state that the commit follows, and what it does."""
+
+
+async def recorded(store: MetadataStore, epoch: int, changes: Changes) -> None:
+    """That the ledgers of earlier epochs which hold the new rows have a record: in an older store
+    that was accepted since they were written they have none, and no reader would find the rows.
+    Raises errors.LedgerFenced, StoreUnavailable."""
+    below = epoch * IDS_PER_EPOCH
+    of_before = {
+        segment.ledger_id: None
+        for _, actions in changes.values()
+        for action in actions
+        for segment in segments_of(action)
+        if INLINE < segment.ledger_id < below
+    }
+    nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in of_before])
+    lost = [i for i, node in zip(of_before, nodes, strict=True) if node is None]
+    if lost:
+        raise errors.LedgerFenced(
+            f"ledger {lost[0]} has no record: it was written before the metadata store went back in"
+            " time, and was accepted",
+            "Run it again.",
+        )
 
 
 async def not_held(holds_of: HoldsOf, changes: Changes, named: Mapping[str, str]) -> list[Check]:

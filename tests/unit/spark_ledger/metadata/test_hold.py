@@ -10,7 +10,7 @@ from spark_ledger.ledger.records import LedgerIds
 from spark_ledger.metadata import chain, cluster, hold, paths
 from spark_ledger.metadata.cluster import BadClusterRecord, Cluster, ClusterGuard, Hold
 from spark_ledger.metadata.hold import Report
-from spark_ledger.metadata.store import Create, MultiFailed
+from spark_ledger.metadata.store import VALUE_BYTES_MAX, Create, MultiFailed, StoreUnavailable
 from tests.simulation.loop import run
 from tests.simulation.restoring import copied, go_back
 from tests.simulation.store import SimStore
@@ -182,5 +182,29 @@ def test_what_bookies_report_is_summed_by_ledger_and_the_silent_are_named():
         found = await hold.status(session)
         assert found.missing == {8: (5, 60), 9: (1, 7)}
         assert found.silent == ["b3"]
+
+    run(act(), seed=1)
+
+
+def test_the_longest_report_fits_into_a_node():
+    ids = [10**18 + number for number in range(100_000)]
+    missing = [(ledger_id, 10**10, 10**15) for ledger_id in ids]
+    report = Report("b1", missing, ids, ids, len(ids), 10**18, max(ids), 10**6)
+    assert len(hold.encode_report(report)) < VALUE_BYTES_MAX
+
+
+def test_a_hold_that_could_not_be_put_is_an_error_and_no_store_that_is_free():
+    async def act() -> None:
+        store, ids = await begun()
+        session = store.session("b1")
+        multi = session.multi
+
+        async def multi_beside_others(operations):
+            await ids.allocate(1)
+            await multi(operations)
+
+        session.multi = multi_beside_others
+        with pytest.raises(StoreUnavailable):
+            await hold.put(session, ID, WHY)
 
     run(act(), seed=1)

@@ -98,6 +98,28 @@ def test_a_commit_that_was_refused_under_the_hold_is_not_made_after_the_accept()
     play(act)
 
 
+def test_a_process_that_began_after_the_accept_commits_no_ledger_that_lost_its_record():
+    """Each commit of a query is of a new process of Spark's driver, which has seen no epoch."""
+
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        kept = await stage.written(intent, [b"b"])
+        await stage.client.cache.close()
+        copy = copied(stage.world.store)
+        lost = await stage.written(intent, [b"lost"], 1)
+        go_back(stage.world.store, copy)
+        await held(stage)
+        await accepted(stage)
+        process, txn = await stage.another(), TxnKey("q", "t", 1, "run-1")
+        with pytest.raises(errors.LedgerFenced, match="no record"):
+            await process.commit_topics({stage.topic.id: [kept, lost]}, txn, intent.id)
+        await process.commit_topics({stage.topic.id: [kept]}, txn, intent.id)
+        assert await stage.rows() == [(0, b"a"), (1, b"b")]
+
+    play(act)
+
+
 def test_a_process_forgets_what_it_folded_though_the_head_has_the_same_version_again():
     async def act(stage):
         intent, txn = await stage.intent(), TxnKey("q", "t", 1, "run-2")
