@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
-from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.broker.wire.frames import Frame, FrameReader, encode
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -111,6 +111,15 @@ class Link:
 
     def send(self, frames: bytes) -> None:
         self._socket.sendall(frames)
+
+    def messages(self) -> Iterator[Frame]:
+        """The MESSAGEs as they come, whole."""
+        while True:
+            for frame in self._frames.feed(self._received()):
+                if frame.command.type == _MESSAGE:
+                    yield frame
+                elif frame.command.type == _PING:
+                    self._socket.sendall(encode(command("pong")))
 
     def counted(self, wanted: int) -> int:
         """Waits for bytes; how many frames of that type are whole now."""

@@ -19,7 +19,8 @@ from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic, elsewhere
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
-from spark_ledger.broker.owner.partition import TAIL_BYTES_MAX, Partition, TailBudget
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import TAIL_BYTES_MAX, TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
-from spark_ledger.broker.owner.partition import LOST, Partition, Stored
+from spark_ledger.broker.owner.partition import LOST, Partition
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import (
     MessageId,
     Refusal,
@@ -159,6 +160,7 @@ class Consumer:
                 found = await self._read()
                 if rewound == self._rewound:
                     await self._send_all(found)
+                await asyncio.sleep(0)
                 pause_s, self._lossy = RETRY_S, False
             except (errors.Unavailable, errors.DataUnavailable, errors.RowsTrimmed) as error:
                 _log.warning("consumer '%s' waits: %s", self.name, error)
@@ -226,8 +228,10 @@ class Consumer:
         if not found:  # a hole up to what is confirmed, or it is known in a moment
             await self._over_hole()
         rewound = self._rewound
-        for batch in found:
+        for count, batch in enumerate(found, 1):
             await self.link.room()
+            if not count % STEP_BATCHES_MAX:
+                await asyncio.sleep(0)
             if self._permits <= 0 or not self._active or rewound != self._rewound:
                 return
             if batch.end <= self._position:

@@ -17,7 +17,8 @@ from spark_ledger import errors
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.owner.keeping import Keeping
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.partition import Partition, TailBudget
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType

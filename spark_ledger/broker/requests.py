@@ -29,7 +29,8 @@ from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.consumers import Consumer, Link, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.partition import Partition, Stored
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
     EARLIEST,

@@ -4,54 +4,32 @@
 
 Always true: nothing beyond what is confirmed is given out (rows of commits, and what Qa bookies
 have synced of the live ledger); batches come in the order of offsets, and the first may begin
-before the offset asked for; offsets that no batch has are holes. What Pulsar's producers wrote
-comes byte for byte; rows that Spark wrote are cut into batches of ROWS_MAX, counted from the first
-row of their entry, and these by their bytes, so that a batch begins where it began before. A chunk
-of a message is a batch here, with an offset of its own. The newest batches are kept in memory for
-those who read at the end: of all partitions TAIL_BYTES_MAX at most (what came last is always kept);
-what goes first is what came first, of whichever partition.
+before the offset asked for; offsets that no batch has are holes. A chunk of a message is a batch
+here, with an offset of its own. The newest batches are kept in memory for those who read at the end
+(tail.py). What is read from ledgers is made into batches in steps that are bounded
+(entry_batches.py), and between two of them the loop does what else there is to do.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
-from functools import cached_property
-from itertools import accumulate, repeat
-from operator import attrgetter
-from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
-from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.broker import names
+from spark_ledger.broker.owner.entry_batches import batches_in
 from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
 from spark_ledger.broker.owner.waiting import Waiting
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
-from spark_ledger.topic.entry.json_values import shown
-from spark_ledger.topic.entry.message_batch import (
-    EVENT_TIME,
-    HEADERS,
-    KEY,
-    TYPED_NAMES,
-    TYPES,
-    VALUE,
-    Header,
-    column_of,
-    decode_header,
-)
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows
 from spark_ledger.topic.read.live import since_in
-from spark_ledger.topic.read.pieces import WANTED, LiveRows, Wanted
+from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import ReadTask, plan_read
-from spark_ledger.topic.read.row_blocks import Block
 from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.subscription.seek_target import (
     CommittedSince,
@@ -61,97 +39,14 @@ from spark_ledger.topic.subscription.seek_target import (
 )
 from spark_ledger.topic.task_reader import fetch_kept
 
-ROWS_MAX = 1000
-TAIL_BYTES_MAX = 64 << 20
 READ_BYTES = 2 << 20
+READ_BYTES_MAX = 8 << 20
+"""So many end a read also within an entry, which is fetched again then."""
 PLANNED_ROWS_MAX = 200_000
 LOST = (errors.RowsLost, errors.NoSuchLedger)
 """Rows that no bookie has any more."""
 LOOK_S, SEALED_S = 0.02, 10.0
 """How often it is looked whether a ledger that ended was sealed, and for how long."""
-
-
-class Stored(NamedTuple):
-    """A batch of a partition as its consumers get it: its first message has offset `offset`;
-    `batched`: it has metadata of each message."""
-
-    offset: int
-    messages: int
-    data: Buffer
-    batched: bool
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it is no chunk that the last one of its message counts for."""
-        return self.messages > 1 or not pulsar_batch.is_earlier_chunk(self.data)
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.messages
-
-
-def stored(
-    offset: int, counts: Sequence[int], batches: Sequence[bytes], batched: bool
-) -> list[Stored]:
-    """Batches that follow each other from the offset on, of so many messages each."""
-    fields = zip(accumulate(counts, initial=offset), counts, batches, repeat(batched), strict=False)
-    return list(map(tuple.__new__, repeat(Stored), fields))
-
-
-_offset = attrgetter("offset")
-
-
-class TailBudget:
-    """Of one broker."""
-
-    def __init__(self, bytes_max: int = TAIL_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._order: deque[tuple[Tail, Sequence[Stored], int]] = deque()
-
-    @cached_property
-    def apart(self) -> "TailBudget":
-        """A quarter more, for what is read from ledgers: that is not to push out the newest."""
-        return TailBudget(self._bytes_max // 4)
-
-    def took(self, tail: "Tail", batches: Sequence[Stored]) -> None:
-        if not batches:
-            return
-        size = sum(len(one.data) for one in batches)
-        self._order.append((tail, batches, size))
-        self._bytes += size
-        while self._bytes > self._bytes_max and len(self._order) > 1:
-            oldest, first, size = self._order.popleft()
-            self._bytes -= size
-            oldest.forget(first)
-
-
-class Tail:
-    """Of one partition."""
-
-    def __init__(self, budget: TailBudget) -> None:
-        self._budget = budget
-        self._by_offset: dict[int, Stored] = {}
-
-    def add(self, batches: Sequence[Stored]) -> None:
-        """Batches that came together, and go together."""
-        self._by_offset.update(zip(map(_offset, batches), batches, strict=True))
-        self._budget.took(self, batches)
-
-    def forget(self, batches: Sequence[Stored]) -> None:
-        for one in batches:
-            self._by_offset.pop(one.offset, None)
-
-    def since(self, offset: int, bytes_max: int) -> list[Stored]:
-        """The batches that follow each other from the one that begins at `offset`, of so many bytes
-        about; none where that one is not here."""
-        found: list[Stored] = []
-        size = 0
-        while size < bytes_max and (batch := self._by_offset.get(offset)) is not None:
-            found.append(batch)
-            size += len(batch.data)
-            offset = batch.end
-        return found
 
 
 async def _nothing_heard() -> None:
@@ -222,16 +117,17 @@ class Partition:
 
     def stored(self, offset: int, run: Waiting) -> None:
         """A producer's batches are confirmed."""
-        batches = stored(offset, run.counts, run.batches, run.batched)
         if offset < self._stored_end:
             self._forget()
-        self._stored_end = batches[-1].end
-        self._end = max(self._end, batches[-1].end)
-        if batches[-1].has_rows:
-            self._last, self._last_until = batches[-1], batches[-1].end
+        end = offset + sum(run.counts)
+        last = Stored(end - run.counts[-1], run.counts[-1], run.batches[-1], run.batched)
+        self._stored_end = end
+        self._end = max(self._end, end)
+        if last.has_rows:
+            self._last, self._last_until = last, end
         elif self._last_until == offset:
-            self._last_until = batches[-1].end
-        self._tail.add(batches)
+            self._last_until = end
+        self._tail.add(offset, run.counts, run.batches, run.batched)
         self.wake()
 
     def _forget(self) -> None:
@@ -279,10 +175,13 @@ class Partition:
             async with aclosing(fetch_kept(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        batches = self._batches(fetched)
-                        found += batches
-                        self._read.add(batches)
-                        size += sum(len(one.data) for one in batches)
+                        for batches in self._batches(fetched):
+                            found += batches
+                            self._read.add_read(batches)
+                            size += sum(len(one.data) for one in batches)
+                            await asyncio.sleep(0)
+                            if size >= max(bytes_max, READ_BYTES_MAX):
+                                return
                     if size >= bytes_max:
                         return
 
@@ -303,10 +202,10 @@ class Partition:
             return info is not None and info.policies.on_lost_rows == "skip"
         return False
 
-    def _batches(self, fetched: FetchedEntry) -> list[Stored]:
-        """Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
+    def _batches(self, fetched: FetchedEntry) -> Iterator[list[Stored]]:
+        """As `batches_in`. Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
         try:
-            return list(batches_in(fetched))
+            yield from batches_in(fetched)
         except errors.UnsupportedFormat as why:
             place = fetched.entry.header.ledger_id, fetched.entry.header.entry_id
             lo = int(fetched.pieces["offset"][0])
@@ -416,62 +315,3 @@ class Partition:
             return []
         wanted = LiveRows(live, offset, min(confirmed, offset + PLANNED_ROWS_MAX), last_entry)
         return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
-
-
-def batches_in(fetched: FetchedEntry) -> Iterator[Stored]:
-    """The batches that hold what was asked for of an entry, in order."""
-    payload = fetched.entry.payload
-    header = decode_header(payload)
-    for piece in fetched.pieces:
-        _, _, skip, _, offset = piece.tolist()
-        base = offset - skip
-        if header.batches:
-            yield from _as_they_came(memoryview(payload)[header.body_at :], header, base, piece)
-        else:
-            yield from _of_rows(fetched, header, piece)
-
-
-def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -> Iterator[Stored]:
-    lo = int(piece["offset"])
-    hi, at = lo + int(piece["take"]), base
-    for messages, data in pulsar_batch.unframed(body, header.rows):
-        if at + messages > lo and at < hi:
-            batched = messages > 1 or _is_batched(data)
-            yield Stored(at, messages, bytes(data), batched)
-        at += messages
-
-
-def _is_batched(data: memoryview) -> bool:
-    chunk = pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data)
-    return not chunk and pulsar_batch.parse(data).batched
-
-
-def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[Stored]:
-    """The rows that the entry has of the partition in batches of ROWS_MAX from its first row on,
-    those batches that have some of the piece; the entry is decoded once."""
-    partition, first_row, skip, take, offset = piece.tolist()
-    rows = next(share.rows for share in header.shares if share.partition == partition)
-    start = skip - skip % ROWS_MAX
-    end = min(rows, start + -(-(skip + take - start) // ROWS_MAX) * ROWS_MAX)
-    base = offset - skip
-    piece_of_batches = (partition, first_row, start, end - start, base + start)
-    wanted: Wanted = np.array([piece_of_batches], dtype=WANTED)
-    block = FetchedEntry(fetched.entry, wanted).block()
-    columns, times = _untyped(block), block.each_ms()
-    for at in range(0, end - start, ROWS_MAX):
-        some, place = columns.slice(at, ROWS_MAX), base + start + at
-        written_ms = times[at : at + ROWS_MAX].tolist()
-        for count, data, batched in pulsar_batch.encoded(some, written_ms, place):
-            yield Stored(place, count, data, batched)
-            place += count
-
-
-def _untyped(block: Block) -> pa.RecordBatch:
-    """The columns of message_batch.TYPES; typed rows' own columns as JSON."""
-    rows = block.record_batch
-    if not block.typed:
-        return rows
-    own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
-    beside = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
-    columns = {**beside, VALUE: shown(rows.select(own))}
-    return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))

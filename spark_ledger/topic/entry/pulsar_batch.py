@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -119,7 +119,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     return Batch(data, metadata, end)
 
 
-def built(metadata: MessageMetadata, payload: bytes) -> bytes:
+def built(metadata: MessageMetadata, payload: Buffer) -> bytes:
     """The bytes of a batch."""
     head = metadata.SerializeToString()
     rest = b"".join((_SIZE.pack(len(head)), head, payload))
@@ -369,28 +369,46 @@ class Encoded(NamedTuple):
     batched: bool
 
 
-def encoded(rows: pa.RecordBatch, written_ms: Sequence[int], first_row: int) -> Iterator[Encoded]:
-    """The rows (columns of TYPES), written at these times, as batches that a Pulsar consumer
-    understands, each of CLIENT_BYTES_MAX at most, with sequence ids that count from `first_row`.
-    The time of a batch is that of its newest row. A row that is larger is a message in chunks, all
-    of them together (see `chunks_of`)."""
-    parts = list(_messages(rows, first_row))
+def encoded(
+    steps: Iterable[pa.RecordBatch], written_ms: Sequence[int], first_row: int
+) -> Iterator[Encoded | None]:
+    """The rows (columns of TYPES) of all steps together, written at these times, as batches that a
+    Pulsar consumer understands, each of CLIENT_BYTES_MAX at most, with sequence ids that count from
+    `first_row`. The time of a batch is that of its newest row. A row that is larger is a message in
+    chunks, all of them together (see `chunks_of`). None after each step, and after each chunk: the
+    caller may do something else in between."""
+    parts, values = list[bytes](), list[Any]()
+    for rows in steps:
+        more = _listed(rows, VALUE)
+        parts += _messages(rows, more, first_row + len(values))
+        values += more
+        yield None
     if sum(map(len, parts)) <= CLIENT_BYTES_MAX:  # as a rule
         yield _together(parts, written_ms, first_row)
         return
-    messages, at = list[bytes](), 0
-    for value in _listed(rows, VALUE):
-        count = 3 if value else 2
-        messages.append(b"".join(parts[at : at + count]))
-        at += count
+    begins = list(accumulate((3 if value else 2 for value in values), initial=0))
+    sizes = [sum(map(len, parts[at:end])) for at, end in pairwise(begins)]
     start = 0
-    for end in _ends(list(map(len, messages))):
+    for end in _ends(sizes):
         row, ms = first_row + start, written_ms[start:end]
-        if len(messages[start]) > CLIENT_BYTES_MAX:
-            yield Encoded(1, _by_itself(messages[start], max(0, *ms), row), False)
+        some = parts[begins[start] : begins[end]]
+        if sizes[start] > CLIENT_BYTES_MAX:
+            chunks = list[bytes]()
+            for chunk in _by_itself(some, max(0, *ms), row):
+                chunks.append(chunk)
+                yield None
+            yield Encoded(1, chunks[0] if len(chunks) == 1 else b"".join(_joined(chunks)), False)
         else:
-            yield _together(messages[start:end], ms, row)
+            yield _together(some, ms, row)
         start = end
+
+
+def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
+    """A message in chunks as one that is stored by itself, as `chunks_of` has it."""
+    yield CHUNKS_MAGIC.to_bytes(2, "big")
+    for chunk in chunks:
+        yield _SIZE.pack(len(chunk))
+        yield chunk
 
 
 def _together(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> Encoded:
@@ -418,12 +436,11 @@ def _ends(sizes: Sequence[int]) -> Iterator[int]:
         yield len(sizes)
 
 
-def _by_itself(message: bytes, written_ms: int, row: int) -> bytes:
-    """One message of a batch as one in no batch: in chunks, if its value is large. What a key and
-    headers take beyond CLIENT_BYTES_MAX is in each chunk."""
-    at = _SIZE.size + _SIZE.unpack_from(message)[0]
-    said = SingleMessageMetadata.FromString(message[_SIZE.size : at])
-    value = memoryview(message)[at:]
+def _by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
+    """One message of a batch (its parts, as `_messages` has them) as one in no batch: in chunks, if
+    its value is large. What a key and headers take beyond CLIENT_BYTES_MAX is in each chunk."""
+    said = SingleMessageMetadata.FromString(message[1])
+    value = memoryview(message[2] if len(message) > 2 else b"")
     metadata = MessageMetadata(
         producer_name=PRODUCER,
         sequence_id=row,
@@ -436,23 +453,21 @@ def _by_itself(message: bytes, written_ms: int, row: int) -> bytes:
     size = max(CHUNK_BYTES_MIN, CLIENT_BYTES_MAX - metadata.ByteSize() - _CHUNKS_SAY_BYTES)
     count = -(-len(value) // size)
     if count <= 1:
-        return built(metadata, bytes(value))
+        yield built(metadata, value)
+        return
     metadata.uuid = f"{PRODUCER}-{row}"
     metadata.num_chunks_from_msg = count
     metadata.total_chunk_msg_size = metadata.uncompressed_size = len(value)
-    parts = [CHUNKS_MAGIC.to_bytes(2, "big")]
     for i in range(count):
         metadata.chunk_id = i
-        chunk = built(metadata, bytes(value[i * size : (i + 1) * size]))
-        parts += (_SIZE.pack(len(chunk)), chunk)
-    return b"".join(parts)
+        yield built(metadata, value[i * size : (i + 1) * size])
 
 
-def _messages(rows: pa.RecordBatch, first_row: int) -> Iterator[bytes]:
+def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> Iterator[bytes]:
     """Each row as the size of its SingleMessageMetadata, that, and the value unless it is empty.
     What protobuf would make of each, in less than half of its time."""
     properties = _properties(rows)
-    values, times = _listed(rows, VALUE), _listed(rows, EVENT_TIME)
+    times = _listed(rows, EVENT_TIME)
     keys, base64 = _texts(_listed(rows, KEY))
     size = _SIZE.pack
     for i, value in enumerate(values):

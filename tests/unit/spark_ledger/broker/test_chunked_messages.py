@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker.consumers import Consumer, Subscription
-from spark_ledger.broker.owner.partition import Partition, TailBudget
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader

@@ -12,7 +12,7 @@ import pytest
 from spark_ledger.broker import connection as connections
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers import Consumer, Subscription
-from spark_ledger.broker.owner.partition import Stored
+from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
 from spark_ledger.broker.requests import refusal_of

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.partition import Partition, Stored, TailBudget
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Stored, TailBudget
 from spark_ledger.broker.requests import marked_entry
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.log.actions import Hole, Trim

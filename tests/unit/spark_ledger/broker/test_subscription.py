@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker.consumers import Consumer, Subscription
-from spark_ledger.broker.owner.partition import Stored, Tail, TailBudget
+from spark_ledger.broker.owner.tail import (
+    BATCH_OVERHEAD_BYTES,
+    BLOCK_OVERHEAD_BYTES,
+    Stored,
+    Tail,
+    TailBudget,
+)
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
@@ -370,12 +376,13 @@ def test_partitions_are_shared_out_among_the_consumers_of_the_best_priority():
 
 
 def test_the_newest_batches_are_kept_within_their_budget():
-    tail, other = (lambda budget: (Tail(budget), Tail(budget)))(TailBudget(250))
+    each = BLOCK_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES
+    tail, other = (lambda budget: (Tail(budget), Tail(budget)))(TailBudget(2 * each + 2500))
     for i in range(3):
-        tail.add([Stored(2 * i, 2, b"x" * 100, True)])
-    assert [one.offset for one in tail.since(2, 1000)] == [2, 4]
+        tail.add(2 * i, [2], [b"x" * 1000], True)
+    assert [one.offset for one in tail.since(2, 10_000)] == [2, 4]
     assert tail.since(0, 1000) == []  # it was the oldest
     assert tail.since(3, 1000) == []  # no batch begins there
-    other.add([Stored(0, 1, b"y" * 200, False)])
+    other.add(0, [1], [b"y" * 2000], False)
     assert tail.since(4, 1000) == []
     assert len(other.since(0, 1)) == 1

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from spark_ledger.broker.owner.partition import batches_in
+from spark_ledger.broker.owner.entry_batches import batches_in
 from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
@@ -46,7 +46,9 @@ async def batches_of(client, state):
         async for run in fetch_kept(client, task):
             for fetched in run:
                 if decode_header(fetched.entry.payload).batches:
-                    found += [(one.offset, one.data) for one in batches_in(fetched)]
+                    found += [
+                        (one.offset, one.data) for some in batches_in(fetched) for one in some
+                    ]
     return found
 
 

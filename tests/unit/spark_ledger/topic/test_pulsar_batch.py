@@ -40,6 +40,12 @@ MESSAGES = st.lists(
 )
 
 
+def of_rows(rows, written_ms, first_row):
+    """All that is made of rows, in one step."""
+    made = pulsar_batch.encoded([rows], written_ms, first_row)
+    return [one for one in made if one is not None]
+
+
 def entry_of(*batches, written_ms=9):
     rows = sum(count for count, _ in batches)
     head = encode_header([Share(2, rows, 5)], written_ms, batches=True)
@@ -51,7 +57,7 @@ def rows_of(batch):
 
 
 def encoded(rows, first_row):
-    made = pulsar_batch.encoded(rows, [3] * rows.num_rows, first_row)
+    made = of_rows(rows, [3] * rows.num_rows, first_row)
     return [pulsar_batch.parse(one.data) for one in made]
 
 
@@ -233,7 +239,7 @@ def test_batches_of_rows_are_as_large_as_clients_take_and_larger_rows_are_in_chu
     monkeypatch.setattr(pulsar_batch, "CLIENT_BYTES_MAX", 1000)
     monkeypatch.setattr(pulsar_batch, "CHUNK_BYTES_MIN", 100)
     rows = rows_sized(*sizes)
-    made = list(pulsar_batch.encoded(rows, range(len(sizes)), 7))
+    made = list(of_rows(rows, range(len(sizes)), 7))
     assert [(one.rows, one.batched) for one in made] == batches
     frames = [chunk for one in made for chunk in pulsar_batch.chunks_of(one.data)]
     assert max(map(len, frames)) < 1100
@@ -257,7 +263,7 @@ def test_a_row_in_chunks_has_its_key_headers_and_event_time_in_each(monkeypatch)
         headers=pa.array([[{"key": "a", "value": b"b"}]], TYPES["headers"]),
         event_time=pa.array([-5_000_000]).cast(TYPES["event_time"]),
     )
-    (made,) = pulsar_batch.encoded(rows, [3], 41)
+    (made,) = of_rows(rows, [3], 41)
     chunks = [pulsar_batch.parse(one, check=True) for one in pulsar_batch.chunks_of(made.data)]
     said = [chunk.metadata for chunk in chunks]
     assert [one.chunk_id for one in said] == list(range(len(said)))

@@ -1,0 +1,139 @@
+"""The batches of an entry, for consumers, in steps that are bounded. Pure.
+
+Always true: what Pulsar's producers wrote comes byte for byte; rows that Spark wrote are cut into
+batches of ROWS_MAX, counted from the first row of their entry, and these by their bytes, so that a
+batch begins where it began before. Between two batches, or parts of one, that take long to make the
+caller gets what there is: a step has STEP_BATCHES_MAX batches of producers, or rows of Spark with
+STEP_CELLS_MAX cells, at most (one row may have more).
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.json_values import shown
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    TYPED_NAMES,
+    TYPES,
+    VALUE,
+    Header,
+    Longs,
+    column_of,
+    decode_header,
+)
+from spark_ledger.topic.read.pieces import WANTED, Wanted
+from spark_ledger.topic.read.slice_reader import FetchedEntry
+
+ROWS_MAX = 1000
+STEP_CELLS_MAX = 8000
+
+
+def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
+    """The batches that hold what was asked for of an entry, in order, those of a step at a time: at
+    times none. Raises errors.BadEntry, errors.UnsupportedFormat."""
+    payload = fetched.entry.payload
+    header = decode_header(payload)
+    for piece in fetched.pieces:
+        if header.batches:
+            yield from _as_they_came(memoryview(payload)[header.body_at :], header, piece)
+        else:
+            yield from _of_rows(fetched, header, piece)
+
+
+def _as_they_came(body: memoryview, header: Header, piece: np.void) -> Iterator[list[Stored]]:
+    _, _, skip, take, lo = piece.tolist()
+    hi, at, found = lo + take, lo - skip, list[Stored]()
+    for count, (messages, data) in enumerate(pulsar_batch.unframed(body, header.rows), 1):
+        if at + messages > lo and at < hi:
+            batched = messages > 1 or _is_batched(data)
+            found.append(Stored(at, messages, bytes(data), batched))
+        at += messages
+        if not count % STEP_BATCHES_MAX:
+            yield found
+            found = []
+    yield found
+
+
+def _is_batched(data: memoryview) -> bool:
+    chunk = pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data)
+    return not chunk and pulsar_batch.parse(data).batched
+
+
+def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[list[Stored]]:
+    """The rows that the entry has of the partition in batches of ROWS_MAX from its first row on,
+    those batches that have some of the piece; the entry is decoded once."""
+    partition, first_row, skip, take, offset = piece.tolist()
+    rows = next(share.rows for share in header.shares if share.partition == partition)
+    start = skip - skip % ROWS_MAX
+    end = min(rows, start + -(-(skip + take - start) // ROWS_MAX) * ROWS_MAX)
+    base = offset - skip
+    piece_of_batches = (partition, first_row, start, end - start, base + start)
+    wanted: Wanted = np.array([piece_of_batches], dtype=WANTED)
+    block = FetchedEntry(fetched.entry, wanted).block()
+    columns, times = block.record_batch, block.each_ms()
+    ends = ends_of_steps(cells_of(columns))
+    for at in range(0, end - start, ROWS_MAX):
+        place, until = base + start + at, min(at + ROWS_MAX, end - start)
+        places = [at, *ends[(ends > at) & (ends < until)].tolist(), until]
+        steps = (_untyped(columns.slice(lo, hi - lo), block.typed) for lo, hi in pairwise(places))
+        for made in pulsar_batch.encoded(steps, times[at:until].tolist(), place):
+            if made is None:
+                yield []
+                continue
+            yield [Stored(place, made.rows, made.data, made.batched)]
+            place += made.rows
+
+
+def _untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
+    """The columns of message_batch.TYPES; typed rows' own columns as JSON."""
+    if not typed:
+        return rows
+    own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
+    beside = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
+    columns = {**beside, VALUE: shown(rows.select(own))}
+    return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))
+
+
+def cells_of(rows: pa.RecordBatch) -> Longs:
+    """How many values each row has: columns, fields, and elements of lists."""
+    found = np.zeros(rows.num_rows, dtype=np.int64)
+    for column in rows.columns:
+        found += _cells(column)
+    return found
+
+
+def _cells(column: pa.Array) -> "Longs | int":
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(map(_cells, column.flatten()))
+    if not (pa.types.is_list(kind) or pa.types.is_map(kind) or pa.types.is_large_list(kind)):
+        return 1
+    offsets = column.offsets.to_numpy()
+    inside = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
+    found = np.ones(len(column), dtype=np.int64)
+    for values in inside:
+        cells = _cells(values)
+        before = cells * np.arange(len(values) + 1) if isinstance(cells, int) else _sums(cells)
+        found += before[offsets[1:]] - before[offsets[:-1]]
+    return found
+
+
+def _sums(each: Longs) -> Longs:
+    return np.concatenate([[0], np.cumsum(each)])
+
+
+def ends_of_steps(cells: Longs) -> Longs:
+    """Where steps end that have STEP_CELLS_MAX cells at most, or one row."""
+    sums, ends, at = np.cumsum(cells), list[int](), 0
+    while at < len(cells):
+        before = int(sums[at - 1]) if at else 0
+        at = max(at + 1, int(np.searchsorted(sums, before + STEP_CELLS_MAX, side="right")))
+        ends.append(at)
+    return np.array(ends, dtype=np.int64)

@@ -1,0 +1,189 @@
+"""The newest batches of partitions in memory, for those who read at the end. Pure.
+
+Always true: of all partitions of a broker they take `bytes_max` at most, as memory counts and not
+as their bytes do (what came last is always kept); what goes first is what came first, of whichever
+partition. Batches are kept in blocks, of columns: each by itself in an object of its own took five
+times the bytes of a small message, and the collector of garbage looked through all of them.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from bookie_server.api.entry import Buffer
+from spark_ledger.topic.entry import pulsar_batch
+
+TAIL_BYTES_MAX = 64 << 20
+STEP_BATCHES_MAX = 1000
+"""What is read, encoded or sent in one step of the loop."""
+BATCH_OVERHEAD_BYTES, BLOCK_OVERHEAD_BYTES = 80, 1024
+"""What a batch takes beside its bytes: the object and its places in two lists, with the room that
+they keep; and a block."""
+BLOCK_BYTES_MAX = 256 << 10
+_FRESH = 8
+"""A block takes more while not more than a part of all in so many came after it had begun."""
+
+
+class Stored(NamedTuple):
+    """A batch of a partition as its consumers get it: its first message has offset `offset`;
+    `batched`: it has metadata of each message."""
+
+    offset: int
+    messages: int
+    data: Buffer
+    batched: bool
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is no chunk that the last one of its message counts for."""
+        return self.messages > 1 or not pulsar_batch.is_earlier_chunk(self.data)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.messages
+
+
+class Block:
+    """Batches that follow each other, those that came together and some after them."""
+
+    __slots__ = ("batched", "batches", "began", "bytes", "counts", "end", "first")
+
+    def __init__(self, first: int, batched: bool, began: int) -> None:
+        self.first = self.end = first
+        self.batched = batched
+        self.counts: list[int] = []
+        self.batches: list[Buffer] = []
+        self.began = began
+        self.bytes = BLOCK_OVERHEAD_BYTES
+
+    def add(self, counts: Sequence[int], batches: Sequence[Buffer], size: int) -> None:
+        self.counts += counts
+        self.batches += batches
+        self.end += sum(counts)
+        self.bytes += size
+
+    def takes(self, offset: int, batched: bool) -> bool:
+        follows = (offset, batched) == (self.end, self.batched)
+        return follows and len(self.batches) < STEP_BATCHES_MAX and self.bytes < BLOCK_BYTES_MAX
+
+    def since(self, offset: int) -> Iterator[Stored]:
+        """Its batches from the one that begins there; none where none does."""
+        if offset >= self.end:
+            return
+        at = offset - self.first
+        if self.end - self.first > len(self.counts):  # else each has one message
+            begins = list(accumulate(self.counts, initial=self.first))
+            at = bisect_left(begins, offset)
+            if begins[at] != offset:
+                return
+        for i in range(at, len(self.counts)):
+            yield Stored(offset, self.counts[i], self.batches[i], self.batched)
+            offset += self.counts[i]
+
+
+def bytes_of(batches: Sequence[Buffer]) -> int:
+    """What they take in memory."""
+    return sum(map(len, batches)) + BATCH_OVERHEAD_BYTES * len(batches)
+
+
+class TailBudget:
+    """Of one broker."""
+
+    def __init__(self, bytes_max: int = TAIL_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+        """What the tails take."""
+        self._came = 0
+        self._order: deque[tuple[Tail, Block]] = deque()
+
+    @cached_property
+    def apart(self) -> "TailBudget":
+        """A quarter more, for what is read from ledgers: that is not to push out the newest."""
+        return TailBudget(self._bytes_max // 4)
+
+    def block(self, tail: "Tail", first: int, batched: bool) -> Block:
+        """A new one of that tail."""
+        block = Block(first, batched, self._came)
+        self._order.append((tail, block))
+        self.bytes += block.bytes
+        return block
+
+    def is_fresh(self, block: Block) -> bool:
+        """Whether it may take more: what it has goes, when it goes, at one time."""
+        return _FRESH * (self._came - block.began) < self._bytes_max
+
+    def took(self, size: int) -> None:
+        self._came += size
+        self.bytes += size
+        while self.bytes > self._bytes_max and len(self._order) > 1:
+            tail, block = self._order.popleft()
+            self.bytes -= block.bytes
+            tail.forget(block)
+
+
+class Tail:
+    """Of one partition."""
+
+    def __init__(self, budget: TailBudget) -> None:
+        self._budget = budget
+        self._firsts: list[int] = []
+        self._blocks: list[Block] = []
+        self._newest: Block | None = None
+
+    def add(
+        self, offset: int, counts: Sequence[int], batches: Sequence[Buffer], batched: bool
+    ) -> None:
+        """Batches that follow each other from the offset on, of so many messages each."""
+        block, size = self._newest, bytes_of(batches)
+        if block is None or not block.takes(offset, batched) or not self._budget.is_fresh(block):
+            block = self._newest = self._budget.block(self, offset, batched)
+            self._put(block)
+        block.add(counts, batches, size)
+        self._budget.took(size)
+
+    def add_read(self, batches: Sequence[Stored]) -> None:
+        """Batches that were read, in order."""
+        begin = 0
+        for at in range(1, len(batches) + 1):
+            first, last = batches[begin], batches[at - 1]
+            if at < len(batches) and batches[at][::3] == (last.end, first.batched):
+                continue
+            alike = batches[begin:at]
+            counts, each = [one.messages for one in alike], [one.data for one in alike]
+            self.add(first.offset, counts, each, first.batched)
+            begin = at
+
+    def _put(self, block: Block) -> None:
+        at = bisect_left(self._firsts, block.first)
+        if at < len(self._firsts) and self._firsts[at] == block.first:
+            self._blocks[at] = block
+            return
+        self._firsts.insert(at, block.first)
+        self._blocks.insert(at, block)
+
+    def forget(self, block: Block) -> None:
+        if self._newest is block:
+            self._newest = None
+        at = bisect_left(self._firsts, block.first)
+        if at < len(self._firsts) and self._blocks[at] is block:
+            del self._firsts[at], self._blocks[at]
+
+    def since(self, offset: int, bytes_max: int) -> list[Stored]:
+        """The batches that follow each other from the one that begins at `offset`, of so many bytes
+        about, STEP_BATCHES_MAX at most; none where that one is not here."""
+        found: list[Stored] = []
+        size = 0
+        while at := bisect_right(self._firsts, offset):
+            before = offset
+            for batch in self._blocks[at - 1].since(offset):
+                found.append(batch)
+                offset = batch.end
+                size += len(batch.data)
+                if size >= bytes_max or len(found) >= STEP_BATCHES_MAX:
+                    return found
+            if offset == before:
+                break
+        return found

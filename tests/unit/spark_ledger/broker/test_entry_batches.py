@@ -1,0 +1,115 @@
+"""An entry's batches are made in steps, and a step has a bounded number of rows and cells."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_ledger.broker.owner import entry_batches
+from spark_ledger.broker.owner.entry_batches import (
+    ROWS_MAX,
+    STEP_CELLS_MAX,
+    batches_in,
+    cells_of,
+    ends_of_steps,
+)
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.message_batch import (
+    HEADERS_TYPE,
+    Share,
+    encode_body,
+    encode_header,
+)
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
+from spark_ledger.topic.read.pieces import WANTED
+from spark_ledger.topic.read.slice_reader import FetchedEntry
+
+COUNT = 3500
+
+
+def fetched(body, rows, lo=0, **said):
+    head = encode_header([Share(0, rows, 0)], 1, **said)
+    header = SimpleNamespace(ledger_id=1, entry_id=0)
+    entry = SimpleNamespace(payload=b"".join([head, *body]), header=header)
+    return FetchedEntry(entry, np.array([(0, 0, lo, rows - lo, 100 + lo)], dtype=WANTED))
+
+
+def plain():
+    return pa.record_batch({"value": pa.array([b"%d" % i for i in range(COUNT)], pa.binary())})
+
+
+def with_headers():
+    each = [[{"key": "k", "value": b"v"}] * (i % 40) for i in range(COUNT)]
+    values = pa.array([b"%d" % i for i in range(COUNT)], pa.binary())
+    return pa.record_batch({"value": values, "headers": pa.array(each, HEADERS_TYPE)})
+
+
+def one_has_all():
+    """One row has most of the elements."""
+    lists = [[1, 2]] * COUNT
+    lists[1700] = [*range(20_000)]
+    return pa.record_batch({"list": pa.array(lists), "n": pa.array(range(COUNT))})
+
+
+def wide():
+    return pa.record_batch({f"n{i}": pa.array(range(COUNT)) for i in range(60)})
+
+
+@pytest.mark.parametrize("make", [plain, with_headers, one_has_all, wide])
+def test_a_step_encodes_a_bounded_number_of_rows_and_cells(monkeypatch, make):
+    rows = make()
+    entry = fetched(encode_body(rows), COUNT, typed="value" not in rows.schema.names)
+    with monkeypatch.context() as whole:
+        whole.setattr(entry_batches, "STEP_CELLS_MAX", 1 << 40)
+        expected = [one for some in batches_in(entry) for one in some]
+    untyped, encoded = entry_batches._untyped, []
+
+    def counted(some, typed):
+        encoded.append((some.num_rows, int(cells_of(some).sum())))
+        return untyped(some, typed)
+
+    monkeypatch.setattr(entry_batches, "_untyped", counted)
+    found = []
+    for batches in batches_in(entry):
+        found += batches
+        assert len(encoded) <= 1
+        for count, cells in encoded:
+            assert count <= ROWS_MAX
+            assert cells <= STEP_CELLS_MAX or count == 1
+        assert sum(len(one.data) for one in batches) <= pulsar_batch.CLIENT_BYTES_MAX
+        encoded.clear()
+    assert found == expected
+    assert [one.offset for one in found] == [100, 1100, 2100, 3100]
+
+
+def test_the_chunks_of_a_large_row_are_steps():
+    values = pa.array([b"x" * (12 << 20), b"small"], pa.binary())
+    entry = fetched(encode_body(pa.record_batch({"value": values})), 2)
+    steps = [len(some) for some in batches_in(entry)]
+    assert steps == [0, 0, 0, 0, 1, 1]
+
+
+def test_batches_of_producers_come_some_at_a_time():
+    lone = pulsar_batch.built(MessageMetadata(producer_name="p", sequence_id=1), b"x")
+    count = 2 * STEP_BATCHES_MAX + 7
+    body = pulsar_batch.framed([(1, lone)] * count)
+    steps = [*batches_in(fetched(body, count, lo=5, batches=True))]
+    assert [len(some) for some in steps] == [STEP_BATCHES_MAX - 5, STEP_BATCHES_MAX, 7]
+    assert [one.offset for some in steps for one in some] == [*range(105, 100 + count)]
+
+
+def test_cells_are_columns_fields_and_elements_however_deep():
+    kind = pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int64()))]))
+    rows = [[], None, [{"a": 1, "b": [1, 2, 3]}, {"a": 2, "b": None}], [{"a": 3, "b": []}]]
+    column = pa.array([None, *rows], kind).slice(1)
+    pairs = pa.array([[], [("k", 1)], None, [("k", 1), ("l", 2)]], pa.map_(pa.string(), pa.int64()))
+    found = cells_of(pa.record_batch({"list": column, "n": pa.array(range(4)), "map": pairs}))
+    assert found.tolist() == [3, 5, 3 + 2 * 2 + 3, 3 + 2 + 4]
+
+
+def test_steps_end_before_they_have_too_many_cells():
+    cells = np.array([1, STEP_CELLS_MAX - 1, 1, STEP_CELLS_MAX + 1, 1])
+    assert ends_of_steps(cells).tolist() == [2, 3, 4, 5]
+    assert ends_of_steps(np.array([], dtype=np.int64)).tolist() == []
