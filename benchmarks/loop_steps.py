@@ -107,7 +107,7 @@ class Case:
         self.topics = blocking.topics(cluster.service_url)
         self._cluster = cluster
         self._found = cluster.data_dir / "steps.json"
-        self._child: Any = None
+        self.child: Any = None
         self.url = ""
         self.start()
 
@@ -118,16 +118,16 @@ class Case:
         options = ["broker", "start", "--parent-pipe", "--service-url", self._cluster.service_url]
         ports = ["--broker-port", str(free_port()), "--admin-port", str(free_port())]
         log = self._cluster.data_dir / "broker.log"
-        self._child = Child("the broker", [*script, *options, *ports], log)
-        self.url = json.loads(self._child.first_line(60.0))["broker_url"]
+        self.child = Child("the broker", [*script, *options, *ports], log)
+        self.url = json.loads(self.child.first_line(60.0))["broker_url"]
 
     def kill(self) -> None:
-        self._child.kill()
+        self.child.kill()
 
     def steps(self) -> list[tuple[float, str]]:
         """The longest since this was asked before."""
         self._found.unlink(missing_ok=True)
-        os.kill(self._child.pid, signal.SIGUSR1)
+        os.kill(self.child.pid, signal.SIGUSR1)
         until_s = time.monotonic() + DUMP_S
         while not self._found.exists():
             if time.monotonic() > until_s:
@@ -297,10 +297,10 @@ def lone(case: Case) -> None:
     from spark_ledger.broker.wire.commands import command
 
     name, count = case.topic(1) + "-partition-0", 1_000_000
-    before = memory_mib(case._child.pid)
+    before = memory_mib(case.child.pid)
     batch = broker_socket.batch_of(0, 26)
     broker_socket.produce(case.url, name, batch, count, 0, 2_000)
-    grown = memory_mib(case._child.pid) - before
+    grown = memory_mib(case.child.pid) - before
     print(
         f"    {count * len(batch) / MIB:,.0f} MiB of batches: the broker has {grown:,.0f} MiB more"
     )

@@ -82,7 +82,7 @@ def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[
     for at in range(0, end - start, ROWS_MAX):
         place, until = base + start + at, min(at + ROWS_MAX, end - start)
         places = [at, *ends[(ends > at) & (ends < until)].tolist(), until]
-        steps = (_untyped(columns.slice(lo, hi - lo), block.typed) for lo, hi in pairwise(places))
+        steps = (untyped(columns.slice(lo, hi - lo), block.typed) for lo, hi in pairwise(places))
         for made in pulsar_batch.encoded(steps, times[at:until].tolist(), place):
             if made is None:
                 yield []
@@ -91,7 +91,7 @@ def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[
             place += made.rows
 
 
-def _untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
+def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
     """The columns of message_batch.TYPES; typed rows' own columns as JSON."""
     if not typed:
         return rows

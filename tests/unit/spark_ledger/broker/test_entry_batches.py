@@ -64,13 +64,13 @@ def test_a_step_encodes_a_bounded_number_of_rows_and_cells(monkeypatch, make):
     with monkeypatch.context() as whole:
         whole.setattr(entry_batches, "STEP_CELLS_MAX", 1 << 40)
         expected = [one for some in batches_in(entry) for one in some]
-    untyped, encoded = entry_batches._untyped, []
+    untyped, encoded = entry_batches.untyped, []
 
     def counted(some, typed):
         encoded.append((some.num_rows, int(cells_of(some).sum())))
         return untyped(some, typed)
 
-    monkeypatch.setattr(entry_batches, "_untyped", counted)
+    monkeypatch.setattr(entry_batches, "untyped", counted)
     found = []
     for batches in batches_in(entry):
         found += batches
