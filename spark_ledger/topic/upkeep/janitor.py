@@ -20,6 +20,9 @@ and a removal that ended early is gone on with. Nobody needs them: the topic tak
 ledgers are gone, and a process that still has its id gets TopicNotFound. What says which brokers
 have partitions goes with the tree; also of a topic whose tree went earlier, as a broker may write
 it late.
+
+Nothing is deleted in another session than the one in which it was judged: the store may have gone
+back in time in between, to where a topic refers to the ledger, or is not deleted.
 """
 
 import asyncio
@@ -120,6 +123,8 @@ class Janitor:
         self._seen: dict[str, Sighting] = {}
         self._silent_since_s: float | None = None
         self._session = 0
+        self._lost = 0  # sessions; each time the store may be an older copy
+        self._lost_before = 0  # when the pass began
         self._cluster: cluster.Cluster | None = None
         self._looked = False
         store.add_session_listener(self._session_changed)
@@ -133,6 +138,7 @@ class Janitor:
         Raises errors.Unavailable, and errors.UnsupportedFormat for records of a later version.
         """
         with reachable("cleaning"):
+            self._lost_before = self._lost
             await self._check_cluster()
             bare = await self._references.bare()  # before any listing of what it may own
             intents = await self._all_intents()
@@ -175,6 +181,14 @@ class Janitor:
         self._references = References(self.store, self._ledgers)
         self._inventory = LedgerInventory(self.store)
         self._ended, self._seen, self._silent_since_s = {}, {}, None
+
+    def _check_session(self) -> None:
+        """Raises errors.Unavailable where what this pass judged may have been another copy's."""
+        if self._lost != self._lost_before:
+            raise errors.Unavailable(
+                "the session with the metadata store was lost while it was cleaned",
+                "The next pass looks anew.",
+            )
 
     async def _all_intents(self) -> list[Intent]:
         """One that has ended does not change, and is read once."""
@@ -332,6 +346,7 @@ class Janitor:
         """Those of `going` that went; the others are put to those that wait."""
 
         async def gone(ledger_id: int) -> bool:
+            self._check_session()
             one = a_pass.ledgers[ledger_id]
             topic = topics[one.topic]
             if a_pass.intents[one.intent].open and topic.deleted_ms is None:
@@ -358,6 +373,7 @@ class Janitor:
             delay_ms = 0 if policies is None else policies.delete_delay_ms
             if a_pass.now_ms < deleted_ms + delay_ms:
                 continue
+            self._check_session()
             if topic_id not in a_pass.bare:
                 if report.dry_run or await remove_tree(self.store, topic_id):
                     removed.append(topic_id)
@@ -379,8 +395,9 @@ class Janitor:
         nodes = [paths.brokers_of_topic(id_) for id_ in gone[:DELETED_PER_PASS]]
         await each(lambda path: _delete(self.store, path), nodes, DELETING_AT_ONCE)
 
-    def _session_changed(self, _: SessionState) -> None:
+    def _session_changed(self, state: SessionState) -> None:
         self._session += 1
+        self._lost += state is SessionState.LOST
 
 
 @dataclass(slots=True)

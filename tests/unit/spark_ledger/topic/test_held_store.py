@@ -209,6 +209,33 @@ def test_a_hold_that_comes_during_a_pass_of_the_janitor_deletes_nothing():
     play(act)
 
 
+def test_a_pass_of_the_janitor_under_which_the_store_goes_back_deletes_nothing_more():
+    """What it judged was of the newer store: in the older one a topic may refer to a ledger still,
+    or be there. No bookie has held the store yet."""
+
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.written(intent, [b"never committed"])
+        await stage.client.intents.finish(intent.id)
+        get, copy = stage.client.store.get, copied(stage.world.store)
+
+        async def get_while_it_is_restored(path, watch=None):
+            node = await get(path, watch)
+            if path == paths.topic_head(stage.topic.id) and stage.client.store.get != get:
+                stage.client.store.get = get
+                go_back(stage.world.store, copy)
+                await asyncio.sleep(60)
+            return node
+
+        stage.client.store.get = get_while_it_is_restored
+        with pytest.raises(errors.Unavailable, match="session"):
+            await stage.janitor.clean(force=True)
+        assert len([ledger async for ledger in stage.client.ledgers.list()]) == 1
+        assert (await stage.janitor.clean(force=True)).deleted
+
+    play(act)
+
+
 def test_maintenance_appends_a_link_with_each_pass():
     async def act(stage):
         upkeep = Upkeep(stage.client)
