@@ -31,6 +31,8 @@ from tests.simulation.store import SimSession, SimStore
 
 Override = Callable[[Any], Any]
 RESULTS_MAX = 16384  # as the real ones, whatever the range
+STEPS_MAX = 200_000
+"""Of a test: six times as many as the longest takes."""
 
 
 @dataclass(frozen=True)
@@ -307,11 +309,11 @@ class FakeCluster:
 
 
 def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test in simulated time."""
+    """Run an async test in simulated time. One that does not end fails within seconds."""
 
     @functools.wraps(test)
     def wrapped(*args: Any, **fixtures: Any) -> None:
-        run(test(*args, **fixtures), seed=1, time_max_s=3600)
+        run(test(*args, **fixtures), seed=1, time_max_s=3600, steps_max=STEPS_MAX)
 
     return wrapped
 

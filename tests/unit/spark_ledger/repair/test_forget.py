@@ -4,7 +4,7 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.repair.decommission import forget
 from tests.simulation.loop import run
-from tests.unit.spark_ledger.ledger.fakes import cluster_of
+from tests.unit.spark_ledger.ledger.fakes import STEPS_MAX, cluster_of
 
 GONE = "gone"
 KNOWN = f"{paths.BOOKIES_KNOWN}/{GONE}"
@@ -22,7 +22,7 @@ def with_a_bookie_gone(test):
         finally:
             await store.close()
 
-    run(scenario(), seed=1)
+    run(scenario(), seed=1, steps_max=STEPS_MAX)
 
 
 def test_a_bookie_that_nothing_names_is_forgotten_with_what_it_listed():

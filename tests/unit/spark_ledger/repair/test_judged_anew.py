@@ -15,7 +15,7 @@ from spark_ledger.metadata.store import NoNode, SessionState, StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.decommission import forget
 from tests.simulation.loop import run
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.fakes import STEPS_MAX, cluster_of, simulated
 from tests.unit.spark_ledger.repair.test_healing import (
     DELAY_S,
     TOKENS,
@@ -192,4 +192,4 @@ def test_forgetting_that_ended_half_way_is_gone_on_with_by_the_next_call(call):
         assert (await autorecovery.read_settings(store)).accepted == ()
         await ledgers.close()
 
-    run(scenario(), seed=1)
+    run(scenario(), seed=1, steps_max=STEPS_MAX)

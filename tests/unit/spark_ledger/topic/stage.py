@@ -38,6 +38,9 @@ CALM = with_settings(
 )
 """Bookies look at their disks seldom: hours and days pass in tests of topics."""
 TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
+STEPS_MAX = 1_000_000
+"""Of a test: three times as many as the longest takes. One that does not end fails within half a
+minute."""
 
 
 @dataclass
@@ -130,7 +133,7 @@ def play(
         world.check()
         return result
 
-    return run(main(), seed)
+    return run(main(), seed, steps_max=STEPS_MAX)
 
 
 def segment(ledger_id: int, *entry_rows: int, partition: int = 0, first: int = 0) -> Segment:
