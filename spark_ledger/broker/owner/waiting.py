@@ -217,8 +217,9 @@ class SequenceIds:
         """Of these names nothing is on its way but what is `under_way`; what waits and `goes`."""
         out = [run for run in self.again if goes(run)]
         self.again = deque(run for run in self.again if not goes(run))
+        counted = [run for run in under_way if run.chunk is not Chunk.EARLIER]
         for name in names:
-            sent = [run.last_sequence_id for run in under_way if run.producer_name == name]
+            sent = [run.last_sequence_id for run in counted if run.producer_name == name]
             last = max([*sent, self._stored.get(name, -1)])
             self._sent[name] = last
         return out
