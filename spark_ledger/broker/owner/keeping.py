@@ -62,7 +62,8 @@ class Keeping:
         try:
             await self._look(fresh=False, watch=watch)
         except BaseException:
-            self._watching = watch is None
+            if watch is not None:  # it may not be set
+                self._watching = False
             raise
 
     def _record_changed(self) -> None:

@@ -187,6 +187,12 @@ class ConsumerCursor:
             self._highest = dict(share.at)
             self.doubt = True  # of which version the record is
 
+    def is_to_be_read(self, late_s: float) -> bool:
+        """Whether to read what is there: one that writes finds by that what others changed, but
+        one that has written and rests hears of it by the watch alone."""
+        rests = self.failure is None and not self.dirty
+        return self.doubt or (rests and not (self._watching and self.looked_s >= late_s))
+
     async def look(self) -> None:
         """Read what is there. Raises StoreError."""
         watch = None if self._watching else self._record_changed
@@ -194,7 +200,8 @@ class ConsumerCursor:
         try:
             seen = await self._nodes.read(self.name, watch=watch)
         except BaseException:
-            self._watching = watch is None
+            if watch is not None:  # it may not be set
+                self._watching = False
             raise
         self._judge(seen)
         if seen is not None and self.failure is None:
@@ -448,7 +455,7 @@ class ConsumerCursors:
             late_s = asyncio.get_running_loop().time() - LOOK_EVERY_S
             try:
                 for one in some:
-                    if one.doubt or (one.looked_s < late_s and not one.dirty):
+                    if one.is_to_be_read(late_s):
                         await _apart(one, one.look())
                 self._forget_failed(some)
                 dirty = [one for one in some if one.dirty]
@@ -457,7 +464,7 @@ class ConsumerCursors:
                 await self._write([one for one in dirty if not one.goes_back])
             except (StoreError, errors.LedgerError) as error:
                 _log.warning("where consumers are is written later: %s", error)
-            if any(one.dirty or one.doubt for one in some):
+            if any(one.dirty or one.is_to_be_read(late_s) for one in some):
                 self.changed()
 
     def _end_released(self, some: list[ConsumerCursor]) -> None:

@@ -296,24 +296,26 @@ def test_a_subscription_that_is_sought_or_deleted_by_others_is_seen_at_once():
         await broker.lookup(names.parse("t-partition-0"), authoritative=True)
         partition = await sent(broker, "t-partition-0", b"x")
         topic, _ = await broker.partition(names.parse("t-partition-0"))
-        ended = asyncio.Event()
-        await topic.subscribe(
-            partition,
-            "s",
-            SubscriptionType.EXCLUSIVE,
-            durable=True,
-            start=None,
-            make=lambda place: SimpleNamespace(
-                place=place, link=None, activate=lambda active: None, end=ended.set
-            ),
-            earliest=True,
-        )
+        ends = {name: asyncio.Event() for name in ("s", "the next one")}
+        for name, ended in ends.items():
+            await topic.subscribe(
+                partition,
+                name,
+                SubscriptionType.EXCLUSIVE,
+                durable=True,
+                start=None,
+                make=lambda place, ended=ended: SimpleNamespace(
+                    place=place, link=None, activate=lambda active: None, end=ended.set
+                ),
+                earliest=True,
+            )
+            await asyncio.sleep(0.2)  # while the positions before it were just written
         await asyncio.sleep(5)
 
-        await stage.client.subscriptions.delete(stage.topic.id, "s", force=True)
-
-        async with asyncio.timeout(3):
-            await ended.wait()
+        for name, ended in ends.items():
+            await stage.client.subscriptions.delete(stage.topic.id, name, force=True)
+            async with asyncio.timeout(3):
+                await ended.wait()
         await broker.close()
 
     play(act)
