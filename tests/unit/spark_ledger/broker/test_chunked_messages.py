@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker.consumers import Consumer, Subscription
-from spark_ledger.broker.owner.live_writer import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
@@ -270,34 +269,6 @@ def test_a_message_whose_broker_went_in_the_middle_is_sent_again_and_is_there_on
             assert (await again.said(6))[3:] == [(5, None)] * 3
         await closed(new)
         assert await rows_between(await stage.another(), stage, 0, 5) == [(4, WHOLE)]
-
-    play(act)
-
-
-def test_a_message_of_which_only_the_first_chunk_was_under_way_is_stored_when_it_comes_again():
-    async def act(stage):
-        owner = await deduplicating(Owner(stage, stage.client, "a"))
-        before = Sending(owner)
-        before.lone(b"before", sequence_id=1)
-        await before.said(1)
-        for node in stage.world.nodes:
-            node.process.pause()
-        parts = chunked(WHOLE, INFLIGHT_ENTRIES_MAX + 1)
-        before.send(*parts)
-        await asyncio.sleep(TURN_S)
-        owner.writer.drop([before.producer])
-        for node in stage.world.nodes:
-            node.process.resume()
-
-        again = Sending(owner)
-        again.send(*parts)
-        again.lone(b"after", sequence_id=6)
-        receipts = await again.said(len(parts) + 1)
-
-        assert None not in [offset for _, offset in receipts]
-        await closed(owner)
-        rows = await rows_between(await stage.another(), stage, 0, receipts[-1][1] + 1)
-        assert [value for _, value in rows] == [b"before", WHOLE, b"after"]
 
     play(act)
 

@@ -6,7 +6,15 @@ import pytest
 
 from spark_ledger.broker.owner.live_writer import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
-from tests.unit.spark_ledger.broker.test_live_writer import Sent
+from tests.kit.pulsar_batches import chunked
+from tests.unit.spark_ledger.broker.test_chunked_messages import (
+    TURN_S,
+    WHOLE,
+    Sending,
+    closed,
+    rows_between,
+)
+from tests.unit.spark_ledger.broker.test_live_writer import Owner, Sent, deduplicating
 from tests.unit.spark_ledger.broker.test_moves import Brokers, Producer, named
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -202,5 +210,33 @@ def test_a_successor_that_is_fenced_while_it_waits_is_refused():
         await last
         assert (second.is_ready, third.is_ready) == (False, True)
         await here.broker.close()
+
+    play(act)
+
+
+def test_a_message_of_which_only_the_first_chunk_was_under_way_is_stored_when_it_comes_again():
+    async def act(stage):
+        owner = await deduplicating(Owner(stage, stage.client, "a"))
+        before = Sending(owner)
+        before.lone(b"before", sequence_id=1)
+        await before.said(1)
+        for node in stage.world.nodes:
+            node.process.pause()
+        parts = chunked(WHOLE, INFLIGHT_ENTRIES_MAX + 1)
+        before.send(*parts)
+        await asyncio.sleep(TURN_S)
+        owner.writer.drop([before.producer])
+        for node in stage.world.nodes:
+            node.process.resume()
+
+        again = Sending(owner)
+        again.send(*parts)
+        again.lone(b"after", sequence_id=6)
+        receipts = await again.said(len(parts) + 1)
+
+        assert None not in [offset for _, offset in receipts]
+        await closed(owner)
+        rows = await rows_between(await stage.another(), stage, 0, receipts[-1][1] + 1)
+        assert [value for _, value in rows] == [b"before", WHOLE, b"after"]
 
     play(act)
