@@ -183,15 +183,21 @@ class AsyncLedgerWriter:
         ledger is fenced; False where none answers."""
         if isinstance(self.failure, LedgerFenced):
             return True
-        answers = await asyncio.gather(
-            *(
-                self._cluster.bookies.read_lac(
-                    slot.bookie_id, self.ledger_id, token=self._tokens.read
-                )
-                for slot in self._pipeline.slots
-            )
-        )
-        return any(answer.status is Status.OK and answer.fenced for answer in answers)
+        bookies, token = self._cluster.bookies, self._tokens.read
+        asked = [
+            asyncio.ensure_future(bookies.read_lac(slot.bookie_id, self.ledger_id, token=token))
+            for slot in self._pipeline.slots
+        ]
+        try:
+            for one in asyncio.as_completed(asked):  # one that hangs is not waited for
+                answer = await one
+                if answer.status is Status.OK and answer.fenced:
+                    return True
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     # -- closing ------------------------------------------------------------------------------
 

@@ -421,6 +421,20 @@ async def test_a_close_that_meets_another_recovery_adopts_its_result():
 
 
 @simulated
+async def test_a_fence_is_seen_at_once_although_another_bookie_hangs():
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledgers.create(3, 3, 2)
+    await writer.append(b"x")
+    hanging, fenced, _ = cluster.bookies.values()
+    hanging.silent = True
+    assert not await writer.is_fenced()
+    fenced.fenced[writer.ledger_id] = True
+    began_s = asyncio.get_running_loop().time()
+    assert await writer.is_fenced()
+    assert asyncio.get_running_loop().time() < began_s + 1
+
+
+@simulated
 async def test_room_waits_until_bytes_in_flight_have_their_answers():
     _, ledgers = await cluster_of(3, inflight_bytes=1000)
     writer = await ledgers.create(3, 3, 2)
