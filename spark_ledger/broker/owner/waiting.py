@@ -174,8 +174,10 @@ class SequenceIds:
         self._unsure = True
 
     def last(self, producer_name: str) -> int:
-        """The last that is stored, or on its way; -1 of none."""
-        return self._sent.get(producer_name, -1)
+        """The last that is stored, or on its way; -1 of none. Of what has failed it is not known
+        what is stored: a client sends that again."""
+        known = self._stored if self._unsure else self._sent
+        return known.get(producer_name, -1)
 
     def new_of(self, run: Waiting) -> list[Waiting]:
         """What of it was not sent before; the rest is told so, once what was is stored."""

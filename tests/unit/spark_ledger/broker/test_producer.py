@@ -89,6 +89,17 @@ def test_of_a_run_that_came_before_in_part_only_the_rest_is_new(producer):
     assert ids.new_of(again) == [again]
 
 
+def test_a_client_is_answered_as_its_last_message_only_what_is_stored_where_others_have_failed(
+    producer,
+):
+    ids = SequenceIds()
+    ids.begin({"p": 2})
+    ids.new_of(sent(producer, 3))
+    assert ids.last("p") == 3
+    ids.doubt()
+    assert ids.last("p") == 2
+
+
 def test_a_run_has_no_more_messages_than_an_entry_counts(producer):
     run = Run(producer, "p", batched=True)
     assert run.add(Send(1, 0, 0, False), b"x", "p", True, 1 << 25, 0)
