@@ -256,7 +256,7 @@ class Connection(asyncio.Protocol):
                 while self.open and not self._heard.is_set():
                     await self._heard.wait()
         except TimeoutError:
-            if self.open:
+            if self.open and not self._heard.is_set():  # else both came after a standstill
                 self._abort(ANSWER_S)
                 await self._gone.wait()
         finally:
@@ -452,7 +452,10 @@ class Connection(asyncio.Protocol):
     def _ack(self, part: Any) -> None:
         found = self.consumers.get(part.consumer_id)
         refused: Refusal | None = None
-        if found is not None:
+        if found is None:  # one that was sent away, say: what it has got comes again
+            what = f"there is no consumer {part.consumer_id}"
+            refused = Refusal(ServerError.CONSUMER_NOT_FOUND, what)
+        else:
             try:
                 self._acknowledge(part, *found)
             except Exception as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 import zlib
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -16,7 +17,13 @@ from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.owner.waiting import Chunk
 from spark_ledger.broker.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
 from spark_ledger.broker.requests import refusal_of
-from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType, command
+from spark_ledger.broker.wire.commands import (
+    AccessMode,
+    AckType,
+    ServerError,
+    SubscriptionType,
+    command,
+)
 from spark_ledger.broker.wire.frames import FrameReader, encode
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.topic.entry.pulsar_batch import built
@@ -164,6 +171,46 @@ def test_a_client_that_answers_keeps_its_connection_also_where_it_takes_little()
             assert not connection.is_read, "as before it was asked"
             connection.transport.abort()
             await one.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_whose_answer_came_while_the_broker_stood_still_keeps_its_connection(monkeypatch):
+    monkeypatch.setattr(connections, "ANSWER_S", 0.05)
+
+    async def main():
+        async with connected() as (connection, client):
+            loop = asyncio.get_running_loop()
+            hello = command("connect", client_version="raw", protocol_version=19)
+            await loop.sock_sendall(client, encode(hello))
+            await until(lambda: connection.connected)
+            asked = asyncio.create_task(connection.answers())
+            await asyncio.sleep(0)
+            await loop.sock_sendall(client, encode(command("pong")))
+            loop.call_soon(time.sleep, 0.1)
+            assert await asked
+            connection.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_an_ack_of_a_consumer_that_is_not_there_is_refused():
+    async def main():
+        async with connected() as (connection, client):
+            loop, frames = asyncio.get_running_loop(), FrameReader()
+            hello = command("connect", client_version="raw", protocol_version=19)
+            ack = command("ack", consumer_id=5, ack_type=AckType.INDIVIDUAL, request_id=8)
+            place = ack.ack.message_id.add()
+            place.ledgerId, place.entryId = 1, 1
+            await loop.sock_sendall(client, encode(hello) + encode(ack))
+            answers = []
+            async with asyncio.timeout(10):
+                while len(answers) < 2:
+                    answers += frames.feed(await loop.sock_recv(client, 1 << 16))
+            response = answers[1].command.ack_response
+            assert (response.request_id, response.consumer_id) == (8, 5)
+            assert response.error == ServerError.CONSUMER_NOT_FOUND
+            connection.transport.abort()
 
     asyncio.run(main())
 
