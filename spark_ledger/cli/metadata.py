@@ -117,13 +117,15 @@ def _show(found: "Status") -> None:
     """What would be without a name."""
     missing = found.missing
     size = in_units(sum(size for _, size in missing.values()))
-    print(f"bookies have {counted(len(missing), 'ledger')} that it does not name, {size}")
+    cut = any(one.ledgers > len(one.missing) for one in found.reports)
+    least = "at least " if cut else ""
+    print(f"bookies have {least}{counted(len(missing), 'ledger')} that it does not name, {size}")
     shown = [
         (ledger, last + 1, in_units(size)) for ledger, (last, size) in [*missing.items()][:SHOWN]
     ]
     print_table(("LEDGER", "ENTRIES", "SIZE"), shown, "no such ledgers")
     if len(missing) > SHOWN:
-        print(f"... and {len(missing) - SHOWN} more (--json lists them)")
+        print(f"... and {least}{len(missing) - SHOWN} more (--json lists them)")
     others = sorted({i for one in found.reports for i in one.others})
     buried = sorted({i for one in found.reports for i in one.buried})
     if others:

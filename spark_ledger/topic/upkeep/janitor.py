@@ -349,16 +349,21 @@ class Janitor:
             self._check_session()
             one = a_pass.ledgers[ledger_id]
             topic = topics[one.topic]
+            only_if: list[Operation] = []
             if a_pass.intents[one.intent].open and topic.deleted_ms is None:
-                path = paths.topic_checkpoint(topic.id)
-                return await self._ledgers.delete(ledger_id, _unchanged(path, topic.checkpoint))
-            return await self._ledgers.delete(ledger_id)
+                only_if = _unchanged(paths.topic_checkpoint(topic.id), topic.checkpoint)
+            waiting[ledger_id] = "a checkpoint that may name it was published since it was judged"
+            try:
+                return await self._ledgers.delete(ledger_id, only_if)
+            except errors.UnsupportedFormat as damage:  # of the set of deleted ledgers, say
+                waiting[ledger_id] = damage.what
+                return False
 
         outcomes = await each(gone, going, DELETING_AT_ONCE)
         went = [ledger for ledger, is_gone in zip(going, outcomes, strict=True) if is_gone]
         self._inventory.forget(went)
-        for ledger_id in sorted({*going} - {*went}):
-            waiting[ledger_id] = "a checkpoint that may name it was published since it was judged"
+        for ledger_id in went:
+            del waiting[ledger_id]
         return went
 
     async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:

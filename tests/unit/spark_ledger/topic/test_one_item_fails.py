@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import deleted_ledgers, paths
+from spark_ledger.metadata.hold import encode_counter
 from spark_ledger.metadata.store import ANY_VERSION
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.unit.spark_ledger.topic.stage import play
@@ -106,5 +108,31 @@ def test_a_defect_at_one_topic_does_not_end_the_upkeep_of_the_others():
         assert report.problems == {"t": "RuntimeError('a defect')"}
         assert retained == [other.id]
         await upkeep.close()
+
+    play(act)
+
+
+def test_a_damaged_set_of_deleted_ledgers_keeps_the_ledgers_of_its_folder_alone():
+    async def act(stage):
+        store, ledgers = stage.client.store, []
+        await store.create(paths.LEDGER_IDS, encode_counter(1))
+        for first in (1, deleted_ledgers.IDS_PER_FOLDER):
+            await store.set(paths.LEDGER_IDS, encode_counter(first), ANY_VERSION)
+            intent = await stage.intent(f"run-{first}")
+            result = await stage.written(intent, [b"never committed"])
+            ledgers += [segment.ledger_id for segment in result.segments]
+            await stage.client.intents.finish(intent.id)
+        folders = [paths.ledger_folder(ledger) for ledger in ledgers]
+        assert folders[0] != folders[1]
+        get = store.get
+
+        async def get_damaged(path, watch=None):
+            node = await get(path, watch)
+            return replace(node, value=b"junk") if path == folders[0] else node
+
+        store.get = get_damaged
+        report = await stage.janitor.clean(force=True)
+        assert report.deleted == (ledgers[1],)
+        assert folders[0] in report.waiting[ledgers[0]]
 
     play(act)
