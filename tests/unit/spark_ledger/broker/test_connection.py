@@ -175,6 +175,11 @@ def test_a_client_that_answers_keeps_its_connection_also_where_it_takes_little()
     asyncio.run(main())
 
 
+def stand_still():
+    """As a process that was stopped: longer than the client has to answer."""
+    time.sleep(0.1)
+
+
 def test_a_client_whose_answer_came_while_the_broker_stood_still_keeps_its_connection(monkeypatch):
     monkeypatch.setattr(connections, "ANSWER_S", 0.05)
 
@@ -187,7 +192,7 @@ def test_a_client_whose_answer_came_while_the_broker_stood_still_keeps_its_conne
             asked = asyncio.create_task(connection.answers())
             await asyncio.sleep(0)
             await loop.sock_sendall(client, encode(command("pong")))
-            loop.call_soon(time.sleep, 0.1)
+            stand_still()
             assert await asked
             connection.transport.abort()
 
