@@ -123,6 +123,8 @@ def test_a_store_put_back_while_all_runs_is_held_and_goes_on_after_accept(cluste
         assert entries == [b"before", b"between", b"after", b"last"]
         new.close()
     fresh = blocking.topics(cluster.service_url)
+    with pytest.raises(errors.LedgerFenced, match="accepted"):  # this process began before it
+        write_and_commit(fresh, info, 1, early)
     write_and_commit(fresh, info, 1, [b"new"])
     assert read_all(fresh, info) == [*early, b"new"]
     with LedgerClient(cluster.service_url) as client:
