@@ -158,9 +158,15 @@ class TakenOver(BrokerStage):
 
 
 class ComesBack(TakenOver):
-    """The one that took over dies, and the victim has partition 0 once more."""
+    """The one that took over dies, and the victim has partition 0 once more. Of what happened
+    meanwhile the victim's watches are not told."""
 
     followed_by = "a"
+    victim: Client | None = None
+
+    def misses_its_watches(self) -> None:
+        if self.victim is not None:
+            self.victim.session.data_watches.clear()
 
     async def finale(self) -> None:
         await asyncio.sleep(SETTLES_S)
@@ -176,6 +182,8 @@ async def another_broker(stage: Stage) -> None:
 async def serves_a_part(stage: Stage, client: Client) -> None:
     assert isinstance(stage, TakenOver)
     served = await stage.serves(client, 0.0)
+    if isinstance(stage, ComesBack):
+        stage.victim = client
     stage.follower.process.spawn(stage.begins_at(served))
     for _ in range(int(SERVES_S / SLICE_S)):  # of its own time: it may stand still
         await asyncio.sleep(SLICE_S)
@@ -189,7 +197,8 @@ async def the_other_takes_over(stage: Stage) -> None:
 
 
 async def the_other_takes_over_and_dies(stage: Stage) -> None:
-    assert isinstance(stage, TakenOver)
+    assert isinstance(stage, ComesBack)
+    stage.misses_its_watches()
     await stage.follower_comes()
     await stage.follower_seeks()
 
@@ -307,7 +316,8 @@ async def a_janitor_cleans(stage: Stage) -> None:
 
 SMALL = {(live_writer, "ENTRY_BYTES_MAX"): ENTRY_BYTES_MAX}
 LATE: dict[Any, Any] = {**SMALL, (keeping, "FIRST_LOOK_S"): 600.0, (broker, "TICK_S"): 60.0}
-"""A broker does not look by itself whether it has its partitions still: their record has to do."""
+"""A broker does not look by itself whether it has its partitions still: their record has to do.
+(That another broker took it for dead is told it by a watch, which ComesBack has it miss.)"""
 DEEDS = (
     Deed(
         *("broker beside its successor", another_broker, serves_a_part, the_other_takes_over),
