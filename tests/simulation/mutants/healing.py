@@ -320,7 +320,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             *("who joins is no keeper", "BK#4844", LedgerRecord, "names"),
             *(who_joins_is_no_keeper, HEALS),
         ),
-        ("healing, garbage goes",),
+        ("healing, drained, and garbage goes",),
     ),
     (
         M("lock for ever", "protocol 1.9", work_list, "lock", locked_for_ever, DISTURBED),

@@ -16,7 +16,7 @@ from spark_ledger.metadata.autorecovery import Settings
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.decommission import decommission
+from spark_ledger.repair.decommission import begin, decommission
 from spark_ledger.repair.worker import Worker
 from tests.simulation import invariants
 from tests.simulation.audit import Audit
@@ -259,6 +259,16 @@ async def a_member_to_be_drained(stage: Stage) -> None:
     await _somebody_heals(stage)
 
 
+async def a_member_drained_and_listed(stage: Stage) -> None:
+    """It is there, and has its copies still: it responds to who asks for them."""
+    assert isinstance(stage, HealingStage)
+    await stage.ledgers_made()
+    client = await stage.world.client("operator")
+    await client.run(begin(client.ledgers, stage.old))
+    stage.drained = stage.old
+    client.kill()
+
+
 async def a_member_of_who_is_idle_to_be_drained(stage: Stage) -> None:
     assert isinstance(stage, HealingStage)
     await stage.ledgers_made(lives=True)
@@ -418,6 +428,7 @@ DEEDS = (
     _meanwhile("closed by others", a_member_lost_and_listed, its_ledgers_are_closed),
     _meanwhile("deleted by others", a_member_lost_and_listed, its_ledgers_are_deleted),
     _meanwhile("garbage goes", a_member_lost_and_listed, garbage_goes),
+    _meanwhile("drained, and garbage goes", a_member_drained_and_listed, garbage_goes),
     _meanwhile("back, and garbage goes", a_member_away, it_is_back_and_garbage_goes),
     _meanwhile("back, and gone again", a_member_away, it_is_back_and_gone_again, Fate.PAUSED),
 )
