@@ -317,8 +317,12 @@ class SimNetwork:
             return  # killed meanwhile
         where = (call.caller, call.address, call.method)
         exchange = Exchange(*where, call.request, answer, begun, self.next_moment())
-        for tap in self.taps:
-            tap(exchange)
+        try:
+            for tap in self.taps:
+                tap(exchange)
+        except Exception as error:  # else it is lost with this task, and so is the answer
+            self.defects.append(error)
+            raise
         if answers and not self._lost(call.address, call.caller):
             self._send(call.address, call.caller, self._answer, call, exchange)
 

@@ -150,9 +150,11 @@ class Observers:
                 bookie = self.ghost.bookie(request.bookie_id)
                 bookie.cleared.setdefault(ledger.ledger_id, exchange.ended)
                 self.ghost.meet("limbo cleared by repair")
-        else:
+        elif isinstance(request, m.WriteLacRequest):
             assert isinstance(response, m.WriteLacResponse)
             self._write_lac(exchange, ledger, request, response)
+        else:  # between bookies: which copies may go for it is judged where they go
+            assert isinstance(request, m.StoredRequest)
 
     def _judge_identity(self, address: str, bookie_id: str, response: m.Response) -> None:
         ghost = self.ghost
