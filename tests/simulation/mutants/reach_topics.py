@@ -533,7 +533,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (
         T(
             *("take-over without a fence", "T12", cursor_ledger, "last_entry"),
-            *(takes_over_without_a_fence, CHURN),
+            *(takes_over_without_a_fence, ZOMBIES),
         ),
         CURSORS,
     ),
