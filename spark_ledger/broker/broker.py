@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_ledger import errors
@@ -387,14 +387,12 @@ class Broker:
     def _limits(self, info: TopicInfo) -> RollLimits:
         """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
         roll, policies = self.settings.roll, info.policies
-        size, entries, age_s = roll.bytes, roll.entries, roll.age_s
+        size, age_s = roll.bytes, roll.age_s
         if policies.retention_ms is not None:
             age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
         if policies.retention_bytes is not None:
             size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
-        if policies.deduplication:
-            entries = min(entries, roll.entries_read)
-        return RollLimits(size, entries, age_s)
+        return replace(roll, bytes=size, age_s=age_s)
 
     def _ended(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id, None)

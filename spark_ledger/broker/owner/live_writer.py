@@ -14,6 +14,7 @@ Always true:
   commit of who did it, or after HOLD_S (hazard 29);
 - each segment takes what waits before it is handed over, so producers go on between two commits;
 - an entry of a segment that is not its ledger's first says its offset, for readers of an old log;
+- with deduplication so is one that would be much to read for a successor;
 - seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
 - several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way; a chunk of a
   message has one by itself;
@@ -258,7 +259,7 @@ class LiveWriter:
             self._settle()
             if self._broken():
                 await self._decide()
-            elif not self._inflight and self._asked is not None:
+            elif not self._inflight and (self._asked is not None or self._much_to_read()):
                 self._stop()
             elif not self._inflight and self._over():
                 await self._leave()
@@ -361,7 +362,11 @@ class LiveWriter:
         age_s = asyncio.get_running_loop().time() - self._opened_s
         reached = self._limits.reached(self._bytes, self._entries, age_s)
         many = len(self._writer.record.fragments) >= self._fragments_max
-        return self._asked is not None or reached or many
+        return self._asked is not None or reached or many or self._much_to_read()
+
+    def _much_to_read(self) -> bool:
+        given = (self.live, self._bytes, self._entries)
+        return self._deduplicates and self._limits.much_to_read(*given)
 
     def _over(self) -> bool:
         """Whether the ledger is to be left once nothing is under way."""

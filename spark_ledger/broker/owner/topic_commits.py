@@ -64,16 +64,27 @@ _Asked = tuple[tuple[Action, ...], Intent | None, Check | None, "asyncio.Future[
 class RollLimits:
     """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
     reader's search grows with it, so it is left only so that retention lets go of parts of a
-    partition, and of a copy when a bookie fails there is not too much to make at once. Of a topic
-    with deduplication a successor reads all of it: `entries_read` bounds that."""
+    partition, and of a copy when a bookie fails there is not too much to make at once.
+
+    Of a topic with deduplication a successor reads all of the segment, for how far each producer
+    had come: when one has so many entries or bytes to read it is sealed, and another is opened
+    after it in the same ledger."""
 
     bytes: int = 1 << 30
     entries: int = 1_000_000
     age_s: float = OWN_ROLL_S_MAX
     entries_read: int = 20_000
+    bytes_read: int = 32 << 20
 
     def reached(self, size: int, entries: int, age_s: float) -> bool:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
+
+    def much_to_read(self, live: LiveSegment | None, size: int, entries: int) -> bool:
+        """Of a segment of a topic with deduplication, whose ledger has so much."""
+        return live is not None and (
+            size - live.bytes_before >= self.bytes_read
+            or entries - live.first_entry >= self.entries_read
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ front of them. A seal is small whatever the ledger has: the rows of each entry s
 headers.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -173,13 +174,14 @@ async def _read_producers(
     reader: AsyncLedgerReader, ids: range, producers: dict[str, int], without_damaged: bool
 ) -> None:
     """How far each producer has come with the batches of these entries, the one that sent last at
-    the end."""
+    the end. Between two entries the loop does what else there is to do."""
     async for entry in _entries(reader, ids, without_damaged):
         try:
             _note_producers(entry.payload, producers)
         except errors.BadEntry as why:
             place = (reader.ledger_id, entry.header.entry_id)
             _log.warning("entry %d:%d tells of no producer: %s", *place, why.what)
+        await asyncio.sleep(0)
 
 
 async def _entries(

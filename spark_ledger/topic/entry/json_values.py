@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from spark_ledger import errors
-from spark_ledger.topic.entry.arrow_arrays import offsets_of
+from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy, offsets_of
 from spark_ledger.topic.entry.payload_columns import conformed
 
 _SHORT = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -221,7 +221,7 @@ def _object(
     parts = []
     for name, column in zip(names, columns, strict=True):
         token = _token(column, f"{path}{name}", strict)
-        label = _quoted(pa.array([name], pa.string()))[0].as_py()
+        label = _quoted(of_list([name], pa.string()))[0].as_py()
         field = pc.binary_join_element_wise(f",{label}:", token, "")
         parts.append(pc.fill_null(field, ""))  # null_handling="skip" loses rows of nulls only
     if not parts:
@@ -270,13 +270,13 @@ def _time(column: pa.Array) -> pa.Array:
 
 def _base64(column: pa.Array) -> pa.StringArray:
     values = column.to_pylist()
-    return pa.array([None if v is None else b64encode(v).decode() for v in values], pa.string())
+    return of_list([None if v is None else b64encode(v).decode() for v in values], pa.string())
 
 
 def _pairs(column: pa.MapArray) -> pa.ListArray:
     pairs = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
     gone = column.is_null() if column.null_count else None
-    offsets = pa.array(column.offsets.to_numpy())  # a copy: a slice takes no mask
+    offsets = of_numpy(column.offsets.to_numpy())  # a copy: a slice takes no mask
     return pa.ListArray.from_arrays(offsets, pairs, mask=gone)
 
 
@@ -296,7 +296,7 @@ def _list(column: pa.ListArray, path: str, strict: bool) -> pa.Array:
     items = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     tokens = pc.fill_null(_token(items, f"{path}.element", strict), "null")
     gone = column.is_null() if column.null_count else None
-    lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), tokens, mask=gone)
+    lists = pa.ListArray.from_arrays(of_numpy(offsets - offsets[0]), tokens, mask=gone)
     return pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
 
 

@@ -27,6 +27,7 @@ from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
     KEY,
+    SEQUENCE_ID,
     VALUE,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
@@ -42,6 +43,9 @@ CHUNKS_MAX = 4096
 """Of a message: the last one has the offsets of all others beside it in its entry."""
 HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_FROM = 6
+_BEGINS = MAGIC.to_bytes(2, "big")
+_PRODUCER_NAME, _NAME_AT, _NAME_BYTES_MAX = 0x0A, HEAD.size + 2, 127
+"""The tag of metadata's first field, where its text is, and up to where its size is one byte."""
 _SIZE = struct.Struct(">I")
 _WORD = 2**64 - 1
 _NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
@@ -79,10 +83,13 @@ class Batch:
         said = self.metadata
         if said.highest_sequence_id or self.messages == 1 or self.encrypted:
             return max(int(said.sequence_id), int(said.highest_sequence_id))
+        from spark_ledger.topic.entry import pulsar_columns  # which is made of this
+
         try:
-            return max(int(said.sequence_id), *_sequence_ids(self))
-        except (errors.BadEntry, struct.error, DecodeError):  # who reads it is told
+            ids = pulsar_columns.decoded([self], (SEQUENCE_ID,)).column(SEQUENCE_ID)
+        except errors.BadEntry:  # who reads it is told
             return int(said.sequence_id)
+        return int(max(said.sequence_id, *(one & _WORD for one in ids.to_pylist())))
 
     @property
     def is_chunk(self) -> bool:
@@ -284,17 +291,6 @@ def _fault_of_first(batch: Batch) -> str | None:
     return None
 
 
-def _sequence_ids(batch: Batch) -> Iterator[int]:
-    """Of the messages of a batch, 0 of one that says none. Raises errors.BadEntry, struct.error,
-    DecodeError."""
-    data, at = payload_of(batch), 0
-    for _ in range(batch.messages):
-        begin = at + _SIZE.size + _SIZE.unpack_from(data, at)[0]
-        one = SingleMessageMetadata.FromString(bytes(data[at + _SIZE.size : begin]))
-        at = begin + one.payload_size
-        yield one.sequence_id
-
-
 def _decompressed(kind: int, data: memoryview, size: int) -> bytes:
     try:
         if kind == _ZLIB:
@@ -343,12 +339,28 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
-    """The producer of each batch of an entry, and the batch's last sequence id; of a chunked
-    message once it is whole. Raises errors.BadEntry."""
-    for _, data in unframed(body, rows):
-        if not is_earlier_chunk(data):
-            batch = parse(chunk_in(data) if is_last_chunk(data) else data)
-            yield batch.metadata.producer_name, batch.last_sequence_id
+    """The producers of an entry's batches and the last sequence id of each, the one that sent last
+    at the end; of a chunked message once it is whole. The batches are of a topic with
+    deduplication: those of a producer rise, so as a rule only its last one is read. Raises
+    errors.BadEntry."""
+    last = dict[bytes | int, memoryview]()
+    for number, (_, data) in enumerate(unframed(body, rows)):
+        if data[:2] != _EARLIER_BEGINS:
+            name = _name_of(data) or number
+            last.pop(name, None)
+            last[name] = data
+    for data in last.values():
+        batch = parse(chunk_in(data) if is_last_chunk(data) else data)
+        yield batch.metadata.producer_name, batch.last_sequence_id
+
+
+def _name_of(data: memoryview) -> bytes:
+    """What tells the producers of an entry's batches apart, without protobuf; nothing where a batch
+    looks otherwise than what clients send."""
+    if len(data) > _NAME_AT and data[:2] == _BEGINS and data[_NAME_AT - 2] == _PRODUCER_NAME:
+        size = data[_NAME_AT - 1]
+        return bytes(data[_NAME_AT : _NAME_AT + size]) if size <= _NAME_BYTES_MAX else b""
+    return b""
 
 
 # -- rows that Spark wrote, for a Pulsar consumer --------------------------------------------------

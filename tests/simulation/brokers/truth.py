@@ -204,8 +204,16 @@ def place_of(message: Message) -> tuple[str, tuple[int, int]]:
 def _decoded(payload: bytes) -> tuple[list[Message], list[tuple[str, int]]]:
     header = decode_header(payload)
     body = memoryview(payload)[header.body_at :]
-    producers = list(pulsar_batch.producers_of(body, header.rows))
-    return [*_messages(body, header.rows)], producers
+    return [*_messages(body, header.rows)], [*_producers(body, header.rows)]
+
+
+def _producers(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
+    """Of each batch, as far as its message is whole."""
+    for _, data in pulsar_batch.unframed(body, rows):
+        if not pulsar_batch.is_earlier_chunk(data):
+            chunk = pulsar_batch.is_last_chunk(data)
+            batch = pulsar_batch.parse(pulsar_batch.chunk_in(data) if chunk else data)
+            yield batch.metadata.producer_name, batch.last_sequence_id
 
 
 def _messages(body: memoryview, rows: int) -> Iterator[Message]:

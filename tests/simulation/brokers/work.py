@@ -248,9 +248,8 @@ class BrokerWork:
     async def _start_one(self) -> None:
         client = await self.world.client("broker")
         rng = client.rng
-        roll = RollLimits(
-            entries=rng.choice((2, 5, 20, 1000)), age_s=rng.choice((1.0, 5.0, 60.0, 3600.0))
-        )
+        entries, age_s = rng.choice((2, 5, 20, 1000)), rng.choice((1.0, 5.0, 60.0, 3600.0))
+        roll = RollLimits(entries=entries, age_s=age_s, entries_read=1 + entries // 4)
         settings = BrokerSettings(tail_bytes=rng.choice((1, 2_000, 1 << 20)), roll=roll)
         broker = self.made(client, settings)
         (outcome,) = await asyncio.gather(

@@ -125,7 +125,8 @@ def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decode
     value = bytes(range(256)) * 9
     parts = chunked(value, 4, key="k", compression=2, compress=zlib.compress)
     many = batch_of([message(b"a")] * others, producer="q", sequence_id=1)
-    entry = entry_of((others, many), (1, whole_of(parts)), (1, lone(message(b"z"))))
+    last = lone(message(b"z"), sequence_id=6)
+    entry = entry_of((others, many), (1, whole_of(parts)), (1, last))
     header = decode_header(entry)
     found, times = decode_entry(entry, header)
     assert found.column("value").to_pylist() == [*[b"a"] * others, value, b"z"]
@@ -133,7 +134,7 @@ def test_a_chunked_message_is_one_row_among_others_whichever_way_they_are_decode
     assert len(times) == others + 2
     body = memoryview(entry)[header.body_at :]
     told = list(pulsar_batch.producers_of(body, header.rows))
-    assert told == [("q", others), ("p", 5), ("p", 0)]  # by which a successor knows what is stored
+    assert told == [("q", others), ("p", 5), ("p", 6)]  # by which a successor knows what is stored
 
 
 def test_columns_that_nobody_asks_for_are_not_made():
