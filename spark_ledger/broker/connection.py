@@ -11,7 +11,8 @@ for is asked at once, and closed after ANSWER_S.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +60,9 @@ ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
 HELD_PONG_S = 2.0
 """Clients wait some 30 s for the answer to a PING, or for anything else that comes."""
 NO_TRANSACTIONS = "there are no transactions here"
+ACK_IDS_MAX = 2000
+"""Of one step. A command with more is carried out in several, and its connection is not read until
+it is; what its client asked for after it waits for it."""
 ANSWER_S = 5.0
 """A client whose place another one asks for has so long to answer a PING."""
 SHAPES_MAX = 1_000
@@ -92,6 +96,8 @@ class Connection(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._waiting_bytes = 0
         self._requests: dict[asyncio.Task[None], None] = {}
+        self._acking: deque[Iterator[None]] = deque()
+        self._acks: asyncio.Task[None] | None = None
         self._heard_s = self._loop.time()
         self._heard = asyncio.Event()
         self._asking = 0  # how many wait for it to be heard
@@ -156,6 +162,7 @@ class Connection(asyncio.Protocol):
             self.forget_consumer(consumer)
         for task in list(self._requests):
             task.cancel()
+        self._acking.clear()  # they come again
         self._on_end(self)
 
     def close(self) -> None:
@@ -205,6 +212,7 @@ class Connection(asyncio.Protocol):
             self._waiting_bytes > CONNECTION_BYTES_MAX
             or not self._has_room.is_set()
             or len(self._requests) >= REQUESTS_MAX
+            or bool(self._acking)
         )
         if self.broker.crowded and self._waiting_bytes:
             full = True
@@ -317,8 +325,11 @@ class Connection(asyncio.Protocol):
         elif damaged is not None:
             raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
         elif name in _AT_ONCE:
+            if name == "redeliver":
+                self._finish_acks()
             _AT_ONCE[name](self, part)
         elif name in requests.ANSWERS:
+            self._finish_acks()
             self._begin(name, part)
         else:
             raise MalformedFrame(f"{name}, which a client does not send")
@@ -450,6 +461,26 @@ class Connection(asyncio.Protocol):
             self.consumers[part.consumer_id][0].flow(part.messagePermits)
 
     def _ack(self, part: Any) -> None:
+        self._acking.append(self._ack_in_steps(part))
+        if len(self._acking) == 1 and len(part.message_id) <= ACK_IDS_MAX:
+            self._finish_acks()
+        elif self._acks is None:
+            self._acks = self._loop.create_task(self._ack_rest())
+
+    def _finish_acks(self) -> None:
+        while self._acking:
+            for _ in self._acking.popleft():
+                pass
+
+    async def _ack_rest(self) -> None:
+        while self._acking:
+            if next(self._acking[0], self) is self:
+                self._acking.popleft()
+            await asyncio.sleep(0)
+        self._acks = None
+        self._read_or_not()
+
+    def _ack_in_steps(self, part: Any) -> Iterator[None]:
         found = self.consumers.get(part.consumer_id)
         refused: Refusal | None = None
         if found is None:  # one that was sent away, say: what it has got comes again
@@ -457,7 +488,7 @@ class Connection(asyncio.Protocol):
             refused = Refusal(ServerError.CONSUMER_NOT_FOUND, what)
         else:
             try:
-                self._acknowledge(part, *found)
+                yield from self._acknowledge(part, *found)
             except Exception as error:
                 refused = requests.refusal_of(error)
                 if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
@@ -471,12 +502,14 @@ class Connection(asyncio.Protocol):
                 response.ack_response.message = refused.message
             self.send(encode(response))
 
-    def _acknowledge(self, part: Any, consumer: Consumer, topic: OwnedTopic, name: str) -> None:
+    def _acknowledge(
+        self, part: Any, consumer: Consumer, topic: OwnedTopic, name: str
+    ) -> Iterator[None]:
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
         place, moved = consumer.place, False
         confirmed = place.partition.end  # nothing beyond was sent
-        for found in part.message_id:
+        for count, found in enumerate(part.message_id, 1):
             offset = names.offset_of(found, place.partition.ledger)
             if part.ack_type == AckType.CUMULATIVE:
                 end = consumer.acknowledged_up_to(found, offset)
@@ -484,6 +517,10 @@ class Connection(asyncio.Protocol):
             else:
                 for lo, hi in consumer.acknowledged(found, offset):
                     moved |= hi <= confirmed and place.acks.add(lo, hi)
+            if not count % ACK_IDS_MAX:
+                yield
+                if self.consumers.get(consumer.id, (None,))[0] is not consumer:
+                    return  # it was sent away, for a seek, say
         if moved:
             topic.subscription(name).moved(place)
 

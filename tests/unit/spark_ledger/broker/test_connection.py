@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 import zlib
+from collections import Counter
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from spark_ledger.broker.requests import refusal_of
 from spark_ledger.broker.wire.commands import (
     AccessMode,
     AckType,
+    MessageId,
     ServerError,
     SubscriptionType,
     command,
@@ -135,6 +137,43 @@ def test_a_client_that_hangs_has_lost_its_connection_when_it_is_asked_whatever_w
                 assert not any(await asyncio.gather(connection.answers(), connection.answers()))
             assert not connection.open
             await one.close()
+
+    asyncio.run(main())
+
+
+def acks_of(count, request_id):
+    ids = [MessageId(ledgerId=7, entryId=i) for i in range(count)]
+    return command("ack", consumer_id=1, ack_type=0, request_id=request_id, message_id=ids)
+
+
+def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after_it():
+    async def main():
+        async with connected() as (connection, _):
+            given, steps = 3 * connections.ACK_IDS_MAX, []
+            acked = SimpleNamespace(add=lambda lo, hi: steps.append(loop_steps[0]) is None)
+            partition = SimpleNamespace(end=1 << 40, ledger=7)
+            place = SimpleNamespace(partition=partition, acks=acked)
+            one = SimpleNamespace(id=1, place=place, acknowledged=lambda _, at: [(at, at + 1)])
+            moved, loop_steps = [], [0]
+            subscription = SimpleNamespace(moved=lambda _: moved.append(len(steps)))
+            topic = SimpleNamespace(subscription=lambda _: subscription, leave=lambda *_: None)
+            connection.consumers[1], connection.connected = (one, topic, "s"), True
+            frames = encode(acks_of(given, 1)) + encode(acks_of(3, 2))
+            connection.data_received(frames)
+            assert not connection.is_read
+            while len(moved) < 2:
+                await asyncio.sleep(0)
+                loop_steps[0] += 1
+            assert moved == [given, given + 3]
+            assert max(Counter(steps).values()) <= connections.ACK_IDS_MAX
+            await until(lambda: connection.is_read)
+            steps.clear()
+            asked = encode(command("redeliver", consumer_id=1))
+            one.redeliver = lambda _: moved.append(len(steps))
+            connection.data_received(encode(acks_of(given, 3)) + asked)
+            assert moved[2:] == [given, given]
+            connection.consumers.clear()
+            connection.close()
 
     asyncio.run(main())
 
