@@ -14,10 +14,8 @@ Always true:
   commit of who did it, or after HOLD_S (hazard 29);
 - each segment takes what waits before it is handed over, so producers go on between two commits;
 - an entry of a segment that is not its ledger's first says its offset, for readers of an old log;
-- with deduplication so is one that would be much to read for a successor;
 - seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
-- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way; a chunk of a
-  message has one by itself;
+- batches share an entry while INFLIGHT_ENTRIES_MAX are under way; a chunk has one by itself;
 - what a producer sent that has gone is not sent to a ledger any more; what is under way is decided;
 - the chunks of a message are stored before its last one, whichever ledgers they go to, and that is
   sent with the offsets that they have then;
@@ -259,7 +257,7 @@ class LiveWriter:
             self._settle()
             if self._broken():
                 await self._decide()
-            elif not self._inflight and (self._asked is not None or self._much_to_read()):
+            elif not self._inflight and (self._asked is not None or self._is_long()):
                 self._stop()
             elif not self._inflight and self._over():
                 await self._leave()
@@ -362,11 +360,10 @@ class LiveWriter:
         age_s = asyncio.get_running_loop().time() - self._opened_s
         reached = self._limits.reached(self._bytes, self._entries, age_s)
         many = len(self._writer.record.fragments) >= self._fragments_max
-        return self._asked is not None or reached or many or self._much_to_read()
+        return self._asked is not None or reached or many or self._is_long()
 
-    def _much_to_read(self) -> bool:
-        given = (self.live, self._bytes, self._entries)
-        return self._deduplicates and self._limits.much_to_read(*given)
+    def _is_long(self) -> bool:
+        return self._deduplicates and self._limits.is_long(self.live, self._bytes, self._entries)
 
     def _over(self) -> bool:
         """Whether the ledger is to be left once nothing is under way."""

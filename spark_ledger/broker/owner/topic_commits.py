@@ -79,8 +79,8 @@ class RollLimits:
     def reached(self, size: int, entries: int, age_s: float) -> bool:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
 
-    def much_to_read(self, live: LiveSegment | None, size: int, entries: int) -> bool:
-        """Of a segment of a topic with deduplication, whose ledger has so much."""
+    def is_long(self, live: LiveSegment | None, size: int, entries: int) -> bool:
+        """Whether a segment is sealed for who comes after its owner; its ledger has so much."""
         return live is not None and (
             size - live.bytes_before >= self.bytes_read
             or entries - live.first_entry >= self.entries_read
