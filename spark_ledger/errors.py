@@ -295,7 +295,10 @@ class SchemaNotRegistered(LedgerError):
     """A topic is to be read or written by its registered schema and has none."""
 
     error_class, sql_state = "LEDGER_SCHEMA.NOT_REGISTERED", "42704"
-    remedy = "Write to it once with valueFormat=arrow, or declare the columns with .schema(...)."
+    remedy = (
+        "Declare the columns with .schema(...) (and onOtherFormat=skip or null, where the topic has"
+        " rows of bytes too), or write to it once with valueFormat=arrow."
+    )
 
 
 class NullTopic(LedgerError):

@@ -196,9 +196,12 @@ def unrecorded(
         print_json({"ledgers": rows_of, "named_as_deleted": named})
         return
     rows = [(i, ", ".join(bookies)) for i, bookies in chosen.items()]
-    print_table(("LEDGER", "KEPT BY"), rows, "no ledger is kept without a record")
+    print_table(("LEDGER", "KEPT BY"), rows, NONE_UNRECORDED)
     if delete:
         print(f"named as deleted: {len(named)}")
+
+
+NONE_UNRECORDED = "no ledger is known to be kept without a record; bookies count once an hour"
 
 
 async def reached(work: "Awaitable[T]") -> "T":

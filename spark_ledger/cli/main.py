@@ -13,7 +13,7 @@ from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
 from spark_ledger.cli.common import MERGE_BYTES, App, JsonOption, print_json, print_table
 from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, in_units, registered
 from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE
-from spark_ledger.errors import Unavailable
+from spark_ledger.errors import MetadataHeld, Unavailable
 
 FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
@@ -71,7 +71,8 @@ def up(
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Start a cluster on this machine in the background; it takes ledgers when this returns."""
+    """Start a cluster on this machine in the background; it takes ledgers when this returns (where
+    its metadata store is held it is up, and this fails)."""
     from spark_ledger.local import background
 
     background.refuse_too_few(data_dir, bookies)
@@ -84,6 +85,7 @@ def up(
         broker_port=wanted_port,
         admin_port=admin_port if broker else None,
     )
+    held = metadata.standing(here.service_url).cluster.hold
     if json:
         print_json(
             {
@@ -98,6 +100,10 @@ def up(
         _say_up(here.service_url, here.data_dir, data_dir)
         if here.broker_url:
             print(f"Pulsar's clients connect to {here.broker_url} or {here.admin_url}")
+    if held is not None:
+        raise MetadataHeld(
+            f"it is up and takes nothing, for its metadata store is held: {held.why}"
+        )
 
 
 @app.command()

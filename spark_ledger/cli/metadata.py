@@ -103,6 +103,7 @@ def accept(
     if not json:
         print(f"the metadata store is held: {before.cluster.hold.why}")
         _show(before)
+        print("stop producers first: what they send to open ledgers until then is in none of them")
     if not yes:
         question = "Take it as it is? What bookies have without a name stays there, unread."
         typer.confirm(question, abort=True, err=json)
@@ -111,6 +112,8 @@ def accept(
         print_json({"accepted": True, **plain(before), "epoch": after.cluster.epoch})
     else:
         print(f"accepted: {sentence(after)}")
+        print("start the brokers, consumers and queries that ran through it again: they may have")
+        print("read rows that are in no topic any more, and brokers serve those until then")
 
 
 def _show(found: "Status") -> None:

@@ -284,7 +284,8 @@ def _check_untyped(rows: Block, topic: str) -> None:
         raise SchemaIncompatible(
             f"partition {partition} of topic {topic!r} has typed rows from offset "
             f"{offset} on: they have columns of their own and no value",
-            "Read them with valueFormat=arrow.",
+            "Read them with valueFormat=arrow; of a topic with rows of both kinds, give"
+            " onOtherFormat=skip or null.",
         )
 
 

@@ -220,7 +220,9 @@ class ValueReader:
         if self.value_format == JSON:
             return json_values.parsed(column_of(batch, VALUE), self.payload)
         raise SchemaIncompatible(
-            "the values are bytes, not columns", "Read them with valueFormat=json or binary."
+            "the values are bytes, not columns",
+            "Read them with valueFormat=json or binary; of a topic with rows of both kinds, give"
+            " onOtherFormat=skip or null.",
         )
 
 

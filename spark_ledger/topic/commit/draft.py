@@ -488,7 +488,7 @@ def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None
         if held.live is not None:
             what = f"{held.live.owner} has partition {held.number} open, whose producers send bytes"
         elif rows and not overwrites(actions):
-            what = f"partition {held.number} has {rows} rows that follow no schema"
+            what = f"partition {held.number} has rows that follow no schema, {rows} in all"
         if what is not None:
             break
     if what is not None:
@@ -497,7 +497,8 @@ def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None
             " it",
             "Write to another topic, or let those rows go first (mode overwrite, spark-ledger topic"
             " truncate, with its producers stopped), or write columns among them with"
-            " schemaMode=none, which registers nothing.",
+            " schemaMode=none, which registers nothing. A schema that was withdrawn comes back by"
+            " Admin.register_schema.",
             topic_id=state.topic_id,
         )
 

@@ -233,7 +233,8 @@ def payload_of(batch: Batch) -> Buffer:
     if batch.encrypted:
         raise errors.UnsupportedFormat(
             "a batch of encrypted messages was met",
-            "Read the topic with a Pulsar consumer that has the key.",
+            "Read the topic with a Pulsar consumer that has the key, or give onBadEntry=skip or"
+            " raw.",
         )
     data = memoryview(batch.data)[batch.payload_at :]
     kind, size = batch.metadata.compression, batch.metadata.uncompressed_size

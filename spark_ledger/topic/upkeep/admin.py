@@ -100,14 +100,19 @@ class TopicAdmin:
         """The topic as it is now; reads what is in its checkpoint."""
         info = await self._client.topics.open(name)
         state, read = await self._read(info)
+        kept = set(state.ledgers(read))
+        dropped = sorted(state.dropped.keys() - kept)  # until a checkpoint, also those that went
+        there = await self._client.ledgers.cluster.records.read_many(dropped)
         return TopicFacts(
             info=info,
             commits=state.next,
             committed_ms=state.commit_ms,
             terminated=state.terminated,
             partitions=tuple(_facts(held, read) for held in state.partitions),
-            ledgers=tuple(ledgers := state.ledgers(read)),
-            reclaimable=tuple(sorted(state.dropped.keys() - set(ledgers))),
+            ledgers=tuple(sorted(kept)),
+            reclaimable=tuple(
+                ledger for ledger, one in zip(dropped, there, strict=True) if one is not None
+            ),
         )
 
     async def delete(self, name: str) -> TopicInfo:
