@@ -12,6 +12,7 @@ from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import live_writer, ownership, topic_commits
 from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
 from spark_ledger.broker.owner.waiting import SequenceIds
 from spark_ledger.broker.wire.commands import AccessMode
@@ -79,14 +80,12 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
     async def again(self: Any) -> None:
         writer = self._writer
         writer.abandon()
-        await self._recovered(writer.ledger_id)
+        await self._commits.recovered(writer.ledger_id, self._number, lambda: self._closing)
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.runs))
         self._inflight.clear()
-        self._ended, self._ids.of_segment = None, {}
-        self._writer, self.live = None, None
-        self._written_ms = []
-        self._entries = self._sent = self._confirmed = self._bytes = 0
+        self._ended, self._writer, self.live = None, None, None
+        self._start_over()
 
     return again
 
@@ -354,6 +353,11 @@ def opens_under_any_intent(made_under: Any) -> Any:
     return lambda intent, some: some
 
 
+def spares_nobody(spares: Any) -> Any:
+    """Who was taken for dead and registers again is taken for dead again at the next probe."""
+    return lambda self, broker_id, now_s: False
+
+
 def looks_once(look: Any) -> Any:
     """What bookies say they took, and readers have not heard is confirmed, is not waited for."""
 
@@ -476,6 +480,10 @@ EVERY = (
     Mutant(
         *("read that does not wait for what was taken", "broker", LiveEnds, "look"),
         *(looks_once, {**SERVES, "faults": ()}),
+    ),
+    Mutant(
+        *("two that bury each other are not spared", "hazard 74", Burials, "spares"),
+        *(spares_nobody, {**SERVES, "faults": ()}),
     ),
 )
 
