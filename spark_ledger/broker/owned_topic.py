@@ -298,17 +298,21 @@ class OwnedTopic:
     async def only(self, partition: int, producer: Producer) -> None:
         """Let it send once nothing more is stored of those whose place it has: of all that have
         gone, or, if it shares the partition, of those of its name. Raises Refusal where another
-        has its place by then."""
+        has its place by then, and where this broker gives the partition up: what was under way
+        may be stored yet."""
         there = self._producers[partition]
 
         def has_gone(other: Any) -> bool:
             alone = producer.mode is not AccessMode.SHARED
             return other not in there and (alone or other.name == producer.name)
 
-        await self.partition(partition).writer.settled(has_gone)
+        settled = await self.partition(partition).writer.settled(has_gone)
         if producer in self._producers.get(partition, ()):
-            producer.ready()
-            return
+            if settled:
+                producer.ready()
+                return
+            self.remove_producer(partition, producer)
+            producer.send_away()
         if self._producers.get(partition) is there and self._is_fenced(partition, producer):
             raise self._fenced(producer)
         what = f"producer '{producer.name}' of topic {self.info.name} was sent away meanwhile"

@@ -85,11 +85,8 @@ class LiveWriter:
         stored: Callable[[int, Waiting], None],
         idle_s: float = IDLE_S,
     ) -> None:
-        self._commits = commits
-        self._number = number
-        self._limits = limits
-        self._stored = stored
-        self._idle_s = idle_s
+        self._commits, self._number, self._limits = commits, number, limits
+        self._stored, self._idle_s = stored, idle_s
         self._fragments_max = commits.client.ledgers.config.fragments_max
         self._deduplicates = commits.topic.policies.deduplication
         self._ids = SequenceIds()
@@ -119,7 +116,7 @@ class LiveWriter:
         self._bytes = 0
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
-        self._closing = False
+        self._closing, self._ends = False, 0  # how often what may be stored has failed here
 
     @property
     def confirmed(self) -> tuple[int, int]:
@@ -191,13 +188,15 @@ class LiveWriter:
             run.failed(errors.LedgerClosed("its producer has gone"))
         self._decided.tell()
 
-    async def settled(self, of: Callable[[object], bool]) -> None:
-        """Return once nothing of such producers waits or is under way: nothing more is stored."""
+    async def settled(self, of: Callable[[object], bool]) -> bool:
+        """Whether nothing more of such producers is stored, once nothing waits or is under way."""
+        ends = self._ends
 
         def undecided() -> Iterator[Waiting]:
             return chain(*(entry.runs for entry in self._inflight), self._queue, self._late)
 
         await self._decided.until(lambda: not any(of(run.producer) for run in undecided()))
+        return not self._closing and ends == self._ends
 
     def last_sequence_id(self, producer_name: str) -> int:
         """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
@@ -593,6 +592,7 @@ class LiveWriter:
             entry.drop()
         self._inflight.clear()
         self._queue.clear()
+        self._ends += 1
         self._start_over()
         self._ids.doubt()
         for run in waiting:

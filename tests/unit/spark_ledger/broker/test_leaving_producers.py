@@ -6,6 +6,7 @@ import pytest
 
 from spark_ledger.broker.owner.live_writer import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
+from spark_ledger.errors import TopicNotFound
 from tests.kit.pulsar_batches import chunked
 from tests.unit.spark_ledger.broker.test_chunked_messages import (
     TURN_S,
@@ -98,6 +99,21 @@ def test_nothing_of_a_fenced_producer_is_stored_after_its_successor_was_let_in()
         assert all(one.offsets for one in here.sent[:UNDER_WAY])
         await here.sends(new, 0)
         assert await here.rows() == [*of_x(*range(UNDER_WAY + 1)), "y0"]
+
+    play(act)
+
+
+def test_a_successor_is_refused_where_the_partition_is_given_up_before_what_was_sent_is_decided():
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED)
+        new = Producer("y", FENCING)
+        coming = await here.comes(new)
+        here.topic.give_up(TopicNotFound("another broker has it"))
+        with pytest.raises(Refusal) as refusal:
+            await coming
+        assert refusal.value.code is ServerError.SERVICE_NOT_READY
+        assert not new.is_ready
+        here.go_on()
 
     play(act)
 
