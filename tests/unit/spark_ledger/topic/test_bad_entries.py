@@ -84,7 +84,8 @@ def test_a_batch_that_cannot_be_decoded_is_an_error_that_names_its_place(batch):
     assert raised.value.what.startswith(place)
     facts = {"topic": "orders", "partition": 2, "offset": 1002, "end": 1005}
     assert raised.value.facts == {**facts, "ledger_id": 7, "entry_id": 3}
-    assert ("onBadEntry" in raised.value.remedy) == (batch is not ENCRYPTED)
+    assert "onBadEntry" in raised.value.remedy
+    assert ("has the key" in raised.value.remedy) == (batch is ENCRYPTED)
 
 
 @BAD
