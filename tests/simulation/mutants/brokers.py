@@ -156,29 +156,6 @@ def seals_what_is_confirmed_now(sealed: Any) -> Any:
     return unfenced
 
 
-def tells_the_last_first(is_stored: Any) -> Any:
-    """Receipts of the runs of one entry are sent from the last to the first."""
-
-    def reversed_(self: Any, entry: Any) -> None:
-        told: list[Any] = []
-
-        class Later:
-            def __init__(self, run: Any) -> None:
-                self._run = run
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._run, name)
-
-            def stored(self, offset: int) -> None:
-                told.append((self._run, offset))
-
-        is_stored(self, replace(entry, runs=[Later(run) for run in entry.runs]))
-        for run, offset in reversed(told):
-            run.stored(offset)
-
-    return reversed_
-
-
 def serves_what_is_sent(confirmed: Any) -> Any:
     """What is under way counts as confirmed."""
 
@@ -403,10 +380,6 @@ EVERY = (
     Mutant(
         *("broker takes over without a fence", "hazard 30", live_writer, "sealed"),
         *(seals_what_is_confirmed_now, CUT),
-    ),
-    Mutant(
-        *("receipts from the last to the first", "broker", LiveWriter, "_is_stored"),
-        *(tells_the_last_first, SERVES),
     ),
     Mutant(
         *("under way taken for confirmed", "invariant 9", LiveWriter, "confirmed"),
