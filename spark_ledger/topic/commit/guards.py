@@ -41,6 +41,8 @@ async def recorded(store: MetadataStore, epoch: int, changes: Changes) -> None:
         for segment in segments_of(action)
         if INLINE < segment.ledger_id < below
     }
+    if not of_before:
+        return
     nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in of_before])
     lost = [i for i, node in zip(of_before, nodes, strict=True) if node is None]
     if lost:
