@@ -231,7 +231,7 @@ class MassRule:
         again = [ledger_id for ledger_id in ledger_ids if ledger_id in before]
         if again:
             _log.info(
-                "%d of %d ledgers %s; two looks said so of %d of them: these go",
+                "%d of %d ledgers %s; two looks found %d of them so: these go",
                 *(len(ledger_ids), known, self._what, len(again)),
             )
         if len(again) < len(ledger_ids):

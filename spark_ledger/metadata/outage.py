@@ -70,7 +70,7 @@ class Outage:
         return self._loop.time() >= self.until(began_s)
 
     def why(self, doing: str, began_s: float) -> str:
-        """What a call that waited long enough says."""
+        """The text of the error of a call that waited long enough."""
         text = f"{self._subject()} did not answer for {self._loop.time() - began_s:.0f} s ({doing})"
         if self._timeout_s:
             text += f"; option outageTimeout is {self._timeout_s:g} s"

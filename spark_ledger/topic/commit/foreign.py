@@ -50,7 +50,8 @@ def owned_header(live: LiveSegment, entry: Entry) -> Header:
 def log_foreign(live: LiveSegment, foreign: Foreign) -> None:
     payload = foreign.entry.payload
     _log.warning(
-        "entry %d:%d is none of partition %d's, which ends in front of it: %s; %d bytes, %r...",
+        "entry %d:%d belongs to no owner of partition %d, which ends in front of it: %s; %d bytes,"
+        " %r...",
         *(live.ledger_id, foreign.entry_id, live.partition, foreign.why.what),
         *(len(payload), bytes(payload[:SHOWN_BYTES])),
     )

@@ -87,7 +87,7 @@ class Batch:
 
         try:
             ids = pulsar_columns.decoded([self], (SEQUENCE_ID,)).column(SEQUENCE_ID)
-        except errors.BadEntry:  # who reads it is told
+        except errors.BadEntry:  # its reader meets the error
             return int(said.sequence_id)
         return int(max(said.sequence_id, *(one & _WORD for one in ids.to_pylist())))
 
