@@ -14,6 +14,7 @@ and a row of two objects makes one row too many, which is checked.
 
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,15 @@ _BRACES = (ord("{"), ord("}"))
 _TEXT = pa.string()
 
 Bytes = npt.NDArray[np.uint8]
+
+
+@lru_cache(maxsize=1024)
+def _text(value: str | None) -> pa.Scalar:
+    """A constant for Arrow's functions: of a str of Python pyarrow loads pandas first, 0.2 s."""
+    return of_list([value], _TEXT)[0]
+
+
+_NOUGHT = of_list([0], pa.int32())[0]
 
 
 def check_schema(schema: pa.Schema) -> None:
@@ -100,8 +110,8 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
     """The rows, trimmed where needed, empty ones as {}. Raises SchemaIncompatible for a row that
     is no object."""
     if not _all_braced(text):
-        text = pc.fill_null(pc.ascii_trim_whitespace(text), "{}")
-        text = pc.if_else(pc.equal(pc.binary_length(text), 0), "{}", text)
+        text = pc.fill_null(pc.ascii_trim_whitespace(text), _text("{}"))
+        text = pc.if_else(pc.equal(pc.binary_length(text), _NOUGHT), _text("{}"), text)
         first, last = _ends(text)
         wrong = np.flatnonzero((first != _BRACES[0]) | (last != _BRACES[1]))
         if len(wrong):
@@ -124,7 +134,7 @@ def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
 
 def _read(text: pa.StringArray, carriers: pa.Schema) -> pa.RecordBatch:
     """Raises ArrowInvalid."""
-    lines = pc.binary_join_element_wise(text, "", "\n")
+    lines = pc.binary_join_element_wise(text, _text(""), _text("\n"))
     lines.validate(full=True)  # UTF-8, which the reader takes for granted
     offsets = offsets_of(lines)
     source = lines.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -222,13 +232,15 @@ def _object(
     for name, column in zip(names, columns, strict=True):
         token = _token(column, f"{path}{name}", strict)
         label = _quoted(of_list([name], pa.string()))[0].as_py()
-        field = pc.binary_join_element_wise(f",{label}:", token, "")
-        parts.append(pc.fill_null(field, ""))  # null_handling="skip" loses rows of nulls only
+        field = pc.binary_join_element_wise(_text(f",{label}:"), token, _text(""))
+        parts.append(
+            pc.fill_null(field, _text(""))
+        )  # null_handling="skip" loses rows of nulls only
     if not parts:
-        return pa.repeat(pa.scalar("{}"), rows)
-    fields = pc.binary_join_element_wise(*parts, "")
+        return pa.repeat(_text("{}"), rows)
+    fields = pc.binary_join_element_wise(*parts, _text(""))
     opened = pc.binary_replace_slice(fields, start=0, stop=1, replacement="{")
-    return pc.binary_join_element_wise(opened, "}", "")
+    return pc.binary_join_element_wise(opened, _text("}"), _text(""))
 
 
 def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
@@ -244,7 +256,7 @@ def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
         inner = [column.field(i) for i in range(kind.num_fields)]
         names = [field.name for field in kind]
         text = _object(inner, names, len(column), f"{path}.", strict=strict)
-        return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
+        return pc.if_else(column.is_valid(), text, _text(None))
     if pa.types.is_list(kind):
         return _list(column, path, strict)
     if any(test(kind) for test in _TIMES):
@@ -265,7 +277,7 @@ def _time(column: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         column, end = column.view(pa.int64()).view(pa.timestamp("us")), 'Z"'
     iso = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
-    return pc.binary_join_element_wise('"', iso, end, "")
+    return pc.binary_join_element_wise(_text('"'), iso, _text(end), _text(""))
 
 
 def _base64(column: pa.Array) -> pa.StringArray:
@@ -276,28 +288,30 @@ def _base64(column: pa.Array) -> pa.StringArray:
 def _pairs(column: pa.MapArray) -> pa.ListArray:
     pairs = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
     gone = column.is_null() if column.null_count else None
-    offsets = of_numpy(column.offsets.to_numpy())  # a copy: a slice takes no mask
+    offsets = of_numpy(offsets_of(column).copy())  # of a slice Arrow takes no mask
     return pa.ListArray.from_arrays(offsets, pairs, mask=gone)
 
 
 def _numbers(column: pa.Array) -> pa.Array:
     """With those that JSON does not have as text."""
     names = pc.case_when(
-        pc.make_struct(pc.is_nan(column), pc.greater(column, 0)),
-        '"NaN"',
-        '"Infinity"',
-        '"-Infinity"',
+        pc.make_struct(pc.is_nan(column), pc.greater(column, of_list([0.0], column.type)[0])),
+        _text('"NaN"'),
+        _text('"Infinity"'),
+        _text('"-Infinity"'),
     )
     return pc.if_else(pc.is_finite(column), column.cast(pa.string()), names)
 
 
 def _list(column: pa.ListArray, path: str, strict: bool) -> pa.Array:
-    offsets = column.offsets.to_numpy()
+    offsets = offsets_of(column)
     items = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    tokens = pc.fill_null(_token(items, f"{path}.element", strict), "null")
+    tokens = pc.fill_null(_token(items, f"{path}.element", strict), _text("null"))
     gone = column.is_null() if column.null_count else None
     lists = pa.ListArray.from_arrays(of_numpy(offsets - offsets[0]), tokens, mask=gone)
-    return pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
+    return pc.binary_join_element_wise(
+        _text("["), pc.binary_join(lists, _text(",")), _text("]"), _text("")
+    )
 
 
 def _quoted(text: pa.StringArray) -> pa.Array:
@@ -308,7 +322,7 @@ def _quoted(text: pa.StringArray) -> pa.Array:
         for code in codes:
             form = _SHORT.get(chr(code), f"\\u{code:04x}")
             text = pc.replace_substring(text, chr(code), form)
-    return pc.binary_join_element_wise('"', text, '"', "")
+    return pc.binary_join_element_wise(_text('"'), text, _text('"'), _text(""))
 
 
 def _escaped(text: pa.StringArray) -> list[int] | None:
