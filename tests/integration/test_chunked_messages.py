@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+from contextlib import contextmanager
 
 import pulsar
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.cli.nodes import alive
+from spark_ledger.topic import blocking
 from tests.integration.test_broker import (
     TIMEOUT_MS,
     client,
@@ -75,22 +77,71 @@ def test_a_chunked_message_is_one_row_and_one_message(client, cluster, topics, n
 def test_a_message_whose_producer_goes_in_the_middle_is_counted_where_brokers_are_listed(
     cluster, name
 ):
-    url = cluster.broker_url
+    url = cluster.broker_url  # the first use starts the broker
     before = incomplete_at(cluster)
-    first, *_ = chunked(b"large" * 100, 3)
-    host, _, port = url.removeprefix("pulsar://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as raw:
-        said = raw.makefile("rb")
-        for one in (
-            command("connect", client_version="test", protocol_version=15),
-            command("producer", topic=name, producer_id=1, request_id=1),
-        ):
-            raw.sendall(encode(one))
-            said.read(int.from_bytes(said.read(4)))
-        send = command("send", producer_id=1, sequence_id=0, num_messages=1, is_chunk=True)
-        raw.sendall(encode(send, first))
-        said.close()
+    with chunk_by_chunk(url, name, 3) as send:
+        send(0)
     assert eventually(lambda: incomplete_at(cluster) == before + 1)
+
+
+@contextmanager
+def chunk_by_chunk(url, name, chunks):
+    """Sends the chunks of one message, each when it is asked for: Pulsar's client sends them at
+    once. A chunk's number in; returns without a look at its receipt."""
+    parts = chunked(b"large" * 100, chunks)
+    host, _, port = url.removeprefix("pulsar://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as raw, raw.makefile("rb") as read:
+        for request in (
+            command("connect", client_version="test", protocol_version=15),
+            command("producer", topic=name, producer_id=1, request_id=1, producer_name="p"),
+        ):
+            raw.sendall(encode(request))
+            read.read(int.from_bytes(read.read(4)))
+
+        def send(chunk):
+            head = command("send", producer_id=1, sequence_id=0, num_messages=1, is_chunk=True)
+            raw.sendall(encode(head, parts[chunk]))
+
+        yield send
+
+
+def test_acknowledgements_between_the_chunks_of_a_message_outlive_a_killed_broker(
+    fresh_cluster, name
+):
+    """C8 of a user's report: the position fell from 91 to 0 when the chunked message came."""
+    cluster = fresh_cluster(bookies=3)
+    with connected(cluster.broker_url) as client:
+        consumer = client.subscribe(name, "s")
+        with chunk_by_chunk(cluster.broker_url, name, 2) as send:
+            send(0)
+            producer = client.create_producer(name, batching_enabled=False)
+            ids = [producer.send(b"%d" % i) for i in range(100)]
+            assert [at.entry_id() for at in ids] == list(range(1, 101))
+            for i in range(91):
+                message = consumer.receive(TIMEOUT_MS)
+                assert message.data() == b"%d" % i
+                consumer.acknowledge(message)
+            assert eventually(lambda: position_of(cluster, name) == 92)
+            send(1)
+            rest = [consumer.receive(TIMEOUT_MS).data() for _ in range(10)]
+            assert rest == [*(b"%d" % i for i in range(91, 100)), b"large" * 100]
+            assert eventually(lambda: position_of(cluster, name) == 92)
+        cluster.broker.kill()
+        cluster.broker.start()
+        consumer.close()
+    with connected(cluster.broker_url) as client:
+        consumer = client.subscribe(name, "s")
+        again = [consumer.receive(TIMEOUT_MS).data() for _ in range(10)]
+        assert sorted(again) == sorted(rest)
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(1000)
+
+
+def position_of(cluster, name):
+    """The offset at which a broker would go on for subscription `s` if it died now."""
+    topics = blocking.topics(cluster.service_url)
+    info = topics.run(topics.client.topics.find(name))
+    return topics.run(topics.client.subscriptions.positions(info.id, "s")).get(0, 0)
 
 
 def incomplete_at(cluster):
