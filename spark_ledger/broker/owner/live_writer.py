@@ -27,7 +27,7 @@ Who appends bounds the bytes that wait (connection.py); entries under way are bo
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
 
@@ -47,6 +47,7 @@ from spark_ledger.broker.owner.waiting import (
     Entry,
     SequenceIds,
     Waiting,
+    parts_of_entry,
     taken,
     without,
 )
@@ -55,9 +56,8 @@ from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import HOLD_S, Handed
 from spark_ledger.topic.commit.seal import Extent, ended_at, seal_of, sealed
-from spark_ledger.topic.entry.message_batch import NONE, Share, encode_header
-from spark_ledger.topic.entry.pulsar_batch import framed
-from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive, SealLive
+from spark_ledger.topic.entry.message_batch import NONE, Share
+from spark_ledger.topic.log.actions import ANY_OPENING, Action, SealLive
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState, is_of
@@ -65,8 +65,6 @@ from spark_ledger.topic.log.state import TopicState, is_of
 INFLIGHT_ENTRIES_MAX = 8
 ENTRY_BYTES_MAX = 1 << 20
 """An entry takes more batches up to so many bytes; one batch may be larger."""
-JOINED_BYTES_MAX = 4096
-"""Batches of so many bytes on average are joined in an entry."""
 IDLE_S = 60.0
 GIVEN_UP = "the broker gives this partition up"
 
@@ -117,6 +115,7 @@ class LiveWriter:
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
         self._closing, self._ends = False, 0  # how often what may be stored has failed here
+        self._undecided = False  # what was under way then may be stored, until its ledger is sealed
 
     @property
     def confirmed(self) -> tuple[int, int]:
@@ -141,9 +140,12 @@ class LiveWriter:
         if not self._queue:
             return
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
+            self._begin()
         elif idle:
             self._wake.set()
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def start(self) -> None:
         """Seal what another owner left open, if it did: then all its rows are in commits. Raises
@@ -189,13 +191,20 @@ class LiveWriter:
         self._decided.tell()
 
     async def settled(self, of: Callable[[object], bool]) -> bool:
-        """Whether nothing more of such producers is stored, once nothing waits or is under way."""
+        """Whether nothing more of such producers is stored, once nothing waits or is under way, and
+        the ledger is sealed to which something was under way when the work failed. False where it
+        fails now, or the partition is given up."""
         ends = self._ends
+        if self._undecided and self._task is None and not self._closing:
+            self._begin()
 
-        def undecided() -> Iterator[Waiting]:
-            return chain(*(entry.runs for entry in self._inflight), self._queue, self._late)
+        def is_decided() -> bool:
+            sent = (entry.runs for entry in self._inflight)
+            runs = chain(*sent, reversed(self._queue), self._late)  # mostly the first or newest
+            is_open = self._undecided and not self._closing
+            return self._ends != ends or not (is_open or any(of(run.producer) for run in runs))
 
-        await self._decided.until(lambda: not any(of(run.producer) for run in undecided()))
+        await self._decided.until(is_decided)
         return not self._closing and ends == self._ends
 
     def last_sequence_id(self, producer_name: str) -> int:
@@ -288,19 +297,8 @@ class LiveWriter:
         if chunk is not None:
             runs[0].sent(offset)
             rowless = rowless.with_one(offset) if chunk is Chunk.EARLIER else rowless
-        head = encode_header(
-            [share],
-            now_ms,
-            batches=True,
-            chunks=0 if chunk is None else 1,
-            rowless=rowless,
-            at_offset=self._reopened,
-        )
-        pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
-        body = framed(chain.from_iterable(pairs))
-        if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
-            body = [b"".join(body)]
-        acked = writer.append([head, *body], rows)
+        parts = parts_of_entry(runs, size, share, now_ms, rowless, at_offset=self._reopened)
+        acked = writer.append(parts, rows)
         acked.add_done_callback(lambda _: self._wake.set())
         self._inflight.append(Entry(runs, rows, rowless, acked))
         self._entries += 1
@@ -366,8 +364,10 @@ class LiveWriter:
 
     def _over(self) -> bool:
         """Whether the ledger is to be left once nothing is under way."""
-        idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
-        return self._full() or (not self._queue and (idle or self._closing))
+        return self._full() or (not self._queue and (self._is_idle() or self._closing))
+
+    def _is_idle(self) -> bool:
+        return asyncio.get_running_loop().time() - self._used_s >= self._idle_s
 
     # -- the end of a segment ------------------------------------------------------------------
 
@@ -388,8 +388,7 @@ class LiveWriter:
         came lately the next ledger's opening with it."""
         writer = self._writer
         assert writer is not None
-        idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
-        self._rolls = not (idle or self._closing)
+        self._rolls = not (self._is_idle() or self._closing)
         try:
             record = await writer.close()
         except (errors.LedgerError, StoreError) as error:
@@ -456,16 +455,17 @@ class LiveWriter:
             return
         opened = None
         if self._next is not None and self._rolls and self._number in self._commits.epochs:
-            opened = self._opening(self._next)
+            opened = self._commits.opening(self._number, self._next)
         self._hold = asked
         asked.hand(Handed(self._commits.topic.id, ended, opened))
 
     # -- opening -----------------------------------------------------------------------------
 
     async def _patiently_open(self) -> None:
-        """Open a ledger if something waits; what passes is tried again."""
+        """Open a ledger if something waits, seal one of which something is not decided; what passes
+        is tried again."""
         pause_s = PAUSE_S
-        while self._queue or self._ended is not None:
+        while self._queue or self._ended is not None or self._undecided:
             try:
                 rolls = self._rolls and not self._closing
                 await self._open_or_seal(seal_only=not (self._queue or rolls))
@@ -506,10 +506,11 @@ class LiveWriter:
             if actions:
                 await self._commits.commit(actions)
             self._ended = None
+            self._is_decided()
             await self._drop_next()
             return
         following = await self._next_ledger()
-        opened = self._opening(following)
+        opened = self._commits.opening(self._number, following)
         await self._commits.commit([*actions, opened], following.intent, owned)
         state = await self._commits.state()
         live = state.partitions[self._number].live
@@ -524,13 +525,10 @@ class LiveWriter:
         found = None if hold is None else await self._commits.past(self._number, hold)
         return found or await self._commits.state()
 
-    def _opening(self, following: Next) -> OpenLive:
-        writer, has = following.writer, following.has
-        return OpenLive(
-            *(self._number, writer.ledger_id, writer.version),
-            *(self._commits.owner_name, self._commits.epochs[self._number], self._deduplicates),
-            *(has.entries, has.rows, has.bytes),
-        )
+    def _is_decided(self) -> None:
+        """Of all that was under way when the work failed: no ledger of it is open."""
+        self._undecided = False
+        self._decided.tell()
 
     def _is_next(self, live: LiveSegment) -> bool:
         return self._next is not None and self._next.is_open_in(live)
@@ -542,6 +540,7 @@ class LiveWriter:
             self._ids.begin(state.partitions[self._number].producers)
             waiting = [*self._queue, *self._ids.take_again()]
             self._queue = deque(new for run in waiting for new in self._ids.new_of(run))
+        self._is_decided()
         following = self._next
         assert following is not None and live.first_entry == following.has.entries
         self._writer, self._intent = following.writer, following.intent
@@ -586,6 +585,7 @@ class LiveWriter:
         if self._next is not None and self._next.after != ANY_OPENING:
             self._next.writer.abandon()
             self._next = None
+        self._undecided = self._undecided or bool(self._inflight)
         waiting = [run for entry in self._inflight for run in entry.runs]
         waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:

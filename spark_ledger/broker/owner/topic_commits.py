@@ -345,6 +345,15 @@ class TopicCommits:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
+    def opening(self, partition: int, following: Next) -> OpenLive:
+        """That the partition, which this broker has, goes on in that ledger."""
+        writer, has = following.writer, following.has
+        return OpenLive(
+            *(partition, writer.ledger_id, writer.version, self.owner_name),
+            *(self.epochs[partition], self.topic.policies.deduplication),
+            *(has.entries, has.rows, has.bytes),
+        )
+
     async def commit(
         self,
         actions: Sequence[Action],

@@ -11,14 +11,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Protocol
 
+from bookie_server.api.entry import Buffer
 from spark_ledger import errors
-from spark_ledger.topic.entry.message_batch import Rowless
+from spark_ledger.topic.entry.message_batch import Rowless, Share, encode_header
+from spark_ledger.topic.entry.pulsar_batch import framed
 
 ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
 """Of an entry of several runs: messages, and bytes of these decompressed."""
+JOINED_BYTES_MAX = 4096
+"""Batches of so many bytes on average are joined in an entry."""
 
 
 class Chunk(Enum):
@@ -105,6 +110,32 @@ def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, in
         unpacked += runs[-1].unpacked
         rows += runs[-1].messages
     return runs, size, rows
+
+
+def parts_of_entry(
+    runs: Sequence[Waiting],
+    size: int,
+    share: Share,
+    now_ms: int,
+    rowless: Rowless,
+    *,
+    at_offset: bool,
+) -> list[Buffer]:
+    """The entry that has these runs of `size` bytes: what is appended, in parts. `rowless`: the
+    offsets without a row of its segment, with its own; `at_offset`: it says its offset."""
+    head = encode_header(
+        [share],
+        now_ms,
+        batches=True,
+        chunks=0 if runs[0].chunk is None else 1,
+        rowless=rowless,
+        at_offset=at_offset,
+    )
+    pairs = (zip(run.counts, run.batches, strict=True) for run in runs)
+    body = framed(chain.from_iterable(pairs))
+    if size <= JOINED_BYTES_MAX * len(body):  # cheaper than each by itself
+        body = [b"".join(body)]
+    return [head, *body]
 
 
 class Changes:

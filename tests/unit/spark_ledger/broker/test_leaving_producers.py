@@ -214,6 +214,26 @@ def test_what_was_under_way_in_a_ledger_that_is_fenced_is_stored_before_the_succ
     play(act, seed=seed)
 
 
+def test_a_successor_waits_until_what_was_under_way_when_the_work_failed_is_decided():
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED)
+        work = here.partition.writer._task
+        work.cancel()  # as any error that does not pass
+        await asyncio.gather(work, return_exceptions=True)
+        assert all(run.errors for run in here.sent)
+        new = Producer("y", FENCING)
+        coming = await here.comes(new)
+        assert not new.is_ready
+        here.go_on()
+        await coming
+        assert new.is_ready
+        await here.sends(new, 0)
+        rows = await here.rows()
+        assert rows == [*of_x(*range(len(rows) - 1)), "y0"]
+
+    play(act)
+
+
 def test_a_successor_that_is_fenced_while_it_waits_is_refused():
     async def act(stage):
         here = await Serving(stage).begin(SHARED)
