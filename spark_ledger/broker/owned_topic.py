@@ -166,13 +166,16 @@ class OwnedTopic:
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none
         left. The rest as TopicCommits.lost. Raises errors.Unavailable."""
-        lost = await self._commits.lost(fresh=fresh, watch=watch)
-        self._lose([number for number in lost if number in self._partitions])
+        await self._look_for_lost(fresh=fresh, watch=watch)
         async with self._owning:
             if not self._partitions and not self._leaving and not self._ended:
                 self._ended = True
                 self._on_end(self)
                 await self._close()
+
+    async def _look_for_lost(self, *, fresh: bool, watch: Watcher | None = None) -> None:
+        lost = await self._commits.lost(fresh=fresh, watch=watch)
+        self._lose([number for number in lost if number in self._partitions])
 
     def learn(self, number: int, epoch: int) -> None:
         """The record says that this broker has the partition in that epoch. One of an epoch before
@@ -192,6 +195,7 @@ class OwnedTopic:
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
             self._leaving[number] = self._partitions.pop(number)
+            self._send_consumers_away(number)  # at once: who unsubscribes there asks who is here
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
             self._aside(self._leave_to_others(numbers, decide_s))
@@ -233,6 +237,9 @@ class OwnedTopic:
         for some in (self._producers_waiting, self._producers):
             for producer in some.pop(number, []):
                 producer.send_away()
+        self._send_consumers_away(number)
+
+    def _send_consumers_away(self, number: int) -> None:
         for subscription in list(self._subscriptions.values()):
             for consumer in subscription.leave_partition(number):
                 consumer.end()
@@ -576,6 +583,9 @@ class OwnedTopic:
             if others:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
             # this client's of other partitions: each comes by itself
+            if any(one is not consumer for one in subscription.consumers):
+                with suppress(errors.Unavailable):
+                    await self._look_for_lost(fresh=True)  # consumers there do not count
             last = all(one is consumer for one in subscription.consumers)
             if last and subscription.cursor is not None:
                 await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)

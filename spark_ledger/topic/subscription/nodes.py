@@ -7,6 +7,7 @@ ours.
 """
 
 import difflib
+import json
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -274,3 +275,18 @@ class SubscriptionNodes:
 
 async def brokers_alive(store: MetadataStore) -> frozenset[str]:
     return frozenset(await names_in(store, paths.BROKERS_ALIVE))
+
+
+async def brokers_serving(store: MetadataStore, topic_id: str) -> frozenset[str]:
+    """The brokers alive that have a partition of the topic. Consumers at one that has lost all of
+    them, and may not have heard of it, are sent away. All that are alive where the record of owners
+    is not there or not readable."""
+    alive = await brokers_alive(store)
+    node = await read(store, paths.brokers_of_topic(topic_id))
+    if node is None:
+        return alive
+    try:
+        owners = json.loads(node.value)["brokers"]
+        return alive & {broker for broker, owned in owners.items() if owned["partitions"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return alive

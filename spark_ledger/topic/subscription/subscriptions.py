@@ -47,7 +47,7 @@ from spark_ledger.topic.subscription import cursor_ledger, seek_target
 from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_intent
 from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
-from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
+from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_serving
 from spark_ledger.topic.subscription.records import (
     Claim,
     Positions,
@@ -240,7 +240,7 @@ class Subscriptions:
                     if tries:
                         return
                     raise await nodes.not_found(name)
-                await self._check_free(seen, force)
+                await self._check_free(topic_id, seen, force)
                 gone = False
                 try:
                     gone = await nodes.delete(seen, *await self._condemn_owner(seen.record))
@@ -265,7 +265,7 @@ class Subscriptions:
         with reachable(f"seeking subscription '{name}'"):
             for tries in range(TRIES_MAX):
                 seen = await nodes.get(name)
-                await self._check_free(seen, force)
+                await self._check_free(topic_id, seen, force)
                 resolved = await self._resolve(topic_id, target)
                 positions = _fitting({**await self._position(nodes, seen), **resolved})
                 marks = await nodes.marks(name)
@@ -292,15 +292,15 @@ class Subscriptions:
             positions = [seen.floor for seen in there]
             if exact:
                 positions = await each(partial(self._position, nodes), there, READS_AT_ONCE)
-            brokers = await brokers_alive(self.store)
+            brokers = await brokers_serving(self.store, topic_id)
             return [_info(*one, brokers) for one in zip(there, positions, strict=True)]
 
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
-        """Whether consumers of it are connected at some broker."""
+        """Whether consumers of it are connected at a broker that has a partition of the topic."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
             seen = await nodes.read(name)
-            return seen is not None and seen.used_by(await brokers_alive(self.store))
+            return seen is not None and seen.used_by(await brokers_serving(self.store, topic_id))
 
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
         """Where the subscription is, from the record and its cursor ledger, without disturbing its
@@ -368,7 +368,7 @@ class Subscriptions:
         if seen.record.query_id != claim.query_id and await self._alive(seen.record):
             raise subscription_records.busy(name, seen.record)
         if claim.kind is SubscriptionKind.QUERY:
-            await self._check_no_consumers(seen)
+            await self._check_no_consumers(nodes.topic_id, seen)
         return seen
 
     async def _claim(
@@ -434,17 +434,17 @@ class Subscriptions:
         except errors.LedgerFenced:
             return None
 
-    async def _check_free(self, seen: Seen, force: bool) -> None:
+    async def _check_free(self, topic_id: str, seen: Seen, force: bool) -> None:
         """Whether it may be taken from its owner. Raises errors.SubscriptionBusy."""
         if force:
             return
         if await self._alive(seen.record):
             raise subscription_records.busy(seen.name, seen.record)
-        await self._check_no_consumers(seen)
+        await self._check_no_consumers(topic_id, seen)
 
-    async def _check_no_consumers(self, seen: Seen) -> None:
+    async def _check_no_consumers(self, topic_id: str, seen: Seen) -> None:
         """Raises errors.SubscriptionBusy."""
-        if seen.shares and seen.used_by(await brokers_alive(self.store)):
+        if seen.shares and seen.used_by(await brokers_serving(self.store, topic_id)):
             raise errors.SubscriptionBusy(
                 f"subscription '{seen.name}' is used by consumers of a broker",
                 subscription=seen.name,

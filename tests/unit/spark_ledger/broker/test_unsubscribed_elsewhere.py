@@ -1,0 +1,75 @@
+"""A consumer unsubscribes at a partition's new owner, and the one before has not heard of it."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from spark_ledger.broker.wire.commands import SubscriptionType
+from tests.unit.spark_ledger.broker.test_moves import PARTITIONS, Brokers, named
+from tests.unit.spark_ledger.topic.stage import play
+
+LINK = SimpleNamespace(send=lambda frame: None)  # of one client, to all brokers
+
+
+async def consumer(broker, number):
+    await broker.lookup(named(number), authoritative=True)
+    topic, partition = await broker.partition(named(number))
+    return topic, await topic.subscribe(
+        partition,
+        "s",
+        SubscriptionType.EXCLUSIVE,
+        durable=True,
+        start=None,
+        make=lambda place: SimpleNamespace(
+            place=place, link=LINK, activate=lambda active: None, end=lambda: None
+        ),
+        earliest=True,
+    )
+
+
+def hears_nothing(broker):
+    """As where every watch is late: what is read every minute is not read yet."""
+    owners = broker.ownership.owners
+
+    async def unwatched(topic_id, *, fresh=False, watch=None):
+        return await owners(topic_id, fresh=fresh)
+
+    broker.ownership.owners = unwatched
+
+
+async def given(a, brokers, count):
+    """Broker b, and the partitions that it has by the record of owners: those before `count`."""
+    b = await brokers.new("b")
+    for number in range(count):
+        assert await a.ownership.pass_on(brokers.stage.topic.id, number)
+    return b, range(count)
+
+
+async def listed(stage):
+    return [info.name for info in await stage.client.subscriptions.list(stage.topic.id)]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_consumer_that_unsubscribes_at_the_new_owner_is_not_kept_by_the_owner_before(keeps):
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        hears_nothing(a)
+        consumers = {number: await consumer(a, number) for number in range(PARTITIONS)}
+        (topic, _) = consumers[0]
+        b, moved = await given(a, brokers, PARTITIONS // 2 if keeps else PARTITIONS)
+        at_b = [await consumer(b, number) for number in moved]
+        for there, made in at_b:
+            await there.unsubscribe("s", made)
+        if keeps:
+            assert await listed(stage) == ["s"]
+            for number in range(len(moved), PARTITIONS):
+                await topic.unsubscribe("s", consumers[number][1])
+        assert await listed(stage) == []
+        await asyncio.sleep(30)
+        assert await listed(stage) == []
+        await a.close()
+        await b.close()
+
+    play(act, partitions=PARTITIONS)
