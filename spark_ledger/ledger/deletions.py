@@ -1,9 +1,10 @@
 """Removing the records of ledgers, and naming the ledgers as deleted in the same multi.
 
 Always true: a record goes only in a multi that names its ledger as deleted
-(metadata/deleted_ledgers.py) and in which the conditions of its deleter hold; deletions that come
-while a write is under way are one write, or deletions of one folder would keep each other from
-their turn; a write that changed nothing is judged deletion by deletion.
+(metadata/deleted_ledgers.py), in which the conditions of its deleter hold, and in which the cluster
+is not held; deletions that come while a write is under way are one write, or deletions of one
+folder would keep each other from their turn; a write that changed nothing is judged deletion by
+deletion.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_ledger.metadata import deleted_ledgers, paths
+from spark_ledger.metadata.cluster import multi_unless_held
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -51,7 +53,8 @@ class Deletions:
         """Remove the record, which has that version, and name the ledger, if the `conditions` hold
         in the same multi.
 
-        Raises ConditionFailed; NoNode, BadVersion (of the record); BadDeletedSet, StoreError.
+        Raises ConditionFailed; NoNode, BadVersion (of the record); errors.MetadataHeld,
+        BadDeletedSet, StoreError.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -74,7 +77,7 @@ class Deletions:
     async def _written_together(self, batch: Sequence[_Deletion]) -> bool:
         """Whether all of them have their outcome."""
         try:
-            await self._metadata.multi(await self._operations(batch))
+            await multi_unless_held(self._metadata, await self._operations(batch))
         except (MultiFailed, NoNode, BadDeletedSet):
             return False
         except Exception as error:
@@ -88,7 +91,8 @@ class Deletions:
         try:
             while True:
                 try:
-                    await self._metadata.multi(await self._operations([deletion]))
+                    operations = await self._operations([deletion])
+                    await multi_unless_held(self._metadata, operations)
                     break
                 except MultiFailed as failure:
                     at = failure.index - len(deletion.conditions)

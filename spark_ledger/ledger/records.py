@@ -269,7 +269,7 @@ class LedgerRecords:
         which `only_if` holds; one that is gone already is success. False: `only_if` does not hold.
 
         Raises LedgerNotClosed, UnsupportedFormat (the set of deleted ledgers is damaged);
-        OutcomeUnresolved when it may be gone, Unavailable when it certainly is not.
+        OutcomeUnresolved when it may be gone, Unavailable, MetadataHeld when it certainly is not.
         """
         unknown = False
         while True:

@@ -8,12 +8,20 @@ which an earlier version refuses.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths, store_calls
-from spark_ledger.metadata.store import Check, MetadataStore, Versioned
+from spark_ledger.metadata.store import (
+    Check,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    StoreUnavailable,
+    Versioned,
+)
 
 FORMAT, HELD_FORMAT = 1, 2
 IDS_PER_EPOCH = 10**12
@@ -98,6 +106,35 @@ def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
     if cluster is None or cluster.hold is None:
         return None
     return errors.MetadataHeld(f"the metadata store is held: {cluster.hold.why}")
+
+
+async def not_held(store: MetadataStore) -> list[Check]:
+    """For a multi that fails once the cluster is held; none where there is no cluster's node.
+    Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreUnavailable."""
+    node = await store_calls.read(store, paths.CLUSTER)
+    if node is not None and _refusal(node.value) is not None:
+        await store.sync(paths.CLUSTER)  # a person may have accepted it
+        node = await store_calls.read(store, paths.CLUSTER)
+    if node is None:
+        return []
+    if (refusal := _refusal(node.value)) is not None:
+        raise refusal
+    return [Check(paths.CLUSTER, node.version)]
+
+
+async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation]) -> None:
+    """The multi of what a user asked for, or of a deletion: whoever puts the newest copy back, or
+    accepts this one, would contradict it. Raises errors.MetadataHeld, errors.UnsupportedFormat
+    (nothing was written), and what `multi` raises, by the places of these operations."""
+    for _ in range(store_calls.TRIES_MAX):
+        checks = await not_held(store)
+        try:
+            return await store.multi([*checks, *operations])
+        except MultiFailed as failed:
+            if failed.index >= len(checks):
+                raise MultiFailed(failed.index - len(checks), failed.cause) from None
+        await store.sync(paths.CLUSTER)
+    raise StoreUnavailable("others wrote the cluster's record again and again")
 
 
 class ClusterGuard:

@@ -33,8 +33,17 @@ from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.metadata import autorecovery, paths, unrecorded
 from spark_ledger.metadata.autorecovery import BadSettings
+from spark_ledger.metadata.cluster import multi_unless_held
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
-from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+)
 from spark_ledger.metadata.store_calls import each, in_batches, names_in, reachable, store_now_ms
 from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.limbo import never_seen
@@ -330,7 +339,8 @@ def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
 
 async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
     """Raises BadConfig when the bookie was never seen, is registered, or is named by a ledger;
-    Unavailable: what was taken off already stays off, and a second call goes on."""
+    MetadataHeld (an accept names the bookies that it has not heard from); Unavailable: what was
+    taken off already stays off, and a second call goes on."""
     with reachable("forgetting a bookie"):
         await _forget(ledgers, bookie_id)
 
@@ -365,5 +375,8 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
 
 
 async def _delete(store: MetadataStore, path: str) -> None:
-    with suppress(NoNode):
-        await store.delete(path)
+    try:
+        await multi_unless_held(store, [Delete(path, ANY_VERSION)])
+    except MultiFailed as failed:
+        if not isinstance(failed.cause, NoNode):
+            raise failed.cause from None

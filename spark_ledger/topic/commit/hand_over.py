@@ -314,8 +314,12 @@ class PastLive:
     @asynccontextmanager
     async def ended(self, lives: Sequence[Ending], hold_s: float = HOLD_S) -> AsyncIterator[Ended]:
         """Ends these live segments, in their order. Their owners hold while the context lasts, so
-        long at most. Raises as seal.sealed."""
+        long at most; none once this process knows that the cluster is held, as their owners could
+        not go on. Raises as seal.sealed, errors.MetadataHeld."""
         holds: list[LetGo] = []
+        if lives:
+            with reachable("asking whether the metadata store is held"):
+                await self._committer.guard.checks()
         try:
             handed = await self._handed(lives, hold_s, holds) if lives else {}
             left = [one for one in lives if _asked(one) not in handed]

@@ -2,7 +2,7 @@
 
 Always true: a topic is its id, minted when it is created; a name deleted and created again is
 another topic. Creating and deleting are one multi each: a name without a log, or a log that can
-be committed to without a name, is never seen.
+be committed to without a name, is never seen. Nothing here is changed while the cluster is held.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import multi_unless_held, not_held
 from spark_ledger.metadata.store import (
-    BadVersion,
     Check,
     Create,
     Delete,
@@ -212,10 +212,11 @@ class Topics:
                 above = await read(self.store, _namespace_of(topic))
                 kept, own = changed_own(record.policies, record.own, _decoded(above), changes)
                 wanted = replace(record, policies=kept, own=own)
-                with suppress(BadVersion, OutcomeUnknown):  # if the response is lost, look
+                with suppress(MultiFailed, OutcomeUnknown):  # if the response is lost, look
                     if wanted != record:
                         value = records.encode_topic(wanted)
-                        await self.store.set(paths.topic(info.id), value, node.version)
+                        change = Set(paths.topic(info.id), value, node.version)
+                        await multi_unless_held(self.store, [change])
                     return replace(info, policies=_effective(wanted, above))
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(topic.path)
@@ -244,6 +245,7 @@ class Topics:
         path = paths.namespace(*parse_namespace(namespace))
         NamespacePolicies().changed(changes)  # before it is made
         with reachable(f"changing namespace '{namespace}'"):
+            await not_held(self.store)
             await ensure(self.store, path)
             for tries in range(TRIES_MAX):
                 node = await self.store.get(path)
@@ -251,8 +253,8 @@ class Topics:
                 value = records.encode_namespace(wanted)
                 if value == node.value:
                     return wanted
-                with suppress(BadVersion, OutcomeUnknown):
-                    await self.store.set(path, value, node.version)
+                with suppress(MultiFailed, OutcomeUnknown):
+                    await multi_unless_held(self.store, [Set(path, value, node.version)])
                     return wanted
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(path)
@@ -280,7 +282,7 @@ class Topics:
         ]
         for _ in range(TRIES_MAX):
             try:
-                await self.store.multi(operations)
+                await multi_unless_held(self.store, operations)
                 return made
             except MultiFailed as failed:
                 if not isinstance(failed.cause, NoNode):
@@ -307,7 +309,7 @@ class Topics:
             Create(paths.topic_deleted(info.id), records.encode_topic_pointer(info.id)),
         ]
         try:
-            await self.store.multi(operations)
+            await multi_unless_held(self.store, operations)
             return True
         except (MultiFailed, OutcomeUnknown):
             return False

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import multi_unless_held
 from spark_ledger.metadata.store import (
     BadVersion,
     Create,
@@ -227,7 +228,7 @@ class SchemaRegistry:
                 path_of_head = paths.topic_head(topic.id)
                 others = [*others, Set(path_of_head, topics_head.value, topics_head.version)]
             try:
-                await self._store.multi([node, *others])
+                await multi_unless_held(self._store, [node, *others])
                 return
             except OutcomeUnknown:
                 continue

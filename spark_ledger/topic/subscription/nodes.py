@@ -3,7 +3,8 @@
 Always true: a record is written by compare-and-set on the version that was judged, in one multi
 with whatever else must hold; a lost response is resolved by sync and reading the record again:
 every record names its owner's random token and its epoch, so equal bytes under the next version are
-ours.
+ours. While the cluster is held no subscription is made, sought or deleted; one that is there is
+used on, for nothing is lost where its position goes back.
 """
 
 import difflib
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import multi_unless_held
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     Check,
@@ -170,16 +172,18 @@ class SubscriptionNodes:
             self.mark(name, 0, record.floor),
             self.touch(),
         ]
-        return await self._write(name, record, NEW, [*operations, *others])
+        return await self._write(name, record, NEW, [*operations, *others], by_user=True)
 
     async def write(
-        self, seen: Seen, record: SubscriptionRecord, *others: Operation
+        self, seen: Seen, record: SubscriptionRecord, *others: Operation, by_user: bool = False
     ) -> Seen | None:
         """Put `record` in the place of what was seen; None: something else is there, or one of
-        `others` did not hold."""
+        `others` did not hold. `by_user`: only while the cluster is not held; who uses it goes on
+        then."""
         value = subscription_records.encode_subscription(record)
         operation = Set(self.path(seen.name), value, seen.version)
-        return await self._write(seen.name, record, seen.version, [operation, *others])
+        operations = [operation, *others]
+        return await self._write(seen.name, record, seen.version, operations, by_user=by_user)
 
     async def delete(self, seen: Seen, *others: Operation) -> bool:
         """Remove it with its marks; False: it is another by now, or one of `others` did not
@@ -195,7 +199,7 @@ class SubscriptionNodes:
         if await read(self.store, self.share(seen.name)) is not None:
             operations.insert(len(seen.shares), Delete(self.share(seen.name), ANY_VERSION))
         try:
-            await self.store.multi([*operations, *others])
+            await multi_unless_held(self.store, [*operations, *others])
             return True
         except MultiFailed:
             return False
@@ -258,10 +262,19 @@ class SubscriptionNodes:
         return paths.subscription_marks(self.topic_id, escape(name), number)
 
     async def _write(
-        self, name: str, record: SubscriptionRecord, version: int, operations: list[Operation]
+        self,
+        name: str,
+        record: SubscriptionRecord,
+        version: int,
+        operations: list[Operation],
+        *,
+        by_user: bool,
     ) -> Seen | None:
         try:
-            await self.store.multi(operations)
+            if by_user:
+                await multi_unless_held(self.store, operations)
+            else:
+                await self.store.multi(operations)
         except MultiFailed:
             return None
         except OutcomeUnknown:

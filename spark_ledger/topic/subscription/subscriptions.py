@@ -272,7 +272,7 @@ class Subscriptions:
                 others = nodes.going_back(name, marks, positions)
                 others += await self._condemn_owner(seen.record)
                 record = subscription_records.sought(seen.record, self._token(), positions)
-                moved = await nodes.write(seen, record, *others)
+                moved = await nodes.write(seen, record, *others, by_user=True)
                 if moved is not None:
                     await self._discard(seen.record)
                     return await self._clip(nodes, moved)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.metadata.cluster import not_held
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable
 from spark_ledger.topic.client import TopicClient
@@ -172,7 +173,10 @@ class TopicAdmin:
         self, info: TopicInfo, purpose: str, wanted: Callable[[TopicState], Sequence[Action]]
     ) -> None:
         """One commit of what seals every live segment, and of the actions that are wanted of that
-        state; none where there is nothing to do."""
+        state; none where there is nothing to do. An owner that stopped while the cluster is held
+        could not go on: so that is asked first."""
+        with reachable("asking whether the metadata store is held"):
+            await not_held(self._client.store)
         for tries in range(TRIES_MAX):
             state = await self._state(info)
             lives = [(info.id, held.live) for held in state.partitions if held.live is not None]

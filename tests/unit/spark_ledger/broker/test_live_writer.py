@@ -159,7 +159,8 @@ def test_nothing_is_sent_before_the_own_opening_was_read_back():
 
         owner.commits.commit = lost_response
         sent = owner.send([b"a"])
-        await asyncio.sleep(0.05)
+        while not states:
+            await asyncio.sleep(0.001)
         owner.commits.commit = commit
         assert states == [None]
         assert await owner.all_stored(sent) == [[0]]
