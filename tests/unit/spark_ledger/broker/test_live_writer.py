@@ -150,17 +150,17 @@ def test_what_comes_while_the_partition_is_given_up_fails_after_the_receipts_of_
 def test_nothing_is_sent_before_the_own_opening_was_read_back():
     async def act(stage):
         owner = await owner_of(stage)
-        states, commit = [], owner.commits.commit
+        states, commit, lost = [], owner.commits.commit, asyncio.Event()
 
         async def lost_response(*asked):
             await commit(*asked)
             states.append(owner.writer.live)
+            lost.set()
             raise errors.Unavailable("the response was lost")
 
         owner.commits.commit = lost_response
         sent = owner.send([b"a"])
-        while not states:
-            await asyncio.sleep(0.001)
+        await lost.wait()
         owner.commits.commit = commit
         assert states == [None]
         assert await owner.all_stored(sent) == [[0]]
