@@ -151,8 +151,9 @@ class LedgerGhost:
         if record.state is LedgerState.IN_RECOVERY and self.recovered_from is None:
             self.recovered_from = self.record.last_fragment
         self.record = record
-        for slot, bookie in enumerate(record.last_fragment.ensemble):
-            self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot
+        for fragment in record.fragments:  # a recovery may publish several at once
+            for slot, bookie in enumerate(fragment.ensemble):
+                self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot
         for one in record.joining:
             self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
 

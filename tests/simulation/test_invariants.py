@@ -567,3 +567,12 @@ def test_too_few_negatives_are_told_with_the_names_of_bookies():
         "invariant 24: ledger 7: recovery took entry 3 for absent, but only b1 of b1, b2 and b3"
         " had denied it in answer to a fencing read; 2 are needed"
     )
+
+
+def test_a_member_of_a_fragment_that_was_published_with_a_later_one_takes_its_copies():
+    ghost, ledger = history()
+    fragments = (Fragment(0, ("a", "b", "d")), Fragment(2, ("a", "b", "e")))
+    ledger.adopt(closed(2, fragments=fragments))
+    I.a_copy_goes_to_its_write_set(ghost, ledger, 1, "d")
+    with pytest.raises(Violation, match="25"):
+        I.a_copy_goes_to_its_write_set(ghost, ledger, 1, "f")
