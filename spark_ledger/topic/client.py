@@ -248,6 +248,9 @@ class TopicClient:
             batch=batch,
             overwrite_held=overwrite_held,
             kinds=kinds,
+            creators={
+                id_: of for some in results.values() for r in some for id_, of in r.creators.items()
+            },
         )
         return await self._commit(wanted, timeout_s, past_live=True)
 

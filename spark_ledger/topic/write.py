@@ -15,7 +15,7 @@ segments begin. A filter that cannot be written is left out: it only saves readi
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -89,13 +89,15 @@ DEFAULT_SETTINGS = TaskSettings()
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """What a task's message to the driver carries. Picklable; a task without rows has no
-    segments."""
+    segments. `creators`: of the segments' ledgers the creator token of the record, by which the
+    commit knows them from others of the same id (commit/guards.py)."""
 
     topic_id: str
     intent_id: str
     task_index: int
     attempt: int
     segments: tuple[Segment, ...] = ()
+    creators: Mapping[int, str] = field(default_factory=dict)
 
 
 class TaskWriter:
@@ -168,7 +170,12 @@ class TaskWriter:
             return lambda: replace(self._nothing, segments=inline_segments(small))
         self._hand_over_all()
         finished = background_loop().submit(self._sender.finish())
-        return lambda: replace(self._nothing, segments=finished.result())
+
+        def finish() -> TaskResult:
+            segments = finished.result()
+            return replace(self._nothing, segments=segments, creators=dict(self._sender.creators))
+
+        return finish
 
     def abort(self) -> None:
         """Give the ledger back. What was written is in no result; the janitor deletes it."""
@@ -328,6 +335,8 @@ class EntrySender:
         self._filter_bytes = 0
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
         self._recorded: dict[_Place, _Recorded] = {}
+        self.creators: dict[int, str] = {}
+        """Of the ledgers whose acknowledged entries are recorded."""
         self._failures = 0
 
     @property
@@ -459,6 +468,7 @@ class EntrySender:
         for share in entry.shares:
             place = _Place(writer.ledger_id, self._part, share.partition)
             made = self._recorded.setdefault(place, _Recorded())
+            self.creators[writer.ledger_id] = writer.record.creator
             made.add(entry_id, share, entry)
             made.shared = made.shared or len(entry.shares) > 1
             made.metadata_version = max(made.metadata_version, writer.version)

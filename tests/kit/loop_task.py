@@ -45,7 +45,8 @@ class LoopTask:
             return replace(self._nothing, segments=inline_segments(small))
         for entry in self._encoder.flush():
             await self._sender.send(entry)
-        return replace(self._nothing, segments=await self._sender.finish())
+        segments = await self._sender.finish()
+        return replace(self._nothing, segments=segments, creators=dict(self._sender.creators))
 
     async def abort(self) -> None:
         await self._sender.abort()

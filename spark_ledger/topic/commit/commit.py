@@ -347,7 +347,8 @@ class _Commit:
         named = {id_: _name_of(id_, view) for id_ in self._topic_ids}
         changes = {id_: (step.before, step.commit.actions) for id_, step in steps.items()}
         try:
-            await guards.recorded(self._store, self._process.guard.epoch, changes)
+            epoch = self._process.guard.epoch
+            await guards.recorded(self._store, epoch, changes, self._wanted.creators)
             held: list[Check] = []
             if not self._wanted.overwrite_held:
                 held = await guards.not_held(self._process.holds, changes, named)

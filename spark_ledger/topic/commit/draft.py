@@ -113,7 +113,8 @@ class Wanted:
     intent. `checks` are checked in its multi, `finish_intent` ends the intent there. `batch` is
     what a streaming query's tasks counted, None where a version is done whatever it had.
     `overwrite_held`: an overwrite takes rows away that a subscription holds, too. `kinds` are what
-    the rows of a topic are, by its id; of one that is not in it nothing is judged. Raises
+    the rows of a topic are, by its id; of one that is not in it nothing is judged. `creators`: the
+    creator tokens of the ledgers that tasks wrote, where they are known. Raises
     errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -125,6 +126,7 @@ class Wanted:
     batch: QueryBatch | None = None
     overwrite_held: bool = False
     kinds: Mapping[str, RowKind] = field(default_factory=dict)
+    creators: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:

@@ -10,7 +10,7 @@ with a new version of its topic's head, so a commit of bytes that saw no schema 
 from collections.abc import Awaitable, Callable, Mapping
 
 from spark_ledger import errors
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH
 from spark_ledger.metadata.store import Check, MetadataStore, Operation, Set
 from spark_ledger.topic.commit import draft as commit_draft
@@ -29,10 +29,14 @@ Changes = Mapping[str, tuple[TopicState, Actions]]
 """By topic that takes a number: the state that the commit follows, and what it does."""
 
 
-async def recorded(store: MetadataStore, epoch: int, changes: Changes) -> None:
-    """That the ledgers of earlier epochs which hold the new rows have a record: in an older store
-    that was accepted since they were written they have none, and no reader would find the rows.
-    Raises errors.LedgerFenced, StoreUnavailable."""
+async def recorded(
+    store: MetadataStore, epoch: int, changes: Changes, creators: Mapping[int, str]
+) -> None:
+    """That the ledgers of earlier epochs which hold the new rows have a record, which is theirs: in
+    an older store that was accepted since they were written they have none, or the id was given out
+    again before it was held, and no reader would find the rows. A ledger whose creator is not known
+    was written by the committing process itself, which is fenced by the epoch. Raises
+    errors.LedgerFenced, StoreUnavailable."""
     below = epoch * IDS_PER_EPOCH
     of_before = {
         segment.ledger_id: None
@@ -44,13 +48,27 @@ async def recorded(store: MetadataStore, epoch: int, changes: Changes) -> None:
     if not of_before:
         return
     nodes = await store.get_many([paths.ledger(ledger_id) for ledger_id in of_before])
-    lost = [i for i, node in zip(of_before, nodes, strict=True) if node is None]
-    if lost:
+    for ledger_id, node in zip(of_before, nodes, strict=True):
+        if node is not None and _is_of(node.value, creators.get(ledger_id, "")):
+            continue
+        what = "no record" if node is None else "the record of another ledger"
         raise errors.LedgerFenced(
-            f"ledger {lost[0]} has no record: it was written before the metadata store went back in"
+            f"ledger {ledger_id} has {what}: it was written before the metadata store went back in"
             " time, and was accepted",
             "Run it again.",
         )
+
+
+def _is_of(value: bytes, creator: str) -> bool:
+    """Whether the record may be that of the creator's ledger. Raises errors.UnsupportedFormat."""
+    if not creator:
+        return True
+    try:
+        return ledger_record.decode(value).creator in ("", creator)
+    except ledger_record.BadLedgerRecord as damage:
+        raise errors.UnsupportedFormat(
+            f"the record of a ledger that was written: {damage}"
+        ) from None
 
 
 async def not_held(holds_of: HoldsOf, changes: Changes, named: Mapping[str, str]) -> list[Check]:

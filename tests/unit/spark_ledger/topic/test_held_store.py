@@ -1,11 +1,12 @@
 """Commits, and what maintains topics, over a metadata store that is held and accepted."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.metadata import chain, cluster, hold, paths
+from spark_ledger.metadata import chain, cluster, hold, ledger_record, paths
 from spark_ledger.metadata.cluster import Cluster, Hold
 from spark_ledger.topic.commit.draft import TxnKey
 from spark_ledger.topic.upkeep.upkeep import Upkeep
@@ -116,6 +117,30 @@ def test_a_process_that_began_after_the_accept_commits_no_ledger_that_lost_its_r
             await process.commit_topics({stage.topic.id: [kept, lost]}, txn, intent.id)
         await process.commit_topics({stage.topic.id: [kept]}, txn, intent.id)
         assert await stage.rows() == [(0, b"a"), (1, b"b")]
+
+    play(act)
+
+
+def test_a_process_that_began_after_the_accept_commits_no_ledger_of_another_creator():
+    """The id was given out again before the store was held: it has a record, of another ledger."""
+
+    async def act(stage):
+        intent = await stage.intent()
+        copy = copied(stage.world.store)
+        lost = await stage.written(intent, [b"lost"])
+        await stage.client.cache.close()
+        (ledger_id,) = lost.creators
+        node = stage.world.store.peek(paths.ledger(ledger_id))
+        go_back(stage.world.store, copy)
+        again = replace(ledger_record.decode(node.value), creator="of another")
+        person = stage.world.store.session("other")
+        await person.create(paths.ledger(ledger_id), ledger_record.encode(again), parents=True)
+        await held(stage)
+        await accepted(stage)
+        process, txn = await stage.another(), TxnKey("q", "t", 0, "run-1")
+        with pytest.raises(errors.LedgerFenced, match="record of another ledger"):
+            await process.commit_topics({stage.topic.id: [lost]}, txn, intent.id)
+        assert await stage.rows() == []
 
     play(act)
 
