@@ -238,6 +238,8 @@ class Adder:
         if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
             return False
         add, ledger_id = run[0].add, handle.ledger_id
+        if handle.unknown:
+            return False
         if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
             return False
         handle.heard(max([item.header for item in run], key=_LAC))
@@ -262,6 +264,8 @@ class Adder:
                 if status is Status.OK:
                     decided.repeated.setdefault(lane, {})[header.ledger_id] = None
                     continue
+            if status is None and handle.unknown:  # another bookie can take it
+                status = Status.LIMBO
             if status is not None:
                 results[index] = m.AddResult(status)
             elif not storage.has_room(len(entry), reserve=add.recovery):

@@ -104,6 +104,7 @@ class Lineage:
     def attach(self, storage: LedgerStorage, ledgers: LedgerHandles) -> None:
         """From now on what is stored here counts, and is compared when the store is another."""
         self.storage, self.ledgers = storage, ledgers
+        ledgers.epoch = self._seen.epoch
         if self._was_another:
             ledgers.store_is_another()
 

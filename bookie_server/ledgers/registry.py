@@ -20,7 +20,10 @@ stored. It is compared with the record again (`compare`) before an add below the
 taken in a new session with the store, and before anything is read or added once the store was found
 to be another. Where they differ, the ledger's entries here are another's: adds are refused, reads
 answer *unknown*; while nothing is stored the token is replaced. A store that cannot be asked stops
-nothing.
+nothing. What an earlier version stored has no token: whose it is, no record can say once the store
+went back, and the token of one is never taken for it. It is written on until the store is found to
+be another, or of a later epoch than the ledger's id; from then on no new entry is added to it, and
+it is read as before.
 """
 
 import asyncio
@@ -46,6 +49,7 @@ from bookie_server.logs.index import (
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.cluster import IDS_PER_EPOCH
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.ledger_record import LedgerState as RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
@@ -77,6 +81,8 @@ class LedgerHandle:
         """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
         self.other = False
         """What is stored here is another ledger's than the record of this id names."""
+        self.unknown = False
+        """Whose the stored entries are: see the head of this file. No entry is added to them."""
         self.compared = -1  # in which look of LedgerHandles the record named this ledger
         self.forgotten = False
         self.adds = 0  # frames that came, and fencing reads
@@ -205,6 +211,9 @@ class LedgerHandles:
         self._comparing: dict[int, asyncio.Task[None]] = {}
         self._look = 0  # counts sessions with the store, and that it was found to be another
         self._other_since = -1  # the look that found it to be another last
+        self.epoch = 0
+        """Of the metadata store: ledgers of ids below its first were made before a person accepted
+        a store that had gone back. Lineage sets it."""
         metadata.add_session_listener(self._session_changed)
 
     def known(self, ledger_id: int) -> bool:
@@ -289,10 +298,11 @@ class LedgerHandles:
         if handle.forgotten:
             return
         known = handle.state
+        handle.unknown = self._is_unknown(handle)
         names_other = bool(known.creation and found.creator and known.creation != found.creator)
         handle.other = names_other and handle.last_entry != NO_ENTRY
         handle.compared = look
-        if not handle.other and known.creation != found.creator:
+        if handle.last_entry == NO_ENTRY and known.creation != found.creator:
             met = replace(
                 known,
                 creation=found.creator,
@@ -306,6 +316,11 @@ class LedgerHandles:
                 " out again, after the metadata store went back in time; nothing of it is served",
                 handle.ledger_id,
             )
+
+    def _is_unknown(self, handle: LedgerHandle) -> bool:
+        stored_before = handle.last_entry != NO_ENTRY and not handle.state.creation
+        went_back = self._other_since >= 0 or handle.ledger_id < self.epoch * IDS_PER_EPOCH
+        return stored_before and went_back
 
     def adds(self, ledger_id: int) -> int:
         """Counts up with each frame of adds for the ledger that came, and each fencing read."""
@@ -467,6 +482,7 @@ class LedgerHandles:
         handle.fence_durable = self._fences.get(ledger_id)
         handle.doubted = bool(self.every().limbo) and not first
         handle.compared = look if first else -1
+        handle.unknown = self._is_unknown(handle)
         return handle
 
     async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> None:

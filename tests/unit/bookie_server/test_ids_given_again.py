@@ -118,6 +118,63 @@ def test_a_store_that_is_away_stops_no_add():
     run(act(), seed=1)
 
 
+async def with_entries_of_before(entries: list[int]) -> Node:
+    """As `with_ledger`, but the entries came to an earlier version, which kept no creator; and the
+    record is still A's."""
+    node = await Node().start()
+    await create(node, "")
+    await node.add_all(*(entry(7, number) for number in entries))
+    await create(node, "A")
+    await node.crash()
+    assert node.bookie.storage.state(7).creation == ""
+    return node
+
+
+def test_the_creator_of_a_ledger_of_before_writes_on_after_an_update():
+    async def act() -> None:
+        node = await with_entries_of_before([0, 1, 4])
+        again = [entry(7, number) for number in (1, 2, 5)]
+        assert await node.add(*again) == [Status.OK] * 3
+        assert await node.add(entry(7, 3), recovery=True) == [Status.OK]
+        assert await node.statuses(7, 0, 5) == [Status.OK] * 6
+
+    run(act(), seed=1)
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_no_record_names_the_creator_of_entries_of_before_once_the_store_went_back(
+    recovery, seen_before
+):
+    async def act() -> None:
+        node = await with_entries_of_before([0, 2])
+        if seen_before:  # the node compares the record that was made again before it knows
+            await node.add(entry(7, 2))
+        await create(node, "B")
+        if seen_before:
+            await node.add(entry(7, 0))
+        node.bookie.ledgers.store_is_another()
+        for number in (1, 3):
+            assert await node.add(entry(7, number, b"B"), recovery=recovery) == [Status.LIMBO]
+        assert await node.add(entry(7, 0, b"B"), recovery=recovery) == [Status.CONFLICTING_ENTRY]
+        assert await node.add(entry(7, 2), recovery=recovery) == [Status.OK]  # stored already
+        assert (await node.statuses(7, 0, 0)) == [Status.OK]
+
+    run(act(), seed=1)
+
+
+def test_a_bookie_that_starts_after_an_accept_still_does_not_know_whose_they_are():
+    async def act() -> None:
+        node = await with_entries_of_before([0, 2])
+        await create(node, "B")
+        node.bookie.ledgers.epoch = 1
+        assert await node.add(entry(7, 3, b"B")) == [Status.LIMBO]
+        await create(node, "C", 10**12)
+        assert await node.add(entry(10**12, 0)) == [Status.OK]
+
+    run(act(), seed=1)
+
+
 def test_disks_of_before_have_no_creation_and_take_what_is_there():
     state = decode_ledger_state(
         b'{"deleted":false,"directories":[],"durability":"synced","explicit_lac":-1,"fenced":false,'
