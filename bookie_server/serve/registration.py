@@ -51,7 +51,8 @@ from spark_ledger.metadata.store_calls import read
 
 VERSION = 1
 RETRY_S = 1.0
-DEREGISTER_TIMEOUT_S = 5.0
+DEREGISTER_TIMEOUT_S = 1.0
+"""A store that hangs is not waited for: the end of the session deregisters the node."""
 log = logging.getLogger(__name__)
 
 

@@ -125,6 +125,7 @@ class Broker:
         self._names = 0
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
+        self._store_is_away = False
         self._others_return_s = float("-inf")
         """Until then nobody is taken for dead: all brokers may have lost the store, and register
         again."""
@@ -164,20 +165,24 @@ class Broker:
         opened = task is not None and task.done() and not task.cancelled()
         return task.result() if task and opened and task.exception() is None else None
 
+    @property
+    def _without_contact(self) -> bool:
+        return self.client.store.session_state is not SessionState.CONNECTED
+
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
         await self.seal()
         await self._as_far_as_the_store_is_there(self._close())
-        await self.client.close()
+        await self._as_far_as_the_store_is_there(self.client.close())
 
     async def _as_far_as_the_store_is_there(self, doing: Coroutine[Any, Any, None]) -> None:
-        """Until it is done, or the store has been away for AWAY_S: the rest is left as a crash
-        would leave it, and the next owner decides it."""
+        """Until it is done, or the store gives no answer for AWAY_S, whatever its session looks
+        like: the rest is left as a crash would leave it, and the next owner decides it."""
         task = asyncio.get_running_loop().create_task(doing)
-        away_s = 0.0
         try:
-            while away_s < AWAY_S and not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:
-                away_s = away_s + AWAY_LOOK_S if self._without_contact else 0.0
+            while not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:
+                if not await self._answers():
+                    break
         finally:
             if task.cancel():
                 _log.warning("not all is sealed and released: the next owner decides what is left")
@@ -185,9 +190,16 @@ class Broker:
         if isinstance(outcome, Exception):
             raise outcome
 
-    @property
-    def _without_contact(self) -> bool:
-        return self.client.store.session_state is not SessionState.CONNECTED
+    async def _answers(self) -> bool:
+        """Whether the store gives an answer within AWAY_S. Once it did not, it is not asked
+        again."""
+        if not self._store_is_away:
+            try:
+                async with asyncio.timeout(AWAY_S):
+                    await self.client.store.sync()
+            except (TimeoutError, StoreError):
+                self._store_is_away = True
+        return not self._store_is_away
 
     async def _close(self) -> None:
         with suppress(StoreError, errors.LedgerError):
