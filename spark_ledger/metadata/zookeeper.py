@@ -55,7 +55,7 @@ from spark_ledger.metadata.store import (
 
 CALL_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 1.0
-"""A process that ends waits so long: ZooKeeper reads the request later, or the session times out."""
+"""What a process that ends waits: ZooKeeper reads the request later, or the session times out."""
 HANDSHAKE_S = 2.0
 """Patience for an address to greet; doubled each time it is in vain, up to the session's timeout.
 A server that is just starting may take a connection and never respond on it."""
