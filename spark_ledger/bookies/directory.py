@@ -381,6 +381,9 @@ _BY_STATE = {
 }
 
 
+MALFORMED = "its node is malformed"
+
+
 async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     """Every bookie ever seen, by id, with what it registered, a `state` (WRITABLE, READ_ONLY or
     DOWN) and how many ledgers it lists as in limbo. Raises StoreUnavailable."""
@@ -443,6 +446,4 @@ def _plain(value: bytes) -> dict[str, Any]:
         plain = json.loads(value)
     except (ValueError, RecursionError):
         plain = None
-    return (
-        plain if isinstance(plain, dict) else {"reason": f"its node is malformed: {value[:50]!r}"}
-    )
+    return plain if isinstance(plain, dict) else {"reason": f"{MALFORMED}: {value[:50]!r}"}

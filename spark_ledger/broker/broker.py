@@ -291,10 +291,10 @@ class Broker:
 
     async def names_in(self, namespace: str) -> list[str]:
         """The topics of `tenant/namespace`; those that are partitioned by the name of their first
-        partition, of which clients cut that off."""
+        partition, of which clients cut that off. One that cannot be read is left out."""
         return [
             f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
-            for info in await self.client.topics.list()
+            for info in await self.client.topics.list({})
             if f"{info.name.tenant}/{info.name.namespace}" == namespace
         ]
 

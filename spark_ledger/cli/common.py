@@ -124,6 +124,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
     console.print(table if table.rows else empty)
 
 
+def tell_unreadable(what: str, unreadable: Mapping[Any, LedgerError]) -> None:
+    """After a listing: a line on standard error for each that could not be read, and exit status
+    1."""
+    for name, error in sorted(unreadable.items()):
+        print(f"spark-ledger: {what} {name}: {' '.join(str(error).split())}", file=sys.stderr)
+    if unreadable:
+        raise typer.Exit(FAILED)
+
+
 def print_facts(facts: Mapping[str, object]) -> None:
     """One line per fact."""
     width = max(len(name) for name in facts)

@@ -15,11 +15,12 @@ from spark_ledger.cli.common import (
     print_json,
     print_table,
     readable,
+    tell_unreadable,
     with_ledgers,
     with_topics,
 )
 from spark_ledger.config import LEDGER_ID_MAX, resolve_service_url
-from spark_ledger.errors import BadConfig, UnsupportedFormat, counted
+from spark_ledger.errors import BadConfig, LedgerError, NoSuchLedger, UnsupportedFormat, counted
 
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
@@ -40,12 +41,23 @@ IDLE_S = 300.0  # as repair/service.py
 def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every ledger, by id."""
 
+    unreadable: dict[int, LedgerError] = {}
+
     async def work(ledgers: "LedgerStore") -> "list[LedgerRecord]":
-        return [(await ledgers.record(ledger_id)).record async for ledger_id in ledgers.list()]
+        records = []
+        async for ledger_id in ledgers.list():
+            try:
+                records.append((await ledgers.record(ledger_id)).record)
+            except NoSuchLedger:  # deleted meanwhile
+                continue
+            except UnsupportedFormat as error:
+                unreadable[ledger_id] = error
+        return records
 
     records = with_ledgers(service_url, work)
     if json:
         print_json([_plain(record) for record in records])
+        tell_unreadable("ledger", unreadable)
         return
     rows = [
         (
@@ -59,6 +71,7 @@ def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> Non
         for r in records
     ]
     print_table(("LEDGER", "STATE", "ENTRIES", "BYTES", "FRAGMENTS", "TOPIC"), rows, "no ledgers")
+    tell_unreadable("ledger", unreadable)
 
 
 @app.command()
@@ -181,8 +194,8 @@ def unrecorded(
     Spark Ledger deleted them. Bookies tell of them once in overreplicated_wait_s (an hour)."""
     from spark_ledger.metadata.unrecorded import listed, name_as_deleted
 
-    found = with_ledgers(service_url, lambda ledgers: reached(listed(ledgers.metadata)))
-    chosen = {i: bookies for i, bookies in found.items() if not ids or i in ids}
+    kept, counted_ms = with_ledgers(service_url, lambda ledgers: reached(listed(ledgers.metadata)))
+    chosen = {i: bookies for i, bookies in kept.items() if not ids or i in ids}
     named: list[int] = []
     if delete and chosen:
         question = f"Name {counted(len(chosen), 'ledger')} as deleted, for ever?"
@@ -193,10 +206,12 @@ def unrecorded(
         )
     if json:
         rows_of = [{"ledger": i, "bookies": bookies} for i, bookies in chosen.items()]
-        print_json({"ledgers": rows_of, "named_as_deleted": named})
+        print_json({"ledgers": rows_of, "named_as_deleted": named, "counted_ms": counted_ms})
         return
     rows = [(i, ", ".join(bookies)) for i, bookies in chosen.items()]
     print_table(("LEDGER", "KEPT BY"), rows, NONE_UNRECORDED)
+    for bookie_id, at_ms in counted_ms.items():
+        print(f"bookie {bookie_id} counted at {in_utc(at_ms)}; what has come since is not in it")
     if delete:
         print(f"named as deleted: {len(named)}")
 

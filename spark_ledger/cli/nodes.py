@@ -23,10 +23,11 @@ from spark_ledger.cli.common import (
     print_facts,
     print_json,
     print_table,
+    tell_unreadable,
     with_ledgers,
 )
 from spark_ledger.config import resolve_service_url
-from spark_ledger.errors import BadConfig, Unavailable, counted
+from spark_ledger.errors import BadConfig, LedgerError, Unavailable, UnsupportedFormat, counted
 
 if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
@@ -52,10 +53,18 @@ BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while
 @bookies.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every bookie ever seen: rw, ro or down, and why."""
+    from spark_ledger.bookies.directory import MALFORMED
+
     found = asyncio.run(registered(resolve_service_url(service_url)))
     rows = [_listed(bookie) for bookie in found]
+    malformed = {
+        bookie["id"]: UnsupportedFormat(bookie["reason"])
+        for bookie in found
+        if str(bookie.get("reason", "")).startswith(MALFORMED)
+    }
     if json:
         print_json(rows)
+        tell_unreadable("bookie", malformed)
         return
     columns = ("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     cells = [
@@ -66,6 +75,7 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
         for r in rows
     ]
     print_table(columns, cells, "no bookies")
+    tell_unreadable("bookie", malformed)
 
 
 @bookies.command()
@@ -248,13 +258,16 @@ async def registered(service_url: str) -> list[dict[str, Any]]:
     return await of_store(service_url, directory.registered)
 
 
-async def alive(service_url: str) -> list[dict[str, str | int]]:
+async def alive(
+    service_url: str, unreadable: dict[str, LedgerError] | None = None
+) -> list[dict[str, str | int]]:
     """Brokers by `id`, `url` and `incomplete_messages`. Raises Unavailable."""
     from spark_ledger.broker.owner.ownership import brokers_alive
 
+    brokers = await of_store(service_url, lambda store: brokers_alive(store, unreadable))
     return [
         {"id": broker_id, "url": broker.url, "incomplete_messages": broker.incomplete}
-        for broker_id, broker in sorted((await of_store(service_url, brokers_alive)).items())
+        for broker_id, broker in sorted(brokers.items())
     ]
 
 
@@ -399,12 +412,14 @@ def start_broker(
 def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """The brokers that are alive, where clients reach them, and how many chunked messages their
     producers left incomplete since they started."""
-    found = asyncio.run(alive(resolve_service_url(service_url)))
+    unreadable: dict[str, LedgerError] = {}
+    found = asyncio.run(alive(resolve_service_url(service_url), unreadable))
     if json:
         print_json(found)
     else:
         heads = ("BROKER", "URL", "INCOMPLETE MESSAGES")
         print_table(heads, [tuple(one.values()) for one in found], "no brokers")
+    tell_unreadable("broker", unreadable)
 
 
 @autorecovery.command("start")

@@ -14,8 +14,10 @@ from spark_ledger.cli.common import (
     print_json,
     print_table,
     target_of,
+    tell_unreadable,
     with_topics,
 )
+from spark_ledger.errors import LedgerError
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
@@ -41,9 +43,15 @@ def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
     """Every subscription of a topic, and where it is."""
-    found = _done(service_url, topic, lambda all_, id_: all_.list(id_, exact=True))
+    unreadable: dict[str, LedgerError] = {}
+
+    def listed(every: "Subscriptions", topic_id: str) -> "Awaitable[list[SubscriptionInfo]]":
+        return every.list(topic_id, exact=True, unreadable=unreadable)
+
+    found = _done(service_url, topic, listed)
     if json:
         print_json([_plain(one) for one in found])
+        tell_unreadable("subscription", unreadable)
         return
     columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS")
     rows = [
@@ -57,6 +65,7 @@ def list_subscriptions(
         for one in found
     ]
     print_table(columns, rows, "no subscriptions")
+    tell_unreadable("subscription", unreadable)
 
 
 @app.command()

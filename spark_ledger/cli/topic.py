@@ -23,10 +23,11 @@ from spark_ledger.cli.common import (
     print_json,
     print_table,
     readable,
+    tell_unreadable,
     time_ms,
     with_topics,
 )
-from spark_ledger.errors import BadConfig
+from spark_ledger.errors import BadConfig, LedgerError
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
@@ -74,12 +75,14 @@ def create(
 @app.command("list")
 def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every topic."""
-    found = with_topics(service_url, lambda client: client.topics.list())
+    unreadable: dict[str, LedgerError] = {}
+    found = with_topics(service_url, lambda client: client.topics.list(unreadable))
     if json:
         print_json([_plain(info) for info in found])
-        return
-    rows = [(info.name.short, info.partitions, info.id) for info in found]
-    print_table(("TOPIC", "PARTITIONS", "ID"), rows, "no topics")
+    else:
+        rows = [(info.name.short, info.partitions, info.id) for info in found]
+        print_table(("TOPIC", "PARTITIONS", "ID"), rows, "no topics")
+    tell_unreadable("topic", unreadable)
 
 
 @app.command()

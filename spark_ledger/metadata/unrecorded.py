@@ -9,6 +9,7 @@ The node /unrecorded/<bookie> is JSON: `ledgers`: how many there are; `ids`: the
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from spark_ledger.metadata import deleted_ledgers, paths
 from spark_ledger.metadata.cluster import ClusterGuard
@@ -43,19 +44,31 @@ async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int
     value = json.dumps(plain, separators=(",", ":")).encode()
     if node is None:
         await ensure(store, path, value)
-    elif node.value != value:
+    else:  # also the same: the node's time is when they were counted
         await store.set(path, value, node.version)
 
 
-async def listed(store: MetadataStore) -> Mapping[int, list[str]]:
-    """The bookies that keep such a ledger, by its id. Raises StoreError."""
+class Listed(NamedTuple):
+    """The bookies that keep such a ledger, by its id; when each of these bookies counted them, by
+    the store's clock."""
+
+    bookies: Mapping[int, list[str]]
+    counted_ms: Mapping[str, int]
+
+
+async def listed(store: MetadataStore) -> Listed:
+    """Raises StoreError."""
     await store.sync()
-    found: dict[int, list[str]] = {}
+    bookies: dict[int, list[str]] = {}
+    counted_ms: dict[str, int] = {}
     for bookie_id in await names_in(store, paths.UNRECORDED):
         node = await read(store, paths.unrecorded(bookie_id))
-        for ledger_id in [] if node is None else _ids(node.value):
-            found.setdefault(ledger_id, []).append(bookie_id)
-    return dict(sorted(found.items()))
+        if node is None:
+            continue
+        counted_ms[bookie_id] = node.modified_ms
+        for ledger_id in _ids(node.value):
+            bookies.setdefault(ledger_id, []).append(bookie_id)
+    return Listed(dict(sorted(bookies.items())), counted_ms)
 
 
 async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:

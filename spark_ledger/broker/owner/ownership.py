@@ -100,9 +100,11 @@ class Registered:
         return json.dumps(plain).encode()
 
 
-async def brokers_alive(store: MetadataStore) -> dict[str, Registered]:
-    """The brokers that are registered, by id. A node that cannot be decoded is left out. Raises
-    errors.Unavailable."""
+async def brokers_alive(
+    store: MetadataStore, unreadable: dict[str, errors.LedgerError] | None = None
+) -> dict[str, Registered]:
+    """The brokers that are registered, by id. A node that cannot be decoded is left out, and put
+    into `unreadable`. Raises errors.Unavailable."""
     with reachable("listing brokers"):
         try:
             ids = await store.children(paths.BROKERS_ALIVE)
@@ -114,6 +116,9 @@ async def brokers_alive(store: MetadataStore) -> dict[str, Registered]:
         for broker_id, node in zip(ids, nodes, strict=True)
         if node is not None
     }
+    if unreadable is not None:
+        damaged = errors.UnsupportedFormat("its node cannot be decoded")
+        unreadable |= {broker_id: damaged for broker_id, one in decoded.items() if one is None}
     return {broker_id: broker for broker_id, broker in decoded.items() if broker is not None}
 
 

@@ -147,7 +147,7 @@ class Topics:
         found = await self.find(name, fresh=fresh)
         if found is not None:
             return found
-        known = [info.name.short for info in await self.list()]
+        known = [name.short for name in await self.names()]
         raise self._not_found(parse_topic(name), known)
 
     async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
@@ -164,11 +164,23 @@ class Topics:
             node = await read(self.store, paths.topic(topic_id))
         return None if node is None else parse_topic(records.decode_topic(node.value).name)
 
-    async def list(self) -> list[TopicInfo]:
-        """Every topic, by full name."""
+    async def list(
+        self, unreadable: dict[str, errors.LedgerError] | None = None
+    ) -> list[TopicInfo]:
+        """Every topic, by full name. One whose record cannot be read is put into `unreadable`, by
+        its short name, and hides no other; without that its error is raised."""
+        topics = []
         with reachable("listing topics"):
-            found = [await self._find(name) for name in await self.names()]
-        return [info for info in found if info is not None]
+            for name in await self.names():
+                try:
+                    info = await self._find(name)
+                except errors.UnsupportedFormat as error:
+                    if unreadable is None:
+                        raise
+                    unreadable[name.short] = error
+                else:
+                    topics += [] if info is None else [info]
+        return topics
 
     async def names(self) -> builtins.list[TopicName]:
         """Every topic's name, with one read for each namespace and none for each topic."""

@@ -279,21 +279,35 @@ class Subscriptions:
                 await asyncio.sleep(pause_s(self._rng, tries))
         raise errors.CommitContended(f"subscription '{name}' changes again and again")
 
-    async def list(self, topic_id: str, *, exact: bool = False) -> list[SubscriptionInfo]:
+    async def list(
+        self,
+        topic_id: str,
+        *,
+        exact: bool = False,
+        unreadable: dict[str, errors.LedgerError] | None = None,
+    ) -> list[SubscriptionInfo]:
         """Every subscription of the topic, by name. With `exact` positions are read from cursor
-        ledgers too."""
+        ledgers too. One that cannot be read is put into `unreadable`, by its name, and hides no
+        other; without that its error is raised."""
         nodes = SubscriptionNodes(self.store, topic_id)
+
+        async def position(name: str) -> tuple[Seen, dict[int, int]] | None:
+            try:
+                seen = await nodes.read(name, fresh=False)
+                if seen is None:
+                    return None
+                return seen, await self._position(nodes, seen) if exact else seen.floor
+            except errors.LedgerError as error:
+                if unreadable is None:
+                    raise
+                unreadable[name] = error
+                return None
+
         with reachable("listing subscriptions"):
             await self.store.sync(nodes.folder)
-            names = await nodes.names()
-            read_it = partial(nodes.read, fresh=False)
-            found = await each(read_it, names, READS_AT_ONCE)
-            there = [seen for seen in found if seen is not None]
-            positions = [seen.floor for seen in there]
-            if exact:
-                positions = await each(partial(self._position, nodes), there, READS_AT_ONCE)
+            there = await each(position, await nodes.names(), READS_AT_ONCE)
             brokers = await brokers_serving(self.store, topic_id)
-            return [_info(*one, brokers) for one in zip(there, positions, strict=True)]
+            return [_info(*one, brokers) for one in there if one is not None]
 
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
         """Whether consumers of it are connected at a broker that has a partition of the topic."""

@@ -253,12 +253,13 @@ class Upkeep:
             if not dry_run:
                 await self._chain.once()
             now_ms = await store_now_ms(self._client.store)
-        topics = await self._client.topics.list()
+        unreadable: dict[str, errors.LedgerError] = {}
+        topics = await self._client.topics.list(unreadable)
         if self._intent is not None:
             await self._client.intents.heartbeat(self._intent)
         trimmed: dict[str, Trimmed] = {}
         made: list[str] = []
-        problems: dict[str, str] = {}
+        problems = {name: str(error) for name, error in unreadable.items()}
         heads: list[TopicHead] = []
 
         async def one(info: TopicInfo) -> None:

@@ -1,5 +1,7 @@
 """What bookies keep without a record: listed for people, named as deleted by a person's word."""
 
+import asyncio
+
 import pytest
 
 from spark_ledger import errors
@@ -30,10 +32,23 @@ def test_what_bookies_publish_is_listed_by_ledger_and_goes_when_there_is_none():
         _, session = await store_of()
         await unrecorded.publish(session, "a", [7, 3])
         await unrecorded.publish(session, "b", [7])
-        assert await unrecorded.listed(session) == {3: ["a"], 7: ["a", "b"]}
+        assert (await unrecorded.listed(session)).bookies == {3: ["a"], 7: ["a", "b"]}
         await unrecorded.publish(session, "a", [9])
         await unrecorded.publish(session, "b", [])
-        assert await unrecorded.listed(session) == {9: ["a"]}
+        assert (await unrecorded.listed(session)).bookies == {9: ["a"]}
+
+    run(main())
+
+
+def test_the_list_says_when_each_bookie_counted_last_though_it_found_the_same():
+    async def main():
+        _, session = await store_of()
+        times = []
+        for _ in range(2):
+            await unrecorded.publish(session, "a", [7])
+            times.append((await unrecorded.listed(session)).counted_ms["a"])
+            await asyncio.sleep(3600)
+        assert times[1] - times[0] >= 3_600_000
 
     run(main())
 
@@ -44,7 +59,7 @@ def test_a_list_of_many_ledgers_is_cut_and_fits_into_a_node():
         ids = [3 * 10**12 + i for i in range(100_000)]
         await unrecorded.publish(session, "a", ids)
         assert len(store.peek(paths.unrecorded("a")).value) < 1_000_000
-        assert [*await unrecorded.listed(session)] == ids[: unrecorded.LISTED_MAX]
+        assert [*(await unrecorded.listed(session)).bookies] == ids[: unrecorded.LISTED_MAX]
 
     run(main())
 

@@ -136,3 +136,21 @@ def test_a_damaged_set_of_deleted_ledgers_keeps_the_ledgers_of_its_folder_alone(
         assert folders[0] in report.waiting[ledgers[0]]
 
     play(act)
+
+
+def test_a_topic_that_cannot_be_read_stops_the_maintenance_of_no_other():
+    async def act(stage):
+        bad = await stage.client.topics.create("bad")
+        await stage.client.topics.change_policies("t", {"retention_ms": 1})
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        await stage.client.store.set(paths.topic(bad.id), b"{", ANY_VERSION)
+        with pytest.raises(errors.UnsupportedFormat):
+            await stage.client.topics.list()
+        assert [info.name.short for info in await stage.client.topics.list({})] == ["t"]
+        await asyncio.sleep(7200)
+        report = await Upkeep(stage.client).once()
+        assert "bad" in report.problems
+        assert report.trimmed.keys() == {"t"}
+
+    play(act)
