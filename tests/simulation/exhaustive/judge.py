@@ -29,7 +29,7 @@ from tests.simulation.observers import Observers
 
 JUDGED = (
     *(str(number) for number in (*range(1, 11), *range(12, 21), *range(22, 26))),
-    *("29", "34", "35", "T13"),
+    *("29", "34", "35", "38", "T13"),
 )
 """The invariants that are judged here."""
 _COUNTERS = ("checks", "met")
