@@ -1,7 +1,8 @@
 """What a subscription has acknowledged, compared with a set of offsets."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,15 @@ def test_what_is_durable_is_past_the_last_acknowledged_row_and_never_goes_back(m
             rows |= set(range(start, end))
         assert acks.durable >= durable
     assert acks.durable == max([mark, *(row + 1 for row in rows if row < acks.mark)])
+
+
+@pytest.mark.parametrize("order", permutations(range(3)))
+def test_chunks_of_a_message_that_is_not_whole_stay_behind_rows_acknowledged_in_any_order(order):
+    acks = Acks(5)
+    steps = [(acks.add, 5, 6), (acks.add, 6, 7), (acks.pass_over, 7, 9)]
+    for step, start, end in (steps[i] for i in order):
+        step(start, end)
+    assert (acks.mark, acks.durable) == (9, 7)
 
 
 def test_a_cumulative_ack_swallows_what_was_acknowledged_one_by_one():
