@@ -212,6 +212,10 @@ async def test_a_long_tail_is_recovered_whole_across_windows_and_byte_limits():
         put(cluster, ledger_id, entry, ("ab", "bc", "ca", "abc")[entry % 4])
     record = (await ledgers.recover(ledger_id)).record
     assert (record.last_entry, record.rows) == (699, 700)
+    # what a later window writes back does not know of what an earlier one has confirmed: a next
+    # recovery begins after the highest last add confirmed that it hears of
+    copies = [unpack_entry(cluster.bookies["c"].entries[ledger_id, e]) for e in range(0, 700, 4)]
+    assert {copy.header.last_add_confirmed for copy in copies} == {-1}
     reader = await ledgers.open(ledger_id, recover=False)
     assert [e async for e, _ in reader.read(0, 699)] == list(range(700))
 
