@@ -26,7 +26,7 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState, StoreError
-from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.metadata.store_calls import each, store_now_ms
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
 from spark_ledger.topic.log.policies import NamespacePolicies
@@ -36,6 +36,7 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
+TOPICS_ASKED_AT_ONCE = 32
 SEAL_S, AWAY_S, AWAY_LOOK_S = 5.0, 1.0, 0.2
 SETTLE_S = 30.0
 """Partitions move to the brokers on which they fall once these have been the same for so long."""
@@ -472,10 +473,7 @@ class Broker:
             await asyncio.sleep(FENCED_EVERY_S)
             if self._without_contact and was_away:
                 self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
-                looks = (topic.leave_fenced() for topic in self.opened())
-                for failed in await asyncio.gather(*looks, return_exceptions=True):
-                    if isinstance(failed, Exception):
-                        _log.error("bookies cannot be asked for fences: %r", failed)
+                await each(OwnedTopic.leave_fenced, self.opened(), TOPICS_ASKED_AT_ONCE)
             was_away = self._without_contact
 
     async def give(self) -> int:

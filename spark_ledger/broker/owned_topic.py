@@ -15,14 +15,15 @@ from weakref import WeakValueDictionary
 
 from spark_ledger import errors
 from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
-from spark_ledger.broker.owner.keeping import Keeping
+from spark_ledger.broker.owner.keeping import Keeping, follow, is_fenced
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
-from spark_ledger.metadata.store import StoreError, Watcher
+from spark_ledger.metadata.store import Watcher
+from spark_ledger.metadata.store_calls import each
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.follower import TopicFollower
@@ -38,6 +39,7 @@ LET_GO_S = 1.0
 """So long a consumer's close waits at most until its subscription is free."""
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
 EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
+LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
 COME_BACK_S = 10.0
 """For so long a seek waits for the consumers that it sent away."""
@@ -98,7 +100,7 @@ class OwnedTopic:
         await self._follower.beyond((await self._commits.state()).next - 1)
         loop = asyncio.get_running_loop()
         self._background = [
-            loop.create_task(self._follow()),
+            loop.create_task(follow(self._follower, self.info.name, self._heard, self.give_up)),
             loop.create_task(self._keeping.go_on()),
         ]
 
@@ -144,24 +146,9 @@ class OwnedTopic:
             raise elsewhere(self.info, number)
         return found
 
-    async def _follow(self) -> None:
-        """Tell those who wait of every commit."""
-        seen = self.state.next
-        while not self._ended:
-            try:
-                seen = (await self._follower.beyond(seen)).next
-                if self.state.deleted:
-                    raise errors.TopicDeleted(f"topic {self.info.name} was deleted")
-                for one in self._partitions.values():
-                    one.wake()
-            except (errors.TopicDeleted, errors.TopicNotFound) as error:
-                self.give_up(error)
-            except (errors.LedgerError, StoreError) as error:
-                _log.warning("topic %s is not followed now: %s", self.info.name, error)
-                await asyncio.sleep(1.0)
-            except Exception:
-                _log.exception("topic %s is not followed now: a defect", self.info.name)
-                await asyncio.sleep(1.0)
+    def _heard(self) -> None:
+        for one in self._partitions.values():
+            one.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none
@@ -187,10 +174,13 @@ class OwnedTopic:
         """For a broker that does not reach the store: give up the partitions whose live ledger is
         fenced, so that their clients go to the owner that did it. What was under way cannot be
         decided without the store: its producers send it again."""
-        numbers = list(self._partitions)
-        asked = [self._partitions[number].writer.is_fenced() for number in numbers]
-        fenced = dict(zip(numbers, await asyncio.gather(*asked), strict=True))
-        self._lose([n for n in numbers if fenced[n] and n in self._partitions], UNDECIDED_S)
+
+        async def look(number: int) -> None:
+            one = self._partitions.get(number)
+            if one is not None and await is_fenced(one.writer, self.info.name):
+                self._lose([number] if self._partitions.get(number) is one else [], UNDECIDED_S)
+
+        await each(look, list(self._partitions), LEDGERS_ASKED_AT_ONCE)
 
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
@@ -200,7 +190,7 @@ class OwnedTopic:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
             self._aside(self._leave_to_others(numbers, decide_s))
 
-    def give_up(self, error: errors.LedgerError) -> None:
+    def give_up(self, error: Exception) -> None:
         """Nobody has the topic: send everyone away, once it is decided what of the batches under
         way is stored (a producer sends the others again)."""
         if self._ended:
@@ -481,7 +471,8 @@ class OwnedTopic:
         made = Subscription(name, kind, cursor)
 
         def failed() -> None:
-            self._subscriptions.pop(name, None)
+            if self._subscriptions.get(name) is made:  # else it was opened anew meanwhile
+                del self._subscriptions[name]
             for consumer in made.consumers:
                 consumer.end()
 

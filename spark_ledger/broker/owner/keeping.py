@@ -8,16 +8,22 @@ topics cost the metadata store little. What the broker writes does not depend on
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.metadata.store import StoreError, Watcher
+from spark_ledger.topic.log.names import TopicName
+from spark_ledger.topic.read.follower import TopicFollower
 
 LOOK_S = 60.0
 FIRST_LOOK_S = 5.0
-AGAIN_S = 1.0
+AGAIN_S, AGAIN_S_MAX = 1.0, 8.0
+FENCED_S = 1.0
+"""So long bookies are asked whether a ledger is fenced: one of them may hang."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,3 +75,44 @@ class Keeping:
     def _record_changed(self) -> None:
         self._watching = False
         self._stirred.set()
+
+
+async def follow(
+    follower: TopicFollower,
+    name: TopicName,
+    heard: Callable[[], None],
+    gone: Callable[[Exception], None],
+) -> None:
+    """Call `heard` after each commit to the topic, until it is deleted or its follower has failed
+    for good; then `gone` is called with the reason. What passes is logged once as long as it lasts,
+    and tried again with pauses."""
+    seen, pause_s = -1, AGAIN_S
+    while True:
+        try:
+            state = await follower.beyond(seen)
+            seen, pause_s = state.next, AGAIN_S
+            if state.deleted:
+                gone(errors.TopicDeleted(f"topic {name} was deleted"))
+                return
+            heard()
+        except Exception as error:
+            if follower.failure is not None:
+                gone(follower.failure)
+                return
+            if pause_s == AGAIN_S:
+                defect = not isinstance(error, errors.LedgerError | StoreError)
+                _log.warning("topic %s is not followed now: %s", name, error, exc_info=defect)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_S_MAX)
+
+
+async def is_fenced(writer: LiveWriter, name: TopicName) -> bool:
+    """Whether bookies answer within FENCED_S that the live ledger of that writer is fenced."""
+    try:
+        async with asyncio.timeout(FENCED_S):
+            return await writer.is_fenced()
+    except TimeoutError:
+        return False
+    except Exception as error:  # of this ledger alone
+        _log.error("bookies cannot be asked for a fence of topic %s: %r", name, error)
+        return False

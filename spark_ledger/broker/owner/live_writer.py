@@ -29,7 +29,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import chain
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.topic_commits import (
@@ -40,12 +39,14 @@ from spark_ledger.broker.owner.topic_commits import (
     Next,
     RollLimits,
     TopicCommits,
+    stored_from,
 )
 from spark_ledger.broker.owner.waiting import (
     Changes,
     Chunk,
     Entry,
     SequenceIds,
+    Undecided,
     Waiting,
     parts_of_entry,
     taken,
@@ -93,6 +94,7 @@ class LiveWriter:
         self._inflight: deque[Entry] = deque()
         self._gone: dict[object, None] = {}  # producers that are, of which something is under way
         self._decided = Changes()  # something is stored, or fails
+        self._runs = Undecided()  # of the three queues above
         self._wake = asyncio.Event()
         self._waits = False  # in _wait, for something to happen
         self._task: asyncio.Task[None] | None = None
@@ -132,11 +134,14 @@ class LiveWriter:
         """Store the run after all that were appended before it."""
         if self._closing:
             self._late.append(run)
+            self._runs.add((run,))
             if self._task is None:
                 self._fail_late()
             return
         idle = not self._queue
-        self._queue.extend(self._ids.new_of(run) if self._deduplicates else (run,))
+        new = self._ids.new_of(run) if self._deduplicates else (run,)
+        self._queue.extend(new)
+        self._runs.add(new)
         if not self._queue:
             return
         if self._task is None:
@@ -184,11 +189,15 @@ class LiveWriter:
             return
         ids = self._ids if self._deduplicates else None
         self._queue, out = without(self._queue, self._gone, ids, self._inflight)
+        self._recount()
         sent = [run.producer for entry in self._inflight for run in entry.runs]
         self._gone = {one: None for one in sent if one in self._gone}
         for run in out:
             run.failed(errors.LedgerClosed("its producer has gone"))
         self._decided.tell()
+
+    def _recount(self) -> None:
+        self._runs.count(*(entry.runs for entry in self._inflight), self._queue, self._late)
 
     async def settled(self, of: Callable[[object], bool]) -> bool:
         """Whether nothing more of such producers is stored, once nothing waits or is under way, and
@@ -199,10 +208,8 @@ class LiveWriter:
             self._begin()
 
         def is_decided() -> bool:
-            sent = (entry.runs for entry in self._inflight)
-            runs = chain(*sent, reversed(self._queue), self._late)  # mostly the first or newest
             is_open = self._undecided and not self._closing
-            return self._ends != ends or not (is_open or any(of(run.producer) for run in runs))
+            return self._ends != ends or not (is_open or self._runs.has_any(of))
 
         await self._decided.until(is_decided)
         return not self._closing and ends == self._ends
@@ -245,6 +252,7 @@ class LiveWriter:
         producer is sent away, and sends again what has none."""
         while self._late:
             self._late.popleft().failed(errors.LedgerClosed(GIVEN_UP))
+        self._recount()
         self._decided.tell()
 
     async def _until_idle(self) -> None:
@@ -337,6 +345,7 @@ class LiveWriter:
     def _is_stored(self, entry: Entry) -> None:
         assert self.live is not None
         offset = self.live.origin + self._confirmed
+        self._runs.remove(entry.runs)
         self._confirmed += entry.rows
         self._rowless_confirmed = entry.rowless
         for run in entry.runs:
@@ -407,23 +416,14 @@ class LiveWriter:
         fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
         known = await self._commits.recovered(writer.ledger_id, self._number, lambda: self._closing)
-        last = known.record.last_entry
-        assert last is not None
         first = self._entries - len(self._inflight)
-        there = last + 1 - first
-        if there < 0:
-            raise errors.RowsLost(
-                f"ledger {writer.ledger_id} was closed at entry {last}, and {first - 1} was"
-                " acknowledged",
-                rows=self._confirmed - (known.record.rows or 0),
-            )
-        while there > 0:
+        there = stored_from(first, writer.ledger_id, known.record, self._confirmed)
+        for _ in range(there):
             self._is_stored(self._inflight.popleft())
-            there -= 1
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.runs))
             self._sent -= entry.rows
-        self._entries = last + 1
+        self._entries = first + there
         self._inflight.clear()
         self.drop(())  # of what was under way
         self._forget(known.version, ended_at(known, self._entries, self._sent))
@@ -538,8 +538,8 @@ class LiveWriter:
         too, that this owner did not know of, or whose end it left undecided."""
         if self._deduplicates:
             self._ids.begin(state.partitions[self._number].producers)
-            waiting = [*self._queue, *self._ids.take_again()]
-            self._queue = deque(new for run in waiting for new in self._ids.new_of(run))
+            self._queue = self._ids.new_in(self._queue)
+            self._recount()
         self._is_decided()
         following = self._next
         assert following is not None and live.first_entry == following.has.entries
@@ -560,8 +560,7 @@ class LiveWriter:
         """One of the topic's intent: that which stopped, or of a try before, else a new one."""
         intent = await self._commits.intent()
         following = self._next
-        mine = following is not None and following.intent.id == intent.id
-        if following is not None and mine and following.writer.failure is None:
+        if following is not None and following.is_usable(intent):
             return following
         await self._drop_next()
         self._next = Next(*await self._commits.new_ledger())
@@ -592,6 +591,7 @@ class LiveWriter:
             entry.drop()
         self._inflight.clear()
         self._queue.clear()
+        self._recount()
         self._ends += 1
         self._start_over()
         self._ids.doubt()

@@ -29,6 +29,7 @@ from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import Check, Watcher
 from spark_ledger.topic.client import NO_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import RowKind
@@ -97,11 +98,28 @@ class Next:
     has: Extent = NOTHING
     after: int = ANY_OPENING
 
+    def is_usable(self, intent: Intent) -> bool:
+        """Whether it can be opened under that intent."""
+        return self.intent.id == intent.id and self.writer.failure is None
+
     def is_open_in(self, live: LiveSegment) -> bool:
         """Whether the log has that it is open, for the first time or again, and it can be written
         still."""
         same = self.writer.ledger_id == live.ledger_id and self.after != live.opened
         return same and self.writer.failure is None
+
+
+def stored_from(first: int, ledger_id: int, closed: LedgerRecord, confirmed: int) -> int:
+    """How many entries from `first` on, before which all are acknowledged, with so many rows, are
+    in the CLOSED ledger. Raises errors.RowsLost."""
+    last = closed.last_entry
+    assert last is not None
+    if last + 1 < first:
+        raise errors.RowsLost(
+            f"ledger {ledger_id} was closed at entry {last}, and {first - 1} was acknowledged",
+            rows=confirmed - (closed.rows or 0),
+        )
+    return last + 1 - first
 
 
 class Hold:

@@ -161,6 +161,33 @@ class Changes:
             del self._waiting[changed]
 
 
+class Undecided:
+    """How many runs of each producer wait or are under way: thousands may, and whether some of a
+    producer do is asked each time that something is stored."""
+
+    def __init__(self) -> None:
+        self._counts: dict[object, int] = {}
+
+    def add(self, runs: Iterable[Waiting]) -> None:
+        for run in runs:
+            self._counts[run.producer] = self._counts.get(run.producer, 0) + 1
+
+    def remove(self, runs: Iterable[Waiting]) -> None:
+        for run in runs:
+            self._counts[run.producer] -= 1
+            if not self._counts[run.producer]:
+                del self._counts[run.producer]
+
+    def count(self, *queues: Iterable[Waiting]) -> None:
+        """Anew: these are all."""
+        self._counts.clear()
+        self.add(chain(*queues))
+
+    def has_any(self, of: Callable[[object], bool]) -> bool:
+        """Whether there is a run of such a producer."""
+        return any(map(of, self._counts))
+
+
 def without(
     queue: deque[Waiting],
     gone: Collection[object],
@@ -225,6 +252,10 @@ class SequenceIds:
         else:
             self.again.append(run)
         return []
+
+    def new_in(self, queue: Iterable[Waiting]) -> deque[Waiting]:
+        """What of these, and of what was sent again, is new after `begin`."""
+        return deque(new for run in (*queue, *self.take_again()) for new in self.new_of(run))
 
     def note(self, run: Waiting) -> None:
         """It is stored."""

@@ -80,6 +80,11 @@ class TopicFollower:
         return state
 
     @property
+    def failure(self) -> Exception | None:
+        """What ended the following: `state` raises it for ever."""
+        return self._failure
+
+    @property
     def behind(self) -> bool:
         """Whether a change was heard of that is not in `state` yet."""
         return self._folded_times < self._heard_times

@@ -7,13 +7,18 @@ import pytest
 
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.owned_topic import LEDGERS_ASKED_AT_ONCE, REREAD_S
+from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.topic.read.follower import TopicFollower
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
 from tests.unit.spark_ledger.broker.test_moves import Producer
 from tests.unit.spark_ledger.topic.stage import play
+
+PARTITIONS = 24
 
 
 class Brokers:
@@ -171,6 +176,65 @@ def test_without_a_store_a_broker_serves_on_for_as_long_as_nothing_is_fenced():
         assert not producer.away
         await asyncio.sleep(320)
         await stored(partition, 1)
+        await a.close()
+
+    play(act)
+
+
+def test_so_many_ledgers_at_a_time_are_asked_for_fences_and_one_failure_is_of_one(
+    monkeypatch, caplog
+):
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        await a.lookup(names.parse("t-partition-0"), authoritative=True)
+        topic, _ = await a.partition(names.parse("t-partition-0"))
+        asked, at_once, most = [], 0, 0
+
+        async def is_fenced(writer):
+            nonlocal at_once, most
+            asked.append(writer._number)
+            at_once, most = at_once + 1, max(most, at_once + 1)
+            try:
+                await asyncio.sleep(600 if writer._number == 3 else 0.1)
+                if writer._number == 2:
+                    raise ZeroDivisionError("a defect")
+                return writer._number > 20
+            finally:
+                at_once -= 1
+
+        monkeypatch.setattr(LiveWriter, "is_fenced", is_fenced)
+        has = [number for number in range(PARTITIONS) if topic.has(number)]
+        assert has == list(range(PARTITIONS))
+        async with asyncio.timeout(5):
+            await topic.leave_fenced()
+        assert sorted(asked) == has
+        assert most == LEDGERS_ASKED_AT_ONCE
+        assert [number for number in has if not topic.has(number)] == [21, 22, 23]
+        assert "a defect" in caplog.text
+        await a.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_a_topic_whose_follower_failed_for_good_is_given_up_and_opened_anew(monkeypatch):
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        partition, producer = await serving(a)
+        topic = a.opened()[0]
+
+        async def wrong(self, *, fresh):
+            raise ZeroDivisionError("a defect")
+
+        right = TopicFollower._read
+        monkeypatch.setattr(TopicFollower, "_read", wrong)
+        await asyncio.sleep(2 * REREAD_S)
+        assert producer.away
+        monkeypatch.setattr(TopicFollower, "_read", right)
+        await asyncio.sleep(1)
+        assert topic not in a.opened()
+        again, _ = await serving(a)
+        assert again is not partition
+        assert again.end == 6
         await a.close()
 
     play(act)

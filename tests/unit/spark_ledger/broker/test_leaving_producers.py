@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.live_writer import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.errors import TopicNotFound
@@ -274,5 +275,34 @@ def test_a_message_of_which_only_the_first_chunk_was_under_way_is_stored_when_it
         await closed(owner)
         rows = await rows_between(await stage.another(), stage, 0, receipts[-1][1] + 1)
         assert [value for _, value in rows] == [b"before", WHOLE, b"after"]
+
+    play(act)
+
+
+def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queued(monkeypatch):
+    monkeypatch.setattr(live_writer, "ENTRY_BYTES_MAX", 1000)  # the bookies take small ones
+
+    async def act(stage):
+        here = await Serving(stage).begin(SHARED)
+        other = Producer("y", SHARED)
+        here.topic.add_producer(0, other)
+        queued = await here.sends(other, *range(300))
+        asked = 0
+
+        def has_gone(producer):
+            nonlocal asked
+            asked += 1
+            return producer is here.first
+
+        settling = asyncio.create_task(here.partition.writer.settled(has_gone))
+        await asyncio.sleep(SOON_S)
+        assert not settling.done()
+        here.go_on()
+        assert await settling
+        assert all(one.offsets for one in here.sent)
+        assert asked <= 4 * ALL
+        await asyncio.gather(*(one.over.wait() for one in queued))
+        assert not here.partition.writer._runs.has_any(lambda _: True)
+        await here.broker.close()
 
     play(act)

@@ -73,3 +73,17 @@ def test_a_consumer_that_unsubscribes_at_the_new_owner_is_not_kept_by_the_owner_
         await b.close()
 
     play(act, partitions=PARTITIONS)
+
+
+def test_a_late_failure_of_a_subscription_leaves_the_one_that_was_opened_after_it():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        topic, first = await consumer(a, 0)
+        failed = topic.subscription("s").cursor.on_failure
+        await topic.unsubscribe("s", first)
+        _, again = await consumer(a, 0)
+        failed()
+        assert topic.subscription("s").consumers == [again]
+        await a.close()
+
+    play(act)
