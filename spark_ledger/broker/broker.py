@@ -125,7 +125,7 @@ class Broker:
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
         self._names = 0
         self._background: list[asyncio.Task[None]] = []
-        self._closing = False
+        self._starting = self._closing = False
         self._store_is_away = False
         self._others_return_s = float("-inf")
         """Until then nobody is taken for dead: all brokers may have lost the store, and register
@@ -134,11 +134,16 @@ class Broker:
         """Why it is to end, although it was not told to."""
         self.on_failure: Callable[[], None] = lambda: None
 
-    async def start(self) -> None:
-        """Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
+    async def start(self, listen: Callable[[], None] = lambda: None) -> None:
+        """`listen` is called before others see this broker: they bury one that does not answer.
+        Raises errors.BadConfig (another broker has its URL), errors.Unavailable."""
         await self.clock.measure(self.client)
         self.ownership.since_ms = self.clock.now_ms()
+        await self.ownership.check_url()
+        self._starting = True
+        listen()
         await self.ownership.register()
+        self._starting = False
         loop = asyncio.get_running_loop()
         doing = self._tick(), self._watch(), self._without_store()
         self._background = [loop.create_task(each) for each in doing]
@@ -347,8 +352,9 @@ class Broker:
         return elsewhere(info, number)
 
     def _check_open(self) -> None:
-        if self._closing:
-            raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
+        if self._starting or self._closing:
+            does = "starting" if self._starting else "stopping"
+            raise Refusal(ServerError.SERVICE_NOT_READY, f"the broker is {does}")
 
     async def _named(self, name: PartitionName, *, create: bool) -> tuple[TopicInfo, int, int]:
         """The topic, the partition's number (of a name without one: the only one's), and how many

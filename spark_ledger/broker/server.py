@@ -38,7 +38,7 @@ def serve(
     settings: BrokerSettings,
     parent_pipe: bool = False,
 ) -> None:
-    """Listen, then register, and serve in this process until SIGTERM or SIGINT; says in a line of
+    """Listen, register, and serve in this process until SIGTERM or SIGINT; says in a line of
     JSON where. A port of 0: a free one. `parent_pipe`: it ends when its standard input is closed.
     Raises errors.BadConfig (a port is taken, the URL is malformed), errors.Unavailable."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
@@ -74,11 +74,14 @@ async def _work(
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
     broker.on_failure = stop.set
-    await broker.start()
-    with _taken(host, clients.port, "--broker-port"):
-        clients.start()
-    with _taken(host, lookups.port, "--admin-port"):
-        lookups.start()
+
+    def listen() -> None:
+        with _taken(host, clients.port, "--broker-port"):
+            clients.start()
+        with _taken(host, lookups.port, "--admin-port"):
+            lookups.start()
+
+    await broker.start(listen)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     for signal_number in (signal.SIGTERM, signal.SIGINT):

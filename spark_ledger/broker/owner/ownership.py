@@ -178,16 +178,22 @@ class Ownership:
         self._burials = Burials()
         self._before: dict[str, Registered] | None = None
         """Those of this URL that were there when this one was registered first."""
+        self._is_url_free = False
         self._session_lost = False
         store.add_session_listener(self._session_changed)
+
+    async def check_url(self) -> None:
+        """Before this broker listens: raises UrlTaken where another one answers at its URL."""
+        for broker_id in await self._of_this_url():
+            if await self._answers(self.url):
+                raise UrlTaken(self.url, broker_id)
+        self._is_url_free = True
 
     async def register(self) -> None:
         """Register this broker; again after its session was lost. One of this URL that is there
         when it is registered first was killed, unless it answers. Raises UrlTaken."""
-        if self._before is None:
-            for broker_id in await self._of_this_url():
-                if await self._answers(self.url):
-                    raise UrlTaken(self.url, broker_id)
+        if not self._is_url_free:
+            await self.check_url()
         with reachable("registering a broker"):
             await ensure(self._store, paths.BROKERS_ALIVE)
             await ensure(self._store, paths.BROKERS_TOPICS)

@@ -173,7 +173,9 @@ class BrokerProcess:
         broker.ownership = Ownership(metadata, broker.id, self.url, probes.answers)
         broker.cursors = ConsumerCursors(metadata, self._topics.subscriptions, broker.id, rng)
         broker.message_bytes_max = MESSAGE_BYTES_MAX
-        await broker.start()
+        await broker.start(self._listen)
+
+    def _listen(self) -> None:
         self._brokers.by_url[self.url] = self
         self.listening = True
 

@@ -9,7 +9,7 @@ from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owned_topic import LEDGERS_ASKED_AT_ONCE, REREAD_S
 from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Ownership, Registered
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState
@@ -95,6 +95,43 @@ def test_a_broker_that_another_buried_registers_again_at_once():
         await asyncio.sleep(0.5)
         assert list(await a.ownership.brokers()) == ["a"]
         await a.seal()
+
+    play(act)
+
+
+def test_a_broker_listens_before_others_see_it_and_gives_no_partition_out_before():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a = await brokers.new("a")
+        await a.lookup(names.parse("t-partition-0"), authoritative=True)
+        process = await stage.world.client("process of b")
+        b = Broker(process.ledgers, process.rng, "pulsar://b:1")
+        b.id = b.cursors.broker_id = "b"
+        asked = []
+
+        async def answers(url):  # who asks b before it listens reaches no one
+            asked.append(list(await a.ownership.brokers()))
+            return bool(listening)
+
+        b.ownership = Ownership(process.ledgers.metadata, "b", "pulsar://b:1", answers)
+        listening, register = [], b.ownership.register
+
+        async def registers():
+            assert listening
+            with pytest.raises(Refusal, match="the broker is starting"):
+                await b.lookup(names.parse("t-partition-0"), authoritative=True)
+            await register()
+
+        b.ownership.register = registers
+        await stage.client.store.create(
+            paths.broker("killed"), Registered("pulsar://b:1").encoded(), ephemeral=True
+        )
+        await b.start(lambda: listening.append(True))
+        assert asked == [["a", "killed"]], "before it listens"
+        assert sorted(await a.ownership.brokers()) == ["a", "b"]
+        await b.lookup(names.parse("t-partition-0"), authoritative=True)
+        await a.seal()
+        await b.seal()
 
     play(act)
 
