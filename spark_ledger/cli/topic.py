@@ -214,12 +214,14 @@ def schema(
         return await client.schemas.of(info)
 
     found = with_topics(service_url, work)
+    numbers = [version.number for version in found.versions]
     versions = [{one.name: str(one.type) for one in version.schema} for version in found.versions]
     in_force = not found.head.takes_bytes
     lines = [f"{len(versions)} version(s), {'' if in_force else 'not '}in force"]
-    for number, columns in enumerate(versions, 1):
+    for number, columns in zip(numbers, versions, strict=True):
         lines.append(f"{number}: " + ", ".join(f"{key} {kind}" for key, kind in columns.items()))
-    answer(json, {"topic": name, "inForce": in_force, "versions": versions}, "\n".join(lines))
+    found_json = {"topic": name, "inForce": in_force, "versions": versions, "numbers": numbers}
+    answer(json, found_json, "\n".join(lines))
 
 
 @app.command()

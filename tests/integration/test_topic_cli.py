@@ -89,6 +89,7 @@ def test_rows_are_trimmed_merged_and_let_go_and_a_topic_grows_and_ends(topic):
         "topic": "cli-steered",
         "inForce": False,
         "versions": [],
+        "numbers": [],
     }
     with Admin(topic.url) as admin:
         admin.register_schema("cli-steered", pa.schema([("id", pa.int64())]))

@@ -135,7 +135,7 @@ class _ForeachTask:
         with self._beating, naming_deleted(self._cluster):
             for result in self.writers.finish():
                 results.setdefault(result.topic_id, []).append(result)
-            kinds = self._job.kinds(results, self.writers.aside_id)
+            kinds = self._job.kinds(results, self.writers.versions)
             committing = commit_part(
                 client, results, self._intent, part, user_metadata=said, kinds=kinds
             )

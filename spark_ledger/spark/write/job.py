@@ -10,7 +10,7 @@ go to no topic that has a schema, for none of its readers could read them beside
 user says so.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +46,7 @@ from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.actions import Overwrite
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.schema.rules import SchemaMode
 
 TOPICS_AT_ONCE = 32
 
@@ -235,13 +236,17 @@ class WriteJob:
             return OnReplay(self.options.on_replay)
         return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
 
-    def kinds(self, topic_ids: Iterable[str], *aside_ids: str | None) -> dict[str, RowKind]:
+    def kinds(
+        self, topic_ids: Iterable[str], versions: Mapping[str, frozenset[int]]
+    ) -> dict[str, RowKind]:
         """What the commit judges the rows of these topics as: nothing with schemaMode=none.
-        `aside_ids` are those that get bad records."""
+        `versions` are those of the schemas that typed rows were written under, by topic's id;
+        bad records are under none."""
         if self.options.schema_mode == NO_SCHEMA:
             return {}
-        kind = RowKind.BYTES if self.values is None else RowKind.COLUMNS
-        return {id_: RowKind.BYTES if id_ in aside_ids else kind for id_ in topic_ids}
+        evolves = self.values is not None and self.values.mode is SchemaMode.EVOLVE
+        under = {id_: versions.get(id_, frozenset()) for id_ in topic_ids}
+        return {id_: RowKind(of, evolves and bool(of)) for id_, of in under.items()}
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":

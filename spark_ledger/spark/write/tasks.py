@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -60,13 +60,13 @@ WRITE_AGAIN = (
 @dataclass
 class Written(WriterCommitMessage):
     """A task's message to the driver: what it wrote to each topic. `batch` is what it was given of
-    a query's batch, None of a batch job outside queries; `aside_id` the id of the topic for bad
-    records, None where it had none."""
+    a query's batch, None of a batch job outside queries; `versions` those of the topics' schemas
+    that typed rows are under, by topic's id."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
     batch: QueryBatch | None = None
-    aside_id: str | None = None
+    versions: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def write_rows(
                     writers.write(job.plan.rows(batch))
             results = writers.finish()
             cluster.until_back()  # here Spark can stop the query, not while its commit waits
-            return Written(intent, results, _batch(counted, on_replay), writers.aside_id)
+            return Written(intent, results, _batch(counted, on_replay), writers.versions)
         except BaseException:
             forget(lambda kept: kept.id == intent.id)
             writers.abort()
@@ -189,26 +189,30 @@ def commit_rows(
         batch = QueryBatch(together(one.content for one in counted), counted[0].on_replay)
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
+    versions: dict[str, frozenset[int]] = {}
     for message in written:
         for result in message.results:
             results.setdefault(result.topic_id, []).append(result)
+        for topic_id, numbers in message.versions.items():
+            versions[topic_id] = versions.get(topic_id, frozenset()) | numbers
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
     with naming_deleted(cluster):
         if not results and options.topic is not None and version > intent.record.w0:
             made = cluster.run(find_or_make(cluster.client, options, options.topic))
             results[made.info.id] = []
-        if job.values is not None and options.topic is not None and not any(results.values()):
+        if job.values is not None and options.topic is not None and not all(results.values()):
             named = cluster.run(find_or_make(cluster.client, options, options.topic))
-            if named.info.id in results:
-                cluster.run(job.values.version(cluster.client.schemas, named.info))
-        aside_ids = {message.aside_id for message in written if message.aside_id is not None}
+            if named.info.id in results and named.info.id not in versions:
+                under = cluster.run(job.values.version(cluster.client.schemas, named.info))
+                if under is not None:
+                    versions[named.info.id] = frozenset({under.number})
         committing = cluster.client.commit_topics(
             results,
             txn,
             intent.id,
             overwrite=replaced,
             overwrite_held=options.overwrite_held,
-            kinds=job.kinds(results, *aside_ids),
+            kinds=job.kinds(results, versions),
             user_metadata=options.user_metadata or "",
             finish_intent=last,
             batch=batch,

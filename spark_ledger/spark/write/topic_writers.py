@@ -82,10 +82,10 @@ class TopicWriters:
         return tuple(wait() for wait in ending)
 
     @property
-    def aside_id(self) -> str | None:
-        """The id of the topic for bad records, if there are such."""
-        aside = self._open.get(self._job.options.bad_records_topic or "")
-        return None if aside is None else aside.topic.info.id
+    def versions(self) -> dict[str, frozenset[int]]:
+        """By topic's id the version of its schema that the rows are written under, if any."""
+        some = {one.topic.info.id: one.version for one in self._open.values()}
+        return {id_: frozenset({v.number}) for id_, v in some.items() if v is not None}
 
     def abort(self) -> None:
         """Forget what was written and close the process's ledgers that no task writes to, as far as

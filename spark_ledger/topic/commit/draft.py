@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
+from typing import ClassVar
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check
@@ -38,7 +40,8 @@ from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
 from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.segments import INLINE, Segment
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_of
-from spark_ledger.topic.schema.records import SchemaHead
+from spark_ledger.topic.schema import rules as schema_rules
+from spark_ledger.topic.schema.records import SchemaHead, SchemaVersion
 from spark_ledger.topic.write import TaskResult
 
 TOPICS_MAX = 500
@@ -54,14 +57,19 @@ SNAPSHOT_OF_INTENT = -1
 """Of an Overwrite: the snapshot that the intent noted."""
 
 
-class RowKind(Enum):
-    """What rows are that come to a topic."""
+@dataclass(frozen=True, slots=True)
+class RowKind:
+    """What rows are that come to a topic: columns under these versions of its schema, which is in
+    force from the first such commit on, or bytes, of which such a topic takes none. With `evolves`
+    a version that was proposed comes beside others."""
 
-    BYTES = "bytes"
-    """A topic whose schema is in force takes none."""
-    COLUMNS = "columns"
-    """Under a version of the topic's schema, which is in force from the first such commit on."""
+    versions: frozenset[int] = frozenset()
+    evolves: bool = False
 
+    BYTES: ClassVar["RowKind"]
+
+
+RowKind.BYTES = RowKind()
 
 Actions = tuple[Action, ...]
 Range = tuple[int, int, int]
@@ -466,19 +474,26 @@ def check_takes_bytes(head: SchemaHead, topic: str, topic_id: str | None = None)
 
 
 def schema_after(
-    head: SchemaHead, kind: RowKind, state: TopicState, actions: Actions, topic: str
+    head: SchemaHead,
+    kind: RowKind,
+    state: TopicState,
+    actions: Actions,
+    topic: str,
+    given_out: Mapping[int, SchemaVersion] = MappingProxyType({}),
 ) -> SchemaHead | None:
-    """The topic's schema once rows of that kind came by the actions; None: as it is. Raises
+    """The topic's schema once rows of that kind came by the actions; None: as it is. `given_out`
+    are its versions by number, needed where the rows' is only proposed. Raises
     errors.SchemaIncompatible, errors.SchemaNotRegistered."""
-    if kind is RowKind.BYTES:
+    if kind == RowKind.BYTES:
         check_takes_bytes(head, topic, state.topic_id)
         return None
-    if not head.current:
-        raise errors.SchemaNotRegistered(f"topic '{topic}' has no registered schema")
-    if not head.takes_bytes:
-        return None
-    check_takes_columns(state, actions, topic)
-    return replace(head, in_force=True)
+    after = head
+    for number in sorted(kind.versions):
+        after = schema_rules.joined(topic, after, number, given_out, evolves=kind.evolves)
+    if head.takes_bytes:
+        check_takes_columns(state, actions, topic)
+        after = replace(after, in_force=True)
+    return None if after == head else after
 
 
 def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None:

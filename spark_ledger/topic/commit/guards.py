@@ -96,13 +96,18 @@ async def schemas(
     found: dict[str, list[Operation]] = {}
     for topic_id, kind in kinds.items():
         change = changes.get(topic_id)
-        if change is None and kind is RowKind.BYTES:
+        if change is None and kind == RowKind.BYTES:
             continue
         schema = await views.schema(topic_id, fresh=fresh)
         if change is None:
             change = await views.state(topic_id, fold=False, fresh=False), ()
         state, actions = change
-        head = commit_draft.schema_after(schema.head, kind, state, actions, named[topic_id])
+        given_out = {}
+        if kind.versions & schema.head.proposed:
+            given_out = await views.schema_versions(topic_id, schema.head)
+        head = commit_draft.schema_after(
+            schema.head, kind, state, actions, named[topic_id], given_out
+        )
         path = paths.topic_schema(topic_id)
         if schema.version is None or (head is None and topic_id not in changes):
             continue

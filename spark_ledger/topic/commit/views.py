@@ -39,7 +39,12 @@ from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.records import Commit, Head, TxnRecord
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
-from spark_ledger.topic.schema.records import SchemaHead, decode_head
+from spark_ledger.topic.schema.records import (
+    SchemaHead,
+    SchemaVersion,
+    decode_head,
+    decode_version,
+)
 
 T = TypeVar("T")
 
@@ -170,6 +175,20 @@ class CommitViews:
             if node is not None:
                 view.schema = SchemaNode(decode_head(node.value), node.version)
         return view.schema
+
+    async def schema_versions(self, topic_id: str, head: SchemaHead) -> dict[int, SchemaVersion]:
+        """The versions of the topic's schema by number, proposed ones too. Raises
+        StoreUnavailable, errors.UnsupportedFormat."""
+        numbers = range(1, head.last + 1)
+        nodes = await self._store.get_many([paths.topic_schema(topic_id, n) for n in numbers])
+        there = [node for node in nodes if node is not None]
+        versions = [decode_version(node.value) for node in there]
+        if len(versions) < len(numbers):
+            raise errors.UnsupportedFormat(
+                f"{len(versions)} of {len(numbers)} versions of the schema of topic id {topic_id}"
+                " are there"
+            )
+        return {version.number: version for version in versions}
 
     def forget_schema(self, topic_id: str) -> None:
         """An own write changed it."""

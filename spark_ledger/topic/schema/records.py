@@ -2,7 +2,8 @@
 
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
                                        "clients":"string" where Pulsar's clients send text,
-                                       "in_force":false while the topic takes bytes
+                                       "in_force":false while the topic takes bytes,
+                                       "proposed":[1] versions that no commit has taken yet
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
                                          {"name":"id", "type":"int64", "nullable":false},
                                          {"name":"tags", "type":{"list":<field, no name>}, ...},
@@ -20,7 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -82,15 +83,31 @@ class ClientSchema(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
-    """/topic-ids/<id>/schema. `current` is the newest version; 0 before the first. A schema that is
-    `in_force` keeps bytes out of the topic; one is not from its registration by a write until the
-    first commit of rows under it, and after it was withdrawn."""
+    """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first; `proposed` are
+    the numbers that writes took and no commit of them: versions of no row, of which nothing is
+    compared or read. A schema that is `in_force` keeps bytes out of the topic; one is not after it
+    was withdrawn."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
     clients: ClientSchema | None = None
     """Version 0, that of Pulsar's clients: entries have nothing of it."""
     in_force: bool = True
+    proposed: frozenset[int] = frozenset()
+
+    @property
+    def last(self) -> int:
+        """The highest number that was given out."""
+        return max(self.current, *self.proposed, 0)
+
+    def has(self, number: int) -> bool:
+        """Whether it is a version of the schema, and not only proposed."""
+        return 0 < number <= self.current and number not in self.proposed
+
+    def with_version(self, number: int) -> "SchemaHead":
+        """As it is once that version, which was given out, is one of the schema."""
+        proposed = self.proposed - {number}
+        return replace(self, current=max(self.current, number), proposed=proposed)
 
     @property
     def takes_bytes(self) -> bool:
@@ -152,6 +169,8 @@ def encode_head(head: SchemaHead) -> bytes:
     plain: dict[str, Any] = {"current": head.current, "compatibility": head.compatibility.value}
     if head.clients is not None:
         plain["clients"] = head.clients.value
+    if head.proposed:
+        plain["proposed"] = sorted(head.proposed)
     return dump(plain if head.in_force else {**plain, "in_force": False})
 
 
@@ -165,6 +184,7 @@ def decode_head(value: bytes) -> SchemaHead:
             Compatibility(plain["compatibility"]),
             clients=None if clients is None else ClientSchema(clients),
             in_force=bool(plain.get("in_force", True)),
+            proposed=frozenset(map(int, plain.get("proposed", ()))),
         )
 
     return load(value, "topic's schema", build)

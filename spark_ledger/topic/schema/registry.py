@@ -1,18 +1,19 @@
 """The schema of each topic: read, registered, kept.
 
-Always true: a version is registered by one multi that also moves `current`, so versions have no
+Always true: a version gets its number by one multi that also changes the head, so numbers have no
 gaps and of two writers one decides anew on what the other registered; a lost response is resolved
-by deciding anew too, for the same schema registered twice is one version. Versions never change, so
-what was read once is kept (CACHE_BYTES_MAX), and a write whose schema is known costs no call. What
-puts a schema into force gives the topic's head a new version in its multi, so a commit that saw no
-schema loses to it.
+by deciding anew too, for the same schema registered twice is one version. A write only proposes its
+version: the multi of its commit (topic/commit) makes it one of the schema, so a write that fails
+keeps no other out. Versions never change, so what was read once is kept (CACHE_BYTES_MAX), and a
+write whose schema is known costs no call. What puts a schema into force gives the topic's head a
+new version in its multi, so a commit that saw no schema loses to it.
 """
 
 import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -50,12 +51,13 @@ READS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """What is registered: versions 1 .. head.current, oldest first. `node_version` is the version
-    of the node of `head`, None while there is none."""
+    """What is registered: the versions, oldest first, and those that are only `proposed`.
+    `node_version` is the version of the node of `head`, None while there is none."""
 
     head: SchemaHead
     versions: tuple[SchemaVersion, ...]
     node_version: int | None
+    proposed: tuple[SchemaVersion, ...] = ()
 
     @property
     def union(self) -> pa.Schema | None:
@@ -72,7 +74,7 @@ class SchemaRegistry:
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
         self._rng = rng
-        self._kept: OrderedDict[str, tuple[tuple[SchemaVersion, ...], int]] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._kept_bytes = 0
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
@@ -103,26 +105,27 @@ class SchemaRegistry:
         *,
         must_exist: bool = False,
     ) -> SchemaVersion:
-        """The version that rows with these columns are written under; registered when it returns.
+        """The version that rows with these columns are written under; a number is its own when it
+        returns.
 
         Column order and case do not matter; which columns may be null is not compared: rows are
-        checked against the version's NOT NULL by who writes them. The first write registers
-        version 1, unless there `must_exist` one; it comes into force with the first commit of rows
-        under it (topic/commit).
+        checked against the version's NOT NULL by who writes them. The first write proposes a
+        version, unless there `must_exist` one; the first commit under it makes it one of the
+        topic's schema and puts that into force (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.
         """
         written = schema_records.canonical(schema)
-        kept, _ = self._kept.get(topic.id, ((), 0))
-        known = schema_rules.matching(written, kept)
+        known = schema_rules.matching(written, self._kept_of(topic.id).registered)
         if known is not None:
             return known
 
         def decide(now: TopicSchema) -> SchemaVersion:
             if must_exist and not now.versions:
                 raise not_registered(topic)
-            return schema_rules.decide(topic.name.short, written, now.head, now.versions, mode)
+            name = topic.name.short
+            return schema_rules.decide(name, written, now.head, now.versions, mode, now.proposed)
 
         return await self._registered(topic, decide)
 
@@ -133,7 +136,9 @@ class SchemaRegistry:
 
         def decide(now: TopicSchema) -> SchemaVersion:
             name = topic.name.short
-            return schema_rules.decide_registration(name, wanted, now.head, now.versions)
+            return schema_rules.decide_registration(
+                name, wanted, now.head, now.versions, now.proposed
+            )
 
         return await self._registered(topic, decide, in_force=True)
 
@@ -182,27 +187,30 @@ class SchemaRegistry:
         *,
         in_force: bool = False,
     ) -> SchemaVersion:
-        """`in_force`: in any case, else the first version is not."""
+        """`in_force`: a version of the schema at once, which is in force; else a proposed one."""
         chosen: SchemaVersion | None = None
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             nonlocal chosen
             chosen = decide(now)
-            there = now.head.current
-            head = replace(now.head, in_force=in_force or bool(there and now.head.in_force))
-            if chosen.number <= there:
+            number, head = chosen.number, now.head
+            if in_force:
+                head = replace(head.with_version(number), in_force=True)
+            elif not head.has(number):
+                head = replace(head, proposed=head.proposed | {number})
+            if number <= now.head.last:
                 return None if head == now.head else (head, [])
-            path = paths.topic_schema(topic.id, chosen.number)
             record = schema_records.encode_version(chosen)
-            return replace(head, current=chosen.number), [Create(path, record)]
+            return head, [Create(paths.topic_schema(topic.id, number), record)]
 
         with reachable(f"registering a schema of topic '{topic.name}'"):
             await self._change(topic, change)
         assert chosen is not None, "a change begins with a decision"
-        kept, size = self._kept.get(topic.id, ((), 0))
-        if chosen.number == len(kept) + 1:
-            size += len(schema_records.encode_version(chosen))
-            self._keep(topic.id, (*kept, chosen), size)
+        kept = self._kept_of(topic.id)
+        if chosen.number == len(kept.versions) + 1:
+            size = kept.size + len(schema_records.encode_version(chosen))
+            head = kept.head.with_version(chosen.number) if in_force else kept.head
+            self._keep(topic.id, _Kept((*kept.versions, chosen), size, head))
         return chosen
 
     async def _change(
@@ -252,8 +260,8 @@ class SchemaRegistry:
         if node is None:
             return TopicSchema(SchemaHead(), (), None)
         head = schema_records.decode_head(node.value)
-        kept, size = self._kept.get(topic_id, ((), 0))
-        numbers = range(len(kept) + 1, head.current + 1)
+        kept = self._kept_of(topic_id)
+        numbers = range(len(kept.versions) + 1, head.last + 1)
 
         async def one(number: int) -> bytes:
             found = await look_up(self._store, paths.topic_schema(topic_id, number))
@@ -263,21 +271,40 @@ class SchemaRegistry:
                 )
             return found.value
 
-        if not numbers:
-            return TopicSchema(head, kept[: head.current], node.version)
         values = await each(one, numbers, READS_AT_ONCE)
-        versions = (*kept, *map(schema_records.decode_version, values))
-        self._keep(topic_id, versions, size + sum(map(len, values)))
-        return TopicSchema(head, versions, node.version)
+        versions = (*kept.versions, *map(schema_records.decode_version, values))
+        found = _Kept(versions, kept.size + sum(map(len, values)), head)
+        self._keep(topic_id, found)
+        proposed = tuple(v for v in versions if v.number in head.proposed)
+        return TopicSchema(head, found.registered, node.version, proposed)
 
-    def _keep(self, topic_id: str, versions: tuple[SchemaVersion, ...], size: int) -> None:
+    def _kept_of(self, topic_id: str) -> "_Kept":
+        return self._kept.get(topic_id, _NOTHING)
+
+    def _keep(self, topic_id: str, now: "_Kept") -> None:
         """The least recently read topics go first; one too large alone is not kept."""
-        _, before = self._kept.pop(topic_id, ((), 0))
-        self._kept[topic_id] = (versions, size)
-        self._kept_bytes += size - before
+        self._kept_bytes += now.size - self._kept_of(topic_id).size
+        self._kept.pop(topic_id, None)
+        self._kept[topic_id] = now
         while self._kept_bytes > CACHE_BYTES_MAX:
-            _, (_, freed) = self._kept.popitem(last=False)
-            self._kept_bytes -= freed
+            _, gone = self._kept.popitem(last=False)
+            self._kept_bytes -= gone.size
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What was read of a topic: versions 1, 2 ..., in records of `size` bytes, and the head."""
+
+    versions: tuple[SchemaVersion, ...] = ()
+    size: int = 0
+    head: SchemaHead = field(default_factory=SchemaHead)
+
+    @property
+    def registered(self) -> tuple[SchemaVersion, ...]:
+        return tuple(version for version in self.versions if self.head.has(version.number))
+
+
+_NOTHING = _Kept()
 
 
 def not_registered(topic: TopicInfo) -> errors.SchemaNotRegistered:

@@ -7,10 +7,12 @@ widen int8 -> int16 -> int32 -> int64 and float -> double, inside of nested type
 
 Always true: a new version is checked against *every* version before it, for entries of all of them
 stay in the topic; so the union of all versions exists, unless compatibility is `none`. A write uses
-a version that has its columns, neither more nor fewer; one that says NOT NULL checks the rows.
+a version that has its columns, neither more nor fewer; one that says NOT NULL checks the rows. A
+version that is only proposed has no rows, and keeps no other out: `joined` decides in the commit of
+its first rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,20 +57,25 @@ def decide(
     head: SchemaHead,
     versions: Sequence[SchemaVersion],
     mode: SchemaMode,
+    proposed: Sequence[SchemaVersion] = (),
 ) -> SchemaVersion:
     """The version that rows of the canonical schema `written` are written under; one above
-    `head.current` is to be registered first. Raises errors.SchemaIncompatible."""
-    assert [version.number for version in versions] == list(range(1, head.current + 1))
+    `head.last` is to be proposed first. Raises errors.SchemaIncompatible."""
+    assert all(head.has(version.number) for version in versions), "proposed ones are apart"
     known = matching(written, versions)
     if known is not None:
         return known
+
+    def new(schema: pa.Schema) -> SchemaVersion:
+        return _exactly(schema, proposed) or version_of(head.last + 1, schema)
+
     spelled = respelled(written, [version.schema for version in versions])
     registered = nullable(spelled)  # no row may fail later for what this write's rows are not
     if not versions:
-        return version_of(1, registered)
+        return new(registered)
     forbidden = first_misfit(registered, versions, head.compatibility)
     if mode is SchemaMode.EVOLVE and forbidden is None:
-        return version_of(head.current + 1, registered)
+        return new(registered)
     current = versions[-1]
     apart = difference(written, current.schema)
     if mode is SchemaMode.EVOLVE:
@@ -79,7 +86,7 @@ def decide(
         )
     remedy = "Cast or select the columns so that they are the topic's"
     if forbidden is None:
-        remedy += f", or register them as version {head.current + 1} by schemaMode=evolve"
+        remedy += f", or register them as version {head.last + 1} by schemaMode=evolve"
     raise errors.SchemaIncompatible(
         f"{apart}, compared with version {current.number} of the schema of topic {topic!r}",
         f"{remedy}.",
@@ -87,7 +94,11 @@ def decide(
 
 
 def decide_registration(
-    topic: str, wanted: pa.Schema, head: SchemaHead, versions: Sequence[SchemaVersion]
+    topic: str,
+    wanted: pa.Schema,
+    head: SchemaHead,
+    versions: Sequence[SchemaVersion],
+    proposed: Sequence[SchemaVersion] = (),
 ) -> SchemaVersion:
     """As `decide` for a schema that a user registers: NOT NULL is part of it."""
     known = _exactly(wanted, versions)
@@ -101,7 +112,40 @@ def decide_registration(
             f" '{head.compatibility.value}': {misfit}",
             "Correct the column, or set the topic's compatibility to none.",
         )
-    return version_of(head.current + 1, wanted)
+    return _exactly(wanted, proposed) or version_of(head.last + 1, wanted)
+
+
+def joined(
+    topic: str,
+    head: SchemaHead,
+    number: int,
+    given_out: Mapping[int, SchemaVersion],
+    *,
+    evolves: bool,
+) -> SchemaHead:
+    """The head once rows under version `number` of `given_out` are committed. Raises
+    errors.SchemaIncompatible where what others committed since keeps it out,
+    errors.SchemaNotRegistered."""
+    if head.has(number):
+        return head
+    if number not in head.proposed:
+        raise errors.SchemaNotRegistered(
+            f"version {number} of the schema of topic {topic!r}, under which the rows were written,"
+            " is not there any more",
+            "Run it again.",
+        )
+    schema = given_out[number].schema
+    versions = [given_out[n] for n in range(1, head.current + 1) if head.has(n)]
+    misfit: Misfit | str | None = first_misfit(schema, versions, head.compatibility)
+    if versions and not evolves:
+        misfit = difference(schema, versions[-1].schema) or "a column that may be null is NOT NULL"
+    if misfit is not None:
+        raise errors.SchemaIncompatible(
+            f"{misfit}, compared with version {head.current} of the schema of topic {topic!r},"
+            " which came while the rows were written",
+            "Run it again, with the columns as they are in the topic.",
+        )
+    return head.with_version(number)
 
 
 def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:

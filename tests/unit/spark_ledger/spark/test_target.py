@@ -141,6 +141,8 @@ def test_columns_that_do_not_fit_the_topics_schema_are_refused_before_any_row_is
     async def act(stage):
         typed = options(valueFormat="arrow")
         await write_job.check(stage.client, WriteJob.of(typed, TYPED), fresh=True)
+        schema = WriteJob.of(typed, TYPED).values.schema
+        await stage.client.schemas.register(stage.topic, schema)
         less = StructType(TYPED.fields[:1])
         with pytest.raises(errors.SchemaIncompatible, match="price"):
             await write_job.check(stage.client, WriteJob.of(typed, less), fresh=True)

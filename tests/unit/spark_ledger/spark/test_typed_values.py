@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 from spark_ledger import errors
 from spark_ledger.spark.rows import typed_values
 from spark_ledger.spark.rows.typed_values import ValueReader, ValueWriter
+from spark_ledger.topic.commit.draft import RowKind
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.schema.records import Compatibility
 from spark_ledger.topic.write import TaskSettings
@@ -138,7 +139,7 @@ def test_plans_of_values_travel_to_tasks():
 
 def test_typed_values_are_the_columns_in_the_order_and_spelling_of_the_schema():
     async def act(stage):
-        first = await writer("arrow").version(stage.client.schemas, stage.topic)
+        first = await stage.client.schemas.register(stage.topic, writer("arrow").schema)
         other = writer("schema", "NAME STRING, ID INT")
         version = await other.version(stage.client.schemas, stage.topic)
 
@@ -172,7 +173,7 @@ def test_json_values_are_text_by_the_registered_schema_or_by_none():
 def test_a_schema_is_grown_by_its_option_and_else_an_error_that_names_the_field():
     async def act(stage):
         schemas = stage.client.schemas
-        await writer("arrow").version(schemas, stage.topic)
+        await schemas.register(stage.topic, writer("arrow").schema)
         wide = "id BIGINT, name STRING, more INT"
 
         with pytest.raises(errors.SchemaIncompatible, match=r"INCOMPATIBLE\] column 'id' is of"):
@@ -321,8 +322,8 @@ def test_declared_columns_are_read_where_others_have_no_one_type():
     async def act(stage):
         schemas = stage.client.schemas
         await schemas.set_compatibility(stage.topic, Compatibility.NONE)
-        await writer("arrow").version(schemas, stage.topic)
-        await writer("arrow", "id STRING, name STRING", "evolve").version(schemas, stage.topic)
+        for columns in (ID_NAME, "id STRING, name STRING"):
+            await schemas.register(stage.topic, writer("arrow", columns).schema)
 
         async def seen(declared):
             return await typed_values.registered_schema(
@@ -361,7 +362,8 @@ def test_rows_written_by_two_versions_are_read_back_by_name(value_format):
             settings = TaskSettings(schema_version=plan.schema_version(version))
             task = LoopTask(stage.client, stage.topic, intent, task_index=0, settings=settings)
             await task.write(None, plan.values(rows, version))
-            await stage.commit(intent, number, await task.finish())
+            kinds = {stage.topic.id: RowKind(frozenset({version.number}), evolves=True)}
+            await stage.commit(intent, number, await task.finish(), kinds=kinds)
 
         assert await read_all(stage, value_format) == [
             {"more": None, "id": 1, "name": "a"},

@@ -12,21 +12,37 @@ from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import CommitKind, RowKind, TxnKey
 from spark_ledger.topic.log.actions import OpenLive, Overwrite
 from spark_ledger.topic.schema.records import decode_head
+from spark_ledger.topic.schema.rules import SchemaMode
 from spark_ledger.topic.write import TaskResult
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
 from tests.unit.spark_ledger.topic.test_commit_cost import Counted
 
 COLUMNS = pa.schema([("id", pa.int64())])
+WRONG = pa.schema([("id", pa.string())])
+MORE = COLUMNS.append(pa.field("more", pa.string()))
+OTHERWISE = COLUMNS.append(pa.field("more", pa.int64()))
+TYPED = RowKind(frozenset({1}))
 
 
 async def commit(
-    stage, kind, ledger, *, client=None, app="app", rows=5, overwrite=False, version=0
+    stage,
+    kind,
+    ledger,
+    *,
+    client=None,
+    app="app",
+    rows=5,
+    overwrite=False,
+    version=0,
+    columns=COLUMNS,
+    mode=SchemaMode.VALIDATE,
 ):
     client = client or stage.client
     overwrites = [stage.topic.id] if overwrite else []
-    if kind is RowKind.COLUMNS:
-        await client.schemas.for_write(stage.topic, COLUMNS)
+    if kind is TYPED:
+        under = await client.schemas.for_write(stage.topic, columns, mode)
+        kind = RowKind(frozenset({under.number}), mode is SchemaMode.EVOLVE)
     intent = await client.intents.open_query_intent(app, "run", TARGET, overwrites=overwrites)
     some = (segment(ledger, rows),) if rows else ()
     results = {stage.topic.id: [TaskResult(stage.topic.id, intent.id, 0, 0, some)]}
@@ -52,9 +68,9 @@ async def rows(stage):
 def test_the_first_rows_of_columns_put_the_schema_in_force_and_bytes_come_no_more():
     async def act(stage):
         other = await stage.another()
-        await commit(stage, RowKind.COLUMNS, 1)
+        await commit(stage, TYPED, 1)
         assert not takes_bytes(stage)
-        await commit(stage, RowKind.COLUMNS, 2, version=1)
+        await commit(stage, TYPED, 2, version=1)
 
         with pytest.raises(errors.SchemaIncompatible, match=r"the rows are bytes.*--withdraw"):
             await commit(stage, RowKind.BYTES, 3, client=other, app="other")
@@ -69,7 +85,7 @@ def test_columns_do_not_come_to_rows_of_bytes_and_bytes_go_on():
 
         says = "partition 0 has rows that follow no schema, 5 in all.*schemaMode=none"
         with pytest.raises(errors.SchemaIncompatible, match=says):
-            await commit(stage, RowKind.COLUMNS, 2, app="typed")
+            await commit(stage, TYPED, 2, app="typed")
         assert takes_bytes(stage)
         await commit(stage, RowKind.BYTES, 3, version=1)
         assert await rows(stage) == [10]
@@ -80,7 +96,7 @@ def test_columns_do_not_come_to_rows_of_bytes_and_bytes_go_on():
 def test_columns_take_the_place_of_all_bytes_by_overwriting():
     async def act(stage):
         await commit(stage, RowKind.BYTES, 1)
-        await commit(stage, RowKind.COLUMNS, 2, app="typed", rows=3, overwrite=True)
+        await commit(stage, TYPED, 2, app="typed", rows=3, overwrite=True)
         assert (takes_bytes(stage), await rows(stage)) == (False, [3])
 
     play(act)
@@ -94,7 +110,7 @@ def test_a_broker_that_appends_keeps_columns_out_before_its_first_row():
             stage.topic.id, [opening], intent, kinds={stage.topic.id: RowKind.BYTES}
         )
         with pytest.raises(errors.SchemaIncompatible, match="broker b has partition 0 open"):
-            await commit(stage, RowKind.COLUMNS, 1, rows=0)
+            await commit(stage, TYPED, 1, rows=0)
         now = await (await stage.another()).log(stage.topic.id).fold(fresh=True)
         with pytest.raises(errors.SchemaIncompatible, match="broker b has partition 0 open"):
             commit_draft.check_takes_columns(now, (Overwrite((), 0),), "t")
@@ -104,7 +120,7 @@ def test_a_broker_that_appends_keeps_columns_out_before_its_first_row():
 
 def test_a_broker_opens_nothing_where_a_schema_is_in_force():
     async def act(stage):
-        await commit(stage, RowKind.COLUMNS, 1)
+        await commit(stage, TYPED, 1)
         other = await stage.another()
         intent = await other.intents.open_system_intent("broker", stage.topic.id)
         opening = OpenLive(0, 9, 0, "broker b", 1)
@@ -126,7 +142,7 @@ def test_a_write_of_bytes_that_saw_no_schema_loses_to_one_that_comes_into_force(
             logs = any(isinstance(one, Create) and "/log/" in one.path for one in operations)
             if logs and not once:
                 once.append(True)
-                await commit(stage, RowKind.COLUMNS, 1, rows=some)
+                await commit(stage, TYPED, 1, rows=some)
             return await multi(operations)
 
         other.store.multi = late
@@ -151,7 +167,7 @@ def test_of_columns_and_bytes_that_come_at_once_one_kind_is_there():
             return True
 
         columns, plain = await asyncio.gather(
-            comes(RowKind.COLUMNS, stage.client, "a"), comes(RowKind.BYTES, other, "b")
+            comes(TYPED, stage.client, "a"), comes(RowKind.BYTES, other, "b")
         )
         assert columns != plain
         assert takes_bytes(stage) == plain
@@ -163,17 +179,17 @@ def test_of_columns_and_bytes_that_come_at_once_one_kind_is_there():
 def test_after_a_withdrawal_bytes_come_and_columns_do_not():
     async def act(stage):
         other = await stage.another()
-        await commit(stage, RowKind.COLUMNS, 1)
+        await commit(stage, TYPED, 1)
         await other.schemas.withdraw(stage.topic)
 
         says = "partition 0 has rows that follow no schema, 5 in all"
         with pytest.raises(errors.SchemaIncompatible, match=says):
-            await commit(stage, RowKind.COLUMNS, 2, version=1)
-        again = await commit(stage, RowKind.COLUMNS, 1)
+            await commit(stage, TYPED, 2, version=1)
+        again = await commit(stage, TYPED, 1)
         assert again.kind is CommitKind.ALREADY, "it is done, whatever holds now"
         await commit(stage, RowKind.BYTES, 3, client=other, app="other")
         await other.schemas.register(stage.topic, COLUMNS)
-        await commit(stage, RowKind.COLUMNS, 4, version=1)
+        await commit(stage, TYPED, 4, version=1)
         with pytest.raises(errors.SchemaIncompatible):
             await commit(stage, RowKind.BYTES, 5, client=other, app="other", version=1)
         assert await rows(stage) == [15]
@@ -183,7 +199,7 @@ def test_after_a_withdrawal_bytes_come_and_columns_do_not():
 
 def test_rows_of_no_kind_are_judged_by_nothing():
     async def act(stage):
-        await commit(stage, RowKind.COLUMNS, 1)
+        await commit(stage, TYPED, 1)
         intent = await stage.intent()
         written = TaskResult(stage.topic.id, intent.id, 0, 0, (segment(2, 5),))
         await stage.commit(intent, 0, written)
@@ -192,7 +208,7 @@ def test_rows_of_no_kind_are_judged_by_nothing():
     play(act)
 
 
-@pytest.mark.parametrize("kind", list(RowKind))
+@pytest.mark.parametrize("kind", [RowKind.BYTES, TYPED])
 def test_what_a_commit_judges_costs_no_read_in_the_steady_state(kind):
     async def act(stage):
         await commit(stage, kind, 1)
@@ -205,6 +221,70 @@ def test_what_a_commit_judges_costs_no_read_in_the_steady_state(kind):
             if version > 1:
                 assert counted.taken() == {"multi": 1}
         checked = [one.path for one in counted.multis[-1] if isinstance(one, Check)]
-        assert (paths.topic_schema(stage.topic.id) in checked) == (kind is RowKind.COLUMNS)
+        assert (paths.topic_schema(stage.topic.id) in checked) == (kind is TYPED)
+
+    play(act)
+
+
+def test_a_first_write_that_fails_keeps_no_later_one_with_other_columns_out():
+    async def act(stage):
+        await stage.client.schemas.for_write(stage.topic, WRONG)
+        with pytest.raises(errors.SchemaNotRegistered):
+            await stage.client.schemas.for_read([stage.topic])
+
+        await commit(stage, TYPED, 1)
+        await commit(stage, TYPED, 2, version=1)
+
+        seen = await stage.client.schemas.of(stage.topic)
+        assert [version.number for version in seen.versions] == [2]
+        assert await stage.client.schemas.for_read([stage.topic]) == COLUMNS
+        assert await rows(stage) == [10]
+
+    play(act)
+
+
+def test_a_change_of_columns_that_fails_keeps_no_later_one_out():
+    async def act(stage):
+        await commit(stage, TYPED, 1)
+        await stage.client.schemas.for_write(stage.topic, MORE, SchemaMode.EVOLVE)
+        assert await stage.client.schemas.for_read([stage.topic]) == COLUMNS
+
+        await commit(stage, TYPED, 2, version=1, columns=OTHERWISE, mode=SchemaMode.EVOLVE)
+
+        assert await stage.client.schemas.for_read([stage.topic]) == OTHERWISE
+
+    play(act)
+
+
+@pytest.mark.parametrize("some", [0, 5])
+def test_of_two_first_writes_with_other_columns_the_one_that_commits_first_is_taken(some):
+    async def act(stage):
+        other = await stage.another()
+        late = await other.schemas.for_write(stage.topic, WRONG)
+        await commit(stage, TYPED, 1, rows=some)
+
+        intent = await other.intents.open_query_intent("late", "run", TARGET)
+        written = TaskResult(stage.topic.id, intent.id, 0, 0, (segment(2, 5),))
+        for evolves in (False, True):
+            kinds = {stage.topic.id: RowKind(frozenset({late.number}), evolves)}
+            with pytest.raises(errors.SchemaIncompatible, match="column 'id'"):
+                await other.commit_topics(
+                    {stage.topic.id: [written]},
+                    TxnKey("late", TARGET, 0, "run"),
+                    intent.id,
+                    kinds=kinds,
+                )
+        assert await rows(stage) == [some]
+        assert await other.schemas.for_read([stage.topic]) == COLUMNS
+
+    play(act)
+
+
+def test_a_proposed_version_that_somebody_registers_is_one_of_the_schema_at_once():
+    async def act(stage):
+        made = await stage.client.schemas.for_write(stage.topic, COLUMNS)
+        assert takes_bytes(stage)
+        assert await (await stage.another()).schemas.register(stage.topic, COLUMNS) == made
+        assert not takes_bytes(stage)
 
     play(act)

@@ -77,6 +77,21 @@ def test_what_pulsars_clients_say_of_values_is_beside_what_is_current_and_only_w
         schema_records.decode_head(value.replace(b'"string"', b'"text"'))
 
 
+def test_versions_that_are_only_proposed_are_listed_and_an_old_record_has_none():
+    head = SchemaHead(2, proposed=frozenset({3, 1}))
+    value = schema_records.encode_head(head)
+    assert value == (
+        b'{"compatibility":"backward","current":2,"min_reader":1,"min_writer":1,"proposed":[1,3]}'
+    )
+    assert schema_records.decode_head(value) == head
+    assert (head.last, [n for n in range(5) if head.has(n)]) == (3, [2])
+    assert head.with_version(3) == SchemaHead(3, proposed=frozenset({1}))
+    old = b'{"compatibility":"backward","current":2,"min_reader":1,"min_writer":1}'
+    assert schema_records.decode_head(old).has(1)
+    first = SchemaHead(proposed=frozenset({1}))
+    assert first.takes_bytes and not first.with_version(1).takes_bytes
+
+
 def test_a_schema_that_is_not_in_force_says_so_and_an_old_record_is_in_force():
     value = schema_records.encode_head(SchemaHead(2, in_force=False))
 

@@ -6,12 +6,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
+from spark_ledger.topic.commit.draft import RowKind, TxnKey
 from spark_ledger.topic.schema import records as schema_records
 from spark_ledger.topic.schema import registry as schema_registry
 from spark_ledger.topic.schema.records import Compatibility, SchemaHead
 from spark_ledger.topic.schema.registry import SchemaRegistry
 from spark_ledger.topic.schema.rules import SchemaMode
-from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.stage import TARGET, play
 
 A = pa.schema([("a", pa.int32())])
 WIDE = pa.schema([("a", pa.int64())])
@@ -24,6 +25,22 @@ def registry(client):
     return SchemaRegistry(client.store, client.rng)
 
 
+async def taken(stage, schemas, schema, mode=SchemaMode.VALIDATE, topic=None):
+    """The version of a write without rows that was committed."""
+    topic = topic or stage.topic
+    made = await schemas.for_write(topic, schema, mode)
+    await committed(stage, made, topic, evolves=mode is SchemaMode.EVOLVE)
+    return made
+
+
+async def committed(stage, version, topic, *, evolves):
+    app = f"version {version.number} of {topic.id}"
+    intent = await stage.client.intents.open_query_intent(app, "run", TARGET)
+    kinds = {topic.id: RowKind(frozenset({version.number}), evolves)}
+    txn = TxnKey(app, TARGET, 0, "run")
+    await stage.client.commit_topics({topic.id: []}, txn, intent.id, kinds=kinds)
+
+
 def nodes(stage):
     """What is stored: the head, and the versions by number."""
     store, path = stage.world.store, paths.topic_schema(stage.topic.id)
@@ -33,7 +50,7 @@ def nodes(stage):
         for name in store.peek_children(path)
     }
     assert {number: version.number for number, version in found.items()} == {n: n for n in found}
-    assert sorted(found) == list(range(1, head.current + 1))
+    assert sorted(found) == list(range(1, head.last + 1))
     return head, found
 
 
@@ -75,9 +92,13 @@ def test_the_first_write_registers_and_another_process_finds_it():
         other = registry(await stage.another())
 
         assert made.number == 1
+        assert await other.for_write(stage.topic, A) == made
+        assert (await other.of(stage.topic)).proposed == (made,)
+        assert nodes(stage) == (SchemaHead(0, proposed=frozenset({1})), {1: made})
+        await committed(stage, made, stage.topic, evolves=False)
         assert await other.for_write(stage.topic, A, must_exist=True) == made
         assert (await other.of(stage.topic)).versions == (made,)
-        assert nodes(stage) == (SchemaHead(1, Compatibility.BACKWARD, in_force=False), {1: made})
+        assert nodes(stage) == (SchemaHead(1), {1: made})
 
     play(act)
 
@@ -85,13 +106,13 @@ def test_the_first_write_registers_and_another_process_finds_it():
 def test_a_schema_grows_only_when_its_writer_says_so():
     async def act(stage):
         schemas = registry(stage.client)
-        await schemas.for_write(stage.topic, A)
+        await taken(stage, schemas, A)
 
         with pytest.raises(errors.SchemaIncompatible, match="column 'b' is new"):
             await schemas.for_write(stage.topic, AB)
-        grown = await schemas.for_write(stage.topic, AB, SchemaMode.EVOLVE)
-        wider = await schemas.for_write(stage.topic, WIDE, SchemaMode.EVOLVE)
-        old = await schemas.for_write(stage.topic, A)
+        grown = await taken(stage, schemas, AB, SchemaMode.EVOLVE)
+        wider = await taken(stage, schemas, WIDE, SchemaMode.EVOLVE)
+        old = await taken(stage, schemas, A)
 
         assert (grown.number, wider.number, old.number) == (2, 3, 1)
         assert await schemas.for_read([stage.topic]) == pa.schema(
@@ -107,7 +128,8 @@ def test_a_schema_grows_only_when_its_writer_says_so():
 def test_a_schema_that_is_known_costs_a_write_nothing(monkeypatch):
     async def act(stage):
         schemas = registry(stage.client)
-        made = await schemas.for_write(stage.topic, AB)
+        made = await taken(stage, schemas, AB)
+        await schemas.of(stage.topic)
         calls = counted(stage.client.store, monkeypatch)
 
         for _ in range(100):
@@ -141,7 +163,7 @@ def test_writers_at_once_register_one_version_each_or_the_same(seed):
         failed = [error for error in made if isinstance(error, BaseException)]
         assert all(isinstance(error, errors.SchemaIncompatible) for error in failed), failed
         assert all(found[version.number] == version for version in kept)
-        assert len({version.fingerprint for version in found.values()}) == head.current
+        assert len({version.fingerprint for version in found.values()}) == head.last
         if not isinstance(made[0], BaseException):
             assert made[0] == made[2]
 
@@ -167,10 +189,10 @@ def test_a_lost_answer_is_resolved_by_looking(applied, monkeypatch):
 
         first = await schemas.for_write(stage.topic, A)
         lost.clear()
-        second = await schemas.for_write(stage.topic, AB, SchemaMode.EVOLVE)
+        second = await schemas.for_write(stage.topic, AB)
 
         assert (first.number, second.number) == (1, 2)
-        assert nodes(stage)[0].current == 2
+        assert nodes(stage)[0].proposed == {1, 2}
 
     play(act)
 
@@ -179,10 +201,10 @@ def test_who_reads_from_a_server_that_lags_decides_on_all_that_was_registered():
     async def act(stage):
         stage.world.store.faults.lag_s = 60.0
         first, other = registry(stage.client), registry(await stage.another())
-        made = await first.for_write(stage.topic, AB)
+        made = await taken(stage, first, AB)
 
         assert await other.for_write(stage.topic, AB, must_exist=True) == made
-        await first.for_write(stage.topic, AC, SchemaMode.EVOLVE)
+        await taken(stage, first, AC, SchemaMode.EVOLVE)
         assert (await other.of(stage.topic)).head.current == 2
 
     play(act)
@@ -192,7 +214,7 @@ def test_who_reads_from_a_server_that_lags_decides_on_all_that_was_registered():
 def test_a_change_of_compatibility_takes_no_version_back(seed):
     async def act(stage):
         schemas = [registry(await stage.another()) for _ in range(3)]
-        await schemas[0].for_write(stage.topic, A)
+        await taken(stage, schemas[0], A)
 
         await asyncio.gather(
             schemas[0].set_compatibility(stage.topic, Compatibility.FULL),
@@ -200,7 +222,7 @@ def test_a_change_of_compatibility_takes_no_version_back(seed):
             schemas[2].for_write(stage.topic, AC, SchemaMode.EVOLVE),
         )
 
-        assert nodes(stage)[0] == SchemaHead(3, Compatibility.FULL, in_force=False)
+        assert nodes(stage)[0] == SchemaHead(1, Compatibility.FULL, proposed=frozenset({2, 3}))
 
     play(act, seed=seed)
 
@@ -224,14 +246,14 @@ def test_compatibility_is_set_before_or_after_the_first_version():
     async def act(stage):
         schemas = registry(stage.client)
         await schemas.set_compatibility(stage.topic, Compatibility.FULL)
-        await schemas.for_write(stage.topic, A)
+        await taken(stage, schemas, A)
         with pytest.raises(errors.SchemaIncompatible, match="'full': column 'a'"):
             await schemas.for_write(stage.topic, WIDE, SchemaMode.EVOLVE)
 
         await schemas.set_compatibility(stage.topic, Compatibility.NONE)
-        await schemas.for_write(stage.topic, TEXT, SchemaMode.EVOLVE)
+        await taken(stage, schemas, TEXT, SchemaMode.EVOLVE)
 
-        assert nodes(stage)[0] == SchemaHead(2, Compatibility.NONE, in_force=False)
+        assert nodes(stage)[0] == SchemaHead(2, Compatibility.NONE)
         with pytest.raises(errors.SchemaIncompatible, match="int32 in older rows and string"):
             await schemas.for_read([stage.topic])
 
@@ -247,14 +269,15 @@ def test_a_schema_that_somebody_registers_is_in_force_until_it_is_withdrawn():
         assert nodes(stage)[0].takes_bytes
         await schemas.register(stage.topic, A)
         assert not nodes(stage)[0].takes_bytes
-        await schemas.for_write(stage.topic, AB, SchemaMode.EVOLVE)
+        await taken(stage, schemas, AB, SchemaMode.EVOLVE)
         assert not nodes(stage)[0].takes_bytes
 
         for _ in range(2):
             assert (await schemas.withdraw(stage.topic)).takes_bytes
             assert nodes(stage)[0] == SchemaHead(2, in_force=False)
-        await schemas.for_write(stage.topic, AC, SchemaMode.EVOLVE)
-        assert nodes(stage)[0] == SchemaHead(3, in_force=False)
+        await taken(stage, schemas, AC, SchemaMode.EVOLVE)
+        assert nodes(stage)[0] == SchemaHead(3)
+        await schemas.withdraw(stage.topic)
         await schemas.register(stage.topic, AB)
         assert nodes(stage)[0] == SchemaHead(3)
 
@@ -265,8 +288,8 @@ def test_a_read_of_several_topics_sees_the_columns_of_all():
     async def act(stage):
         schemas = registry(stage.client)
         other = await stage.client.topics.create("other")
-        await schemas.for_write(stage.topic, AB)
-        await schemas.for_write(other, pa.schema([("c", pa.int8()), ("a", pa.int64())]))
+        await taken(stage, schemas, AB)
+        await taken(stage, schemas, pa.schema([("c", pa.int8()), ("a", pa.int64())]), topic=other)
 
         seen = await schemas.for_read([stage.topic, other])
 
@@ -296,7 +319,7 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch):
         topics = [stage.topic, await stage.client.topics.create("u")]
         monkeypatch.setattr(schema_registry, "CACHE_BYTES_MAX", 300)
         for topic in topics:
-            await schemas.for_write(topic, A)
+            await taken(stage, schemas, A, topic=topic)
         calls = counted(stage.client.store, monkeypatch)
 
         async def versions_read(topic):
@@ -307,7 +330,7 @@ def test_what_is_kept_is_bounded_in_bytes(monkeypatch):
         assert [await versions_read(topic) for topic in topics[::-1]] == [0, 1]
         assert [await versions_read(topic) for topic in topics] == [0, 1]
         assert [await versions_read(topic) for topic in topics[::-1]] == [0, 1]
-        await schemas.for_write(topics[1], AB, SchemaMode.EVOLVE)
+        await taken(stage, schemas, AB, SchemaMode.EVOLVE, topics[1])
         assert [await versions_read(topics[1]) for _ in range(2)] == [2, 2], "it is too large alone"
         assert (await schemas.of(topics[1])).head.current == 2
 
