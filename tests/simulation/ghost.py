@@ -232,6 +232,8 @@ class Ghost:
     """Bookies that an operator has drained, or had a moment ago."""
     registered_s: dict[str, float] = field(default_factory=dict)
     """By bookie that is registered: since when."""
+    unregistered_s: dict[str, float] = field(default_factory=dict)
+    """By bookie whose registration went: when it went last."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
     homes: dict[str, Home] = field(default_factory=dict)
@@ -257,6 +259,10 @@ class Ghost:
         times = self.met[situation] = self.met.get(situation, 0) + 1
         if times == 1 and self.discovered is not None:
             self.discovered(situation)
+
+    def unregistered(self, bookie_id: str, now_s: float) -> None:
+        self.registered_s.pop(bookie_id, None)
+        self.unregistered_s[bookie_id] = now_s
 
     def bookie(self, bookie_id: str) -> BookieGhost:
         found = self.bookies.get(bookie_id)

@@ -61,7 +61,8 @@ class _Mind:
         self.auditor = Auditor(client.ledgers, TOKENS)
         self.worker = Worker(client.ledgers, TOKENS)
         self.gone_since: dict[str, float] = {}
-        """By bookie that is not registered: since which look, or earlier."""
+        """By bookie that is not registered: the earliest moment since which a look may have seen it
+        gone."""
         self.whole_since = world.loop.now
         """Since when its session is."""
         self._world = world
@@ -82,11 +83,24 @@ class _Mind:
         if state is not SessionState.CONNECTED:
             self.whole_since = self._world.loop.now
 
-    def sees(self) -> None:
-        """Just before a look, or just after it."""
-        ghost, now = self._world.ghost, self._world.loop.now
+    async def look(self) -> tuple[AuditReport, dict[str, float], float]:
+        """A look of the auditor, and what `gone_since` and `whole_since` were when it began. It may
+        take long: a bookie that goes meanwhile it may see gone at once."""
+        begun_s = self._world.loop.now
+        self._sees(begun_s)
+        seen, whole_since = self.gone_since, self.whole_since
+        try:
+            return await self.auditor.look(), seen, whole_since
+        finally:
+            self._sees(begun_s)
+
+    def _sees(self, from_s: float) -> None:
+        """Which bookies are gone: those that were not before, from then on or since they went,
+        whichever is later."""
+        ghost = self._world.ghost
         gone = [bookie for bookie in ghost.homes if bookie not in ghost.registered_s]
-        self.gone_since = {bookie: self.gone_since.get(bookie, now) for bookie in gone}
+        went_s = {b: max(from_s, ghost.unregistered_s.get(b, from_s)) for b in gone}
+        self.gone_since = {b: self.gone_since.get(b, went_s[b]) for b in gone}
 
 
 class Healing:
@@ -147,10 +161,7 @@ class Healing:
         ghost = self._world.ghost
         try:
             if always or await elected(client.session, paths.AUDITOR):
-                mind.sees()
-                seen, whole_since = mind.gone_since, mind.whole_since
-                report = await mind.auditor.look()
-                mind.sees()
+                report, seen, whole_since = await mind.look()
                 if not self._jumps:  # by what was so when it began: a pass may take long
                     self._judge_lost(report, seen, whole_since)
                 await self._accept(client, report)

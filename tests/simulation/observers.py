@@ -399,7 +399,7 @@ class Observers:
         else:
             here.pop(folder, None)
             if not here:
-                self.ghost.registered_s.pop(bookie_id, None)
+                self.ghost.unregistered(bookie_id, current().now)
 
     @kept
     def _ledger_changed(self, change: Change, commit: Commit) -> None:
