@@ -19,7 +19,7 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
-from spark_ledger.broker.owner.partition import LOST, Partition
+from spark_ledger.broker.owner.partition import UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import (
     MessageId,
@@ -170,7 +170,7 @@ class Consumer:
                 self._on_end(self)
                 return
             except Exception as error:
-                before, lost = self._lossy, isinstance(error, LOST)
+                before, lost = self._lossy, isinstance(error, UNREADABLE)
                 self._lossy = lost and not before and await self.place.partition.skips_lost()
                 self._tell(error)
                 if not self._lossy:
@@ -186,7 +186,7 @@ class Consumer:
         """None where it is not kept, or is lost and passed over."""
         try:
             return await self.place.partition.chunk(offset)
-        except LOST:
+        except UNREADABLE:
             if self._lossy:
                 return None
             raise
@@ -206,9 +206,9 @@ class Consumer:
             return
         self._told = place, now_s
         unknown = None if isinstance(error, errors.LedgerError) else error
-        does = "passes over rows that are lost" if self._lossy else "pauses"
+        does = "passes over rows that cannot be read" if self._lossy else "pauses"
         hint = ""
-        if isinstance(error, LOST) and not self._lossy:
+        if isinstance(error, UNREADABLE) and not self._lossy:
             hint = " The policy on_lost_rows=skip of the topic passes over such rows."
         what = (self.name, does, self.place.partition.number, self._position)
         _log.error(

@@ -40,6 +40,7 @@ def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
     times none. Raises errors.BadEntry, errors.UnsupportedFormat."""
     payload = fetched.entry.payload
     header = decode_header(payload)
+    fetched.check(header)
     for piece in fetched.pieces:
         if header.batches:
             yield from _as_they_came(memoryview(payload)[header.body_at :], header, piece)

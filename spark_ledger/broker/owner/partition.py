@@ -26,7 +26,7 @@ from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.read.bad_entries import BadEntries, BadRows
+from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
 from spark_ledger.topic.read.live import since_in
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import ReadTask, plan_read
@@ -45,6 +45,8 @@ READ_BYTES_MAX = 8 << 20
 PLANNED_ROWS_MAX = 200_000
 LOST = (errors.RowsLost, errors.NoSuchLedger)
 """Rows that no bookie has any more."""
+UNREADABLE = (*LOST, errors.BadEntry)
+"""And those in whose place are bytes that no version writes: both are passed over by a policy."""
 LOOK_S, SEALED_S = 0.02, 10.0
 """How often it is looked whether a ledger that ended was sealed, and for how long."""
 
@@ -143,7 +145,8 @@ class Partition:
         """Batches from the offset on, at least one where there is one, about so many bytes; none
         where nothing is confirmed there yet. A batch comes whole, also where rows of it were
         removed. What is before rows that cannot be read comes by itself. `lossy`: without rows
-        that are lost; where they are all that commits have, an empty batch is after them. Raises
+        that are lost; where they are all that commits have, an empty batch is after them, as after
+        each foreign entry. Raises
         as task_reader.fetch_kept."""
         await self._catch_up()
         offset = max(offset, self.start)
@@ -175,7 +178,7 @@ class Partition:
             async with aclosing(fetch_kept(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        for batches in self._batches(fetched):
+                        for batches in self._batches(fetched, lossy):
                             found += batches
                             self._read.add_read(batches)
                             size += sum(len(one.data) for one in batches)
@@ -202,16 +205,18 @@ class Partition:
             return info is not None and info.policies.on_lost_rows == "skip"
         return False
 
-    def _batches(self, fetched: FetchedEntry) -> Iterator[list[Stored]]:
-        """As `batches_in`. Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
+    def _batches(self, fetched: FetchedEntry, lossy: bool) -> Iterator[list[Stored]]:
+        """As `batches_in`; `lossy`: in place of what no version writes an empty batch after it.
+        Raises errors.BadEntry, errors.UnsupportedFormat, with the place."""
         try:
             yield from batches_in(fetched)
         except errors.UnsupportedFormat as why:
             place = fetched.entry.header.ledger_id, fetched.entry.header.entry_id
             lo = int(fetched.pieces["offset"][0])
             rows = BadRows(self.number, lo, lo + int(fetched.pieces["take"].sum()), *place)
-            BadEntries(self._topic.name.full).meet(rows, why)
-            raise
+            policy = OnBadEntry.SKIP if lossy else OnBadEntry.FAIL
+            BadEntries(self._topic.name.full, policy).meet(rows, why)
+            yield [Stored(rows.hi, 0, b"", False)]
 
     async def last(self) -> Stored | None:
         """The last batch with a row that is confirmed, None where there is none. Raises as

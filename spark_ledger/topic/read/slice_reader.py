@@ -157,6 +157,10 @@ class FetchedEntry:
         cut = part.columns if alike else _cut(part.columns, rows)
         return Block(np.array(runs, dtype=RUN), cut, times_ms=part.times_ms[rows])
 
+    def check(self, header: Header) -> None:
+        """Raises errors.BadEntry where the entry has other rows than the log says."""
+        self._rows(header)
+
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
         """Which rows of the entry are wanted, in the order of the pieces."""
         index, pieces = header.index, self.pieces

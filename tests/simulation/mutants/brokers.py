@@ -14,7 +14,6 @@ from spark_ledger.broker.owner import live_writer, ownership, topic_commits
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
-from spark_ledger.broker.owner.waiting import SequenceIds
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
@@ -167,17 +166,15 @@ def serves_what_is_sent(confirmed: Any) -> Any:
     return property(sent)
 
 
-def tells_duplicates_at_once(new_of: Any) -> Any:
-    """That a batch was sent before is told although that one is under way still."""
+def tells_duplicates_at_once(settled: Any) -> Any:
+    """A producer that comes back is let in at once, and what it sent before, which is under way
+    still, counts as stored."""
 
-    def told(self: Any, run: Any) -> Any:
-        found = new_of(self, run)
-        if self.again and self.again[-1] is run:
-            self.again.pop()
-            run.duplicate()
-        return found
+    async def counts_as_stored(self: Any, of: Any) -> bool:
+        self._ids._stored.update(self._ids._sent)
+        return True
 
-    return told
+    return counts_as_stored
 
 
 def holds_for_ever(past: Any) -> Any:
@@ -386,7 +383,7 @@ EVERY = (
         *(serves_what_is_sent, SERVES),
     ),
     Mutant(
-        *("duplicate told before the first is stored", "hazard 31", SequenceIds, "new_of"),
+        *("duplicate told before the first is stored", "hazard 31", LiveWriter, "settled"),
         *(tells_duplicates_at_once, CUT),
     ),
     Mutant(

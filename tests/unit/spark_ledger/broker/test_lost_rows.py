@@ -20,6 +20,7 @@ from tests.unit.spark_ledger.broker.test_subscription import (
     settle,
 )
 from tests.unit.spark_ledger.topic import stage as stages
+from tests.unit.spark_ledger.topic.test_foreign_entries import FOREIGN
 from tests.unit.spark_ledger.topic.test_task_reading import deleted
 
 LOST = errors.RowsLost("they are gone", rows=3)
@@ -113,7 +114,7 @@ def test_by_the_policy_rows_that_are_lost_are_passed_over_and_need_no_acknowledg
         for offset in (0, 2, 3):
             one.place.acks.add(offset, offset + 1)
         assert one.place.acks.durable == 4
-        assert "passes over rows that are lost of partition 0 at offset 1" in caplog.text
+        assert "passes over rows that cannot be read of partition 0 at offset 1" in caplog.text
 
     with caplog.at_level(logging.WARNING):
         play(act)
@@ -150,6 +151,60 @@ def test_after_rows_of_a_ledger_that_is_gone_the_next_ones_come_by_the_policy(la
         await owner.commits.close()
 
     stages.play(act)
+
+
+@pytest.mark.parametrize("payload", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_by_the_policy(
+    payload, is_sealed, monkeypatch, caplog
+):
+    monkeypatch.setattr(consumers, "LOST_RETRY_S", 5.0)
+
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a"]))
+        writer = owner.writer._writer
+        await writer.append([payload], rows=1)
+        owner.writer._entries += 1
+        owner.writer._sent += 1
+        owner.writer._confirmed += 1
+        await owner.all_stored(owner.send([b"b"]))
+        if is_sealed:
+            await owner.writer.close()
+        made = await Consuming().begin(stage, owner, kept=False)
+        ended = ended_of(made.consumer)
+        assert [at for at, _ in await made.got(1)] == [0]
+        await asyncio.sleep(60)
+        assert len(made.frames) == 1
+        assert not ended
+        assert len([one for one in caplog.records if "pauses" in one.message]) == 1
+        assert "at offset 1" in caplog.text
+        await stage.client.topics.change_policies("t", {"on_lost_rows": "skip"})
+        assert [at for at, _ in await made.got(2)] == [0, 2]
+        for offset in (0, 2):
+            made.place.acks.add(offset, offset + 1)
+        assert made.place.acks.durable == 3
+        await made.consumer.close()
+        await owner.writer.close()
+        await owner.commits.close()
+
+    with caplog.at_level(logging.WARNING):
+        stages.play(act)
+
+
+def test_what_a_later_version_wrote_is_not_passed_over(monkeypatch):
+    monkeypatch.setattr(consumers, "RETRY_S", 0.001)
+
+    async def act(made):
+        partition = Losing(1, 1, gone=[0], why=errors.UnsupportedFormat("version 9"))
+        partition.skips = True
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(10)
+        await asyncio.sleep(0.05)
+        assert not one.link.messages
+
+    play(act)
 
 
 def test_the_policy_is_pause_or_skip():
