@@ -8,6 +8,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker import consumers
 from spark_ledger.broker.consumers import Subscription
+from spark_ledger.broker.owner import live_writer
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
 from tests.unit.spark_ledger.broker.test_chunked_messages import Consuming
@@ -163,11 +164,9 @@ def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_b
     async def act(stage):
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"a"]))
-        writer = owner.writer._writer
-        await writer.append([payload], rows=1)
-        owner.writer._entries += 1
-        owner.writer._sent += 1
-        owner.writer._confirmed += 1
+        with monkeypatch.context() as patched:
+            patched.setattr(live_writer, "parts_of_entry", lambda *_, **__: [payload])
+            await owner.all_stored(owner.send([b"in its place is what is foreign"]))
         await owner.all_stored(owner.send([b"b"]))
         if is_sealed:
             await owner.writer.close()
