@@ -23,15 +23,18 @@ from spark_ledger.repair.worker import Worker
 from spark_ledger.topic import views
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
-from spark_ledger.topic.schema.records import Compatibility
+from spark_ledger.topic.commit.draft import RowKind
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.schema.records import ClientSchema, Compatibility
 from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.upkeep import live_repair
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.kit.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import TOKENS
-from tests.simulation.topic_ghost import Whereabouts
+from tests.simulation.topic_ghost import LIVE, Whereabouts
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
@@ -119,6 +122,8 @@ class TopicOperator:
         self.world = work.world
         self._jobs = 0
         self._end = self.world.loop.now + work.plan.chaos_s
+        self._later = self.world.loop.random_for("operator of topics, drawn later")
+        """For what came later: it draws nothing of the client's generator."""
 
     async def operate(self, client: Client) -> None:
         topics = self.work.client(client)
@@ -129,10 +134,11 @@ class TopicOperator:
         while client.process.alive and self.world.loop.now < self._end:
             await asyncio.sleep(client.rng.uniform(0.2, 2))
             way = client.rng.choice(ways)
-            try:
-                await way(client, topics)
-            except (LedgerError, StoreError) as error:
-                self.work.met(client, way.__name__.strip("_"), error)
+            for each in (way, self._unopened) if self._later.random() < 0.2 else (way,):
+                try:
+                    await each(client, topics)
+                except (LedgerError, StoreError) as error:
+                    self.work.met(client, each.__name__.strip("_"), error)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -151,6 +157,14 @@ class TopicOperator:
         for view in client.rng.sample(VIEWS, 4):
             for part in await views.plan(topics, view):
                 await views.read(topics, part)
+
+    async def _unopened(self, client: Client, topics: TopicClient) -> None:
+        """As `topic repair` does before it changes anything."""
+        for name in (LIVE, *self.work.names):
+            info = await topics.topics.find(name)
+            if info is not None:
+                for one in await live_repair.unopened(topics, info):
+                    self.world.trace.note(client.name, f"cannot be opened: {one}")
 
     # -- subscriptions -----------------------------------------------------------------------------
 
@@ -215,9 +229,17 @@ class TopicOperator:
             await LoopTask(topics, info, intent, task_index=0, attempt=99).abort()
             return
         txn = TxnKey(app_id, intent.target, 0, run_id)
-        found = results.get(info.id, [])
-        await topics.commit_topics({info.id: found}, txn, intent.id, finish_intent=True)
+        found = {info.id: results.get(info.id, [])}
+        kinds = {info.id: await self._kind(topics, info)}
+        await topics.commit_topics(found, txn, intent.id, finish_intent=True, kinds=kinds)
         self.world.ghost.meet("job committed")
+
+    async def _kind(self, topics: TopicClient, info: TopicInfo) -> RowKind:
+        """Of a job's rows, which nobody reads: its commit alone judges that."""
+        if self._later.random() < 0.5:
+            return RowKind.BYTES
+        under = await topics.schemas.for_write(info, SCHEMA)
+        return RowKind(frozenset({under.number}))
 
     async def _schema(self, client: Client, topics: TopicClient) -> None:
         info = await topics.topics.open(JOB)
@@ -227,6 +249,10 @@ class TopicOperator:
         await topics.schemas.for_write(info, SCHEMA)
         await topics.schemas.for_read([info])
         self.world.ghost.meet("schema registered")
+        await topics.schemas.register_clients(info, ClientSchema.STRING)
+        if self._later.random() < 0.7:
+            await topics.schemas.withdraw(info)
+            self.world.ghost.meet("schema withdrawn")
 
     async def _policies(self, client: Client, topics: TopicClient) -> None:
         changes = {"retention_ms": client.rng.choice((None, 2_000))}

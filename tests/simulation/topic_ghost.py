@@ -347,7 +347,8 @@ class TopicJudge:
         if not made:
             return
         ghost = self._world.ghost
-        invariants.a_commit_writes_each_topic_twice(ghost, len(made), len(written.changes))
+        schemas = sum(change.path.endswith("/schema") for change in written.changes)
+        invariants.a_commit_writes_each_topic_twice(ghost, len(made), len(written.changes), schemas)
         numbers = {topic_id: number for topic_id, (number, _) in made.items()}
         bodies = {topic_id: self._body(topic_id, node) for topic_id, (_, node) in made.items()}
         first = next(iter(bodies.values()))

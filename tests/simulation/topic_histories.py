@@ -176,7 +176,7 @@ OF_TOPICS: list[tuple[Any, ...]] = [
     ),
     (
         *("T15", I.a_commit_writes_each_topic_twice),
-        lambda g, x: (2, 6),
+        lambda g, x: (2, 7, 1),
         lambda g, x: (2, 7),
     ),
     (

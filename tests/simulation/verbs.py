@@ -42,6 +42,12 @@ HANDLED = (bookie.Bookie, "handle")
 REPLACED: Mapping[str, str] = {
     "bookie_server.serve.frames": "a port: the simulated network calls the handler",
     "bookie_server.disk.identity": "a file of the start of the program (test_bookie_start.py)",
+    "bookie_server.disk.seen_links": "as that (test_lineage.py)",
+    "bookie_server.disk.starts": "as that (test_twins_starts.py)",
+    "bookie_server.ledgers.lineage": "of the program: the simulated store never goes back; a bookie"
+    " that meets an older one is the fault 'older store' (test_lineage.py, test_older_store.py)",
+    "bookie_server.serve.twin": "of the program: a simulated disk has one process (test_twin.py,"
+    " test_twins_starts.py)",
     "bookie_server.start.opening": "how the program opens real directories; world.py does here",
     "bookie_server.start.self_test": "real disks (test_self_test.py)",
     "bookie_server.disk.os_disk": "the real disk: disk.py",
@@ -53,13 +59,17 @@ REPLACED: Mapping[str, str] = {
 """By module: what is in its place here, so that none of its verbs is called."""
 
 EXCEPTIONS: Mapping[str, str] = {
-    "topic.TopicFollower.caught_up": "it only waits for the fold whose `state` is judged;"
-    " test_topic_follower.py plays it",
     "bookie_server.Bookie.abandon": "ends a bookie as a crash would: here the process is killed",
+    "bookie_server.Bookie.also": "of the program, for its watch for a twin (test_twin.py)",
+    "bookie_server.Bookie.doubt_all": "a twin was beside it (test_limbo.py, test_twin.py)",
     "bookie_server.Journal.abandon": "as that",
     "bookie_server.Journals.abandon": "as that",
     "bookie_server.LedgerStorage.abandon": "as that",
     "bookie_server.DirectLog.abandon": "as that",
+    "bookie_server.LedgerHandles.store_is_another": "the store went back in time, and was accepted"
+    " (test_ids_given_again.py)",
+    "bookie_server.peers.nobody_responds": "of a bookie that asks no other: world.py has one that"
+    " does",
     "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
     "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",
@@ -85,8 +95,11 @@ EXCEPTIONS: Mapping[str, str] = {
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
     "topic.EntrySender.settled": "as that",
+    "topic.TopicLog.forget": "the store went back in time (test_commit_tokens.py)",
     "topic.Topics.set_namespace": "of an operator (test_topics.py)",
     "topic.Topics.namespaces": "as that",
+    "topic.live_repair.repair": "of an operator, for bytes that no owner can open"
+    " (test_foreign_entries.py)",
     "topic.hand_over.ask_over_tcp": "a real network: brokers/process.py asks over its own",
     "topic.task_reader.with_chunks": "of Spark's tasks and the command (test_chunked_messages.py)",
     "topic.task_reader.read_blocks": "as that",
@@ -102,9 +115,15 @@ RARE: Mapping[str, str] = {
     "bookie_server.Journals.set_aside": "as that",
     "bookie_server.LedgerHandles.make_sure": "an add comes between a torn start and its walk's end",
     "bookies.BookieDirectory.heard_of": "the text of an error: too few bookies to create a ledger",
+    "ledger.AsyncLedgerWriter.is_fenced": "the session of a broker with a live ledger has ended",
+    "topic.ConsumerCursor.use_again": "a broker does not hear whether a subscription was deleted",
+    "topic.ConsumerCursors.delete": "the last consumer of a subscription deletes it, where brokers"
+    " serve",
     "topic.Subscriptions.used_by_consumers": "a query opens a subscription that a broker serves",
     "topic.SubscriptionNodes.without_shares": "a query takes over what consumers had",
     "topic.Turns.take": "a commit loses five races",
+    "topic.live.first_since": "a consumer seeks to a time within a live segment",
+    "topic.live.since_in": "as that",
 }
 """By verb: when seeds call it, too seldom for few of them."""
 
