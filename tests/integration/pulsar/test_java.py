@@ -1,5 +1,7 @@
 """Pulsar's Java client and its Python client on the same topics."""
 
+import json
+import sys
 import uuid
 from pathlib import Path
 
@@ -7,12 +9,14 @@ import pulsar
 import pytest
 
 from spark_ledger.demo.jars import JarsMissing, jars_of
+from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from tests.integration.test_broker import write
 from tests.kit import pulsar_java
 
 TIMEOUT_MS = 30_000
+START_TIMEOUT_S = 60.0
 VALUES = [f"j{number}" for number in range(20)]
 
 
@@ -92,3 +96,21 @@ def test_rows_of_spark_that_are_larger_than_javas_frames_come_in_chunks(jars, cl
         "read": listed(rows),
         "a range of hashes": "NotAllowedException",
     }
+
+
+def test_java_sends_and_receives_over_a_broker_that_listens_on_ipv6_alone(
+    jars, fresh_cluster, tmp_path
+):
+    options = ["--parent-pipe", "--service-url", fresh_cluster(3).service_url, "--host", "::1"]
+    options += ["--broker-port", "0", "--admin-port", "0"]
+    command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
+    broker = Child("the broker", command, tmp_path / "broker.log")
+    try:
+        served = json.loads(broker.first_line(START_TIMEOUT_S))
+        urls = [served["broker_url"], served["admin_url"]]
+        assert [url.rpartition(":")[0] for url in urls] == ["pulsar://[::1]", "http://[::1]"]
+        topic = f"persistent://public/default/java-{uuid.uuid4()}"
+        received = pulsar_java.run(Path(__file__).with_name("Address.java"), topic, *urls)
+        assert received.splitlines() == [f"{url}: [v0, v1, v2]" for url in urls]
+    finally:
+        broker.kill()
