@@ -11,7 +11,7 @@ took a slot has every entry of it (R1).
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +27,7 @@ from spark_ledger.repair.service import Autorecovery
 from spark_ledger.repair.worker import Worker
 from tests.simulation import invariants
 from tests.simulation.chaos import Chaos
-from tests.simulation.ghost import LedgerGhost
+from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import Swap, is_better
 from tests.simulation.limbo_work import NAME as REPAIRER
@@ -87,20 +87,21 @@ class _Mind:
         """A look of the auditor, and what `gone_since` and `whole_since` were when it began. It may
         take long: a bookie that goes meanwhile it may see gone at once."""
         begun_s = self._world.loop.now
-        self._sees(begun_s)
-        seen, whole_since = self.gone_since, self.whole_since
+        ghost = self._world.ghost
+        seen = self.gone_since = gone_since(ghost, self.gone_since, begun_s)
+        whole_since = self.whole_since
         try:
             return await self.auditor.look(), seen, whole_since
         finally:
-            self._sees(begun_s)
+            self.gone_since = gone_since(ghost, seen, begun_s)
 
-    def _sees(self, from_s: float) -> None:
-        """Which bookies are gone: those that were not before, from then on or since they went,
-        whichever is later."""
-        ghost = self._world.ghost
-        gone = [bookie for bookie in ghost.homes if bookie not in ghost.registered_s]
-        went_s = {b: max(from_s, ghost.unregistered_s.get(b, from_s)) for b in gone}
-        self.gone_since = {b: self.gone_since.get(b, went_s[b]) for b in gone}
+
+def gone_since(ghost: Ghost, before: Mapping[str, float], from_s: float) -> dict[str, float]:
+    """By bookie that is not registered, since when a look that began at `from_s` may have seen it
+    gone: as it was `before`, else since the look began or since it went, whichever is later."""
+    gone = [bookie for bookie in ghost.homes if bookie not in ghost.registered_s]
+    went_s = {bookie: ghost.unregistered_s.get(bookie, from_s) for bookie in gone}
+    return {bookie: before.get(bookie, max(from_s, went_s[bookie])) for bookie in gone}
 
 
 class Healing:

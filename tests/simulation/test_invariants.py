@@ -14,6 +14,7 @@ from tests.kit.history import History
 from tests.simulation import invariants
 from tests.simulation.brokers.histories import OF_BROKERS
 from tests.simulation.ghost import Ghost, Home, LedgerGhost, RecoveryGhost
+from tests.simulation.healing import gone_since
 from tests.simulation.invariants import ALL, Violation
 from tests.simulation.repair_histories import OF_REPAIR
 from tests.simulation.topic_histories import OF_TOPICS
@@ -576,3 +577,13 @@ def test_a_member_of_a_fragment_that_was_published_with_a_later_one_takes_its_co
     I.a_copy_goes_to_its_write_set(ghost, ledger, 1, "d")
     with pytest.raises(Violation, match="25"):
         I.a_copy_goes_to_its_write_set(ghost, ledger, 1, "f")
+
+
+def test_a_bookie_that_goes_during_a_look_counts_as_gone_from_then_on():
+    ghost = Ghost(homes={name: Home("", "") for name in ("before", "meanwhile", "here")})
+    ghost.registered_s = {"meanwhile": 0.0, "here": 0.0}
+    ghost.unregistered("before", 4.0)
+    begun = gone_since(ghost, {}, 10.0)
+    assert begun == {"before": 10.0}
+    ghost.unregistered("meanwhile", 12.0)
+    assert gone_since(ghost, begun, 10.0) == {"before": 10.0, "meanwhile": 12.0}
