@@ -71,6 +71,7 @@ class BookieDirectory:
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._told: Registrations = {}  # id, address and rack of each, as last registered
+        self._left: dict[str, None] = {}  # who was seen and is not registered, the last at the end
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -133,6 +134,17 @@ class BookieDirectory:
             await self.find(name)
         return len({**dict.fromkeys(names), **self._told})
 
+    async def away(self) -> list[BookieInfo]:
+        """Those that ever registered and are not registered, as they were: the one that this
+        process saw last first, then those that it never saw, by id. Raises StoreError."""
+        names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
+        seen = [name for name in reversed(self._left) if name in names]
+        others = sorted(name for name in names if name not in self._left)
+        gone = [name for name in (*seen, *others) if not self.is_registered(name)]
+        for name in gone:
+            await self.find(name)
+        return [self.told(name) for name in gone]
+
     def heard_of(self, without: Collection[str]) -> list[str]:
         """All bookies whose address is known, but for those in `without`, by id."""
         return [bookie for bookie in sorted(self._told) if bookie not in without]
@@ -179,12 +191,15 @@ class BookieDirectory:
                 self._read_at[path] = bookie
             self._read_at = {path: one for path, one in self._read_at.items() if path in there}
             before = _places(self._writable, self._readonly)
+            were = [*self._writable, *self._readonly]
             self._writable, self._readonly = (
                 {one.id: one for path in paths_in[folder] if (one := self._read_at[path])}
                 for folder in _FOLDERS
             )
             for bookie in (*self._readonly.values(), *self._writable.values()):
                 self._heard_of(bookie)
+            self._left |= dict.fromkeys(were)
+            self._left = {one: None for one in self._left if not self.is_registered(one)}
             if _places(self._writable, self._readonly) != before:
                 self._tell()
 

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from spark_ledger.bookies.bookie_client import BookieClient
-from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.directory import BookieDirectory, BookieInfo
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import (
     BadConfig,
@@ -31,6 +31,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata.autorecovery import draining
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, derive, verifiers
 from spark_ledger.metadata.store import MetadataStore, Operation, StoreError
@@ -39,6 +40,7 @@ __all__ = ["LedgerStore", "VersionedRecord"]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 ENSEMBLE_SIZE_MAX = 1000
+AWAY_KNOWN_S = 1.0
 
 
 class LedgerStore:
@@ -61,6 +63,9 @@ class LedgerStore:
         """What the parts of the ledger share; for repair, which works beside them."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
+        self._away: list[BookieInfo] = []
+        """Bookies that are not registered, and may be back."""
+        self._away_s = float("-inf")
         self._closed = False
 
     async def create(
@@ -77,7 +82,8 @@ class LedgerStore:
         ledger_id: int | None = None,
         announce_lac: bool = False,
     ) -> AsyncLedgerWriter:
-        """Make a ledger on `ensemble_size` writable bookies and return its writer.
+        """Make a ledger on `ensemble_size` writable bookies and return its writer. Where there are
+        fewer it names bookies that are away, as long as an ack quorum is there for each entry.
 
         Each entry goes to `write_quorum` of them and is acknowledged when `ack_quorum` have it
         on disk. `announce_lac`: readers are told of the last entry when appends pause: for
@@ -303,11 +309,14 @@ class LedgerStore:
         return {one.id for one in (*self._directory.writable(), *self._directory.readonly())}
 
     async def _new_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
-        """A bookie for each slot, preferably such that responded lately.
+        """A bookie for each slot, preferably such that responded lately, and one that is away only
+        for want of others.
 
         Raises NotEnoughBookies, BadConfig, Unavailable.
         """
         chosen = self._place(quorum)
+        if len(chosen) < quorum.ensemble_size and self._is_away_known():
+            chosen = self._with_away(quorum, chosen)
         if len(chosen) < quorum.ensemble_size:
             chosen = await self._place_later(quorum)
         return tuple(chosen[slot] for slot in range(quorum.ensemble_size))
@@ -316,9 +325,35 @@ class LedgerStore:
         slots = range(quorum.ensemble_size)
         return self.cluster.place(quorum, slots, self._directory.writable(), {})
 
+    def _with_away(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
+        """The ensemble with bookies that are away in the slots that nobody else can have, if every
+        write set keeps an ack quorum that is there: it is as if they had gone just after the
+        ledger was made, and their slots are asked again, given away and made good as then."""
+        members = {slot: self._directory.told(bookie) for slot, bookie in chosen.items()}
+        slots = [slot for slot in range(quorum.ensemble_size) if slot not in chosen]
+        if len(slots) > quorum.write_quorum - quorum.ack_quorum:
+            return chosen
+        away = [one for one in self._away if not self._directory.is_registered(one.id)]
+        for some in (away[: len(slots)], away):  # those that were there last, if they fit
+            found = self.cluster.place(quorum, slots, some, members)
+            if len(found) == len(slots):
+                return {**chosen, **found}
+        return chosen
+
+    async def _look_who_is_away(self) -> None:
+        """Raises StoreError."""
+        going = await draining(self.metadata)
+        self._away = [one for one in await self._directory.away() if one.id not in going]
+        self._away_s = asyncio.get_running_loop().time()
+
+    def _is_away_known(self) -> bool:
+        """Whether it was looked a moment ago: hundreds of ledgers may be made at once."""
+        return asyncio.get_running_loop().time() - self._away_s < AWAY_KNOWN_S
+
     async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
-        """Choose again as bookies register, for the grace that a restart is given, if there are
-        bookies that might: as many as ever registered are no reason to wait."""
+        """Choose again, with bookies that are away where that is enough; else as bookies register,
+        for the grace that a restart is given, if there are bookies that might: as many as ever
+        registered are no reason to wait."""
         changed = asyncio.Event()
         self._directory.add_listener(changed.set)
         try:
@@ -326,6 +361,10 @@ class LedgerStore:
             grace_s = min(self.config.spare_grace_s, self.config.add_timeout_s / 2)
             async with asyncio.timeout(grace_s):
                 while len(chosen := self._place(quorum)) < quorum.ensemble_size:
+                    await self._look_who_is_away()
+                    chosen = self._with_away(quorum, chosen)
+                    if len(chosen) == quorum.ensemble_size:
+                        break
                     known = await self._directory.known()
                     if known < quorum.ensemble_size or known <= len(self._directory.writable()):
                         raise self._not_enough(quorum)

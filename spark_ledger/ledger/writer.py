@@ -57,6 +57,9 @@ class AsyncLedgerWriter:
         self._loop = asyncio.get_running_loop()
         self._pipeline = AddPipeline(cluster, known.record, NO_ENTRY)
         self._change = EnsembleChange(self._pipeline, self._commit_change, tokens.read)
+        for number, slot in enumerate(self._pipeline.slots):
+            if not cluster.directory.is_registered(slot.bookie_id):  # it was chosen all the same
+                self._pipeline.slot_failed(number, "it was away when the ledger was made")
         if announce_lac:
             self._pipeline.on_confirmed = self._announce_later
         self._announcing: dict[asyncio.Task[None], None] = {}

@@ -186,7 +186,8 @@ class Auditor:
         self._indexed_at = self._indexed_for_s = 0.0
         self._places: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
-        self._checked: dict[int, None] = {}
+        self._checked: dict[int, frozenset[str]] = {}
+        """By ledger its members that did not tell, as they were away."""
         self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._heard)
         self._directory = ledgers.cluster.directory
@@ -281,7 +282,11 @@ class Auditor:
         if self._indexed_at - self._checked_since >= CHECK_AGAIN_S:
             self._checked, self._checked_since = {}, self._indexed_at
         closed = dict.fromkeys(index.closed)
-        self._checked = {one: None for one in self._checked if one in closed}
+        self._checked = {  # but for those of whoever is back
+            one: silent
+            for one, silent in self._checked.items()
+            if one in closed and silent.isdisjoint(now.registered)
+        }
         self._unchecked = {one: None for one in closed if one not in self._checked}
         index.closed = array("q")
 
@@ -342,8 +347,8 @@ class Auditor:
             except (NoSuchLedger, UnsupportedFormat):
                 return
             if found.silent.isdisjoint(now.registered):
-                self._checked[ledger_id] = None
-            told = now.registered - found.silent  # others are lost, or asked again
+                self._checked[ledger_id] = found.silent
+            told = now.registered - found.silent  # others are asked again
             reasons = [
                 Reason(work_list.LACKING, bookie, since_ms)
                 for bookie in found.lacking

@@ -1,13 +1,17 @@
-"""Every bookie of a ledger lost for a while: its writer goes on with others, and what was confirmed
-is read again as soon as one copy of it is back."""
+"""Bookies that are lost for a while: a writer goes on with others, what was confirmed is read again
+as soon as one copy of it is back, and one of three is not needed to begin a ledger."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pulsar
 import pytest
 
 from spark_ledger import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import DataUnavailable
+from tests.integration.test_broker import TIMEOUT_MS, connected
+from tests.integration.test_older_store import registered
 from tests.kit.processes import eventually
 
 FIRST, THEN = 20, 10
@@ -47,3 +51,26 @@ def test_a_writer_goes_on_with_others_and_one_copy_that_is_back_is_enough_to_rea
             read(0, FIRST - 1)
         lost[1].start()
         assert eventually(reads_all)
+
+
+def test_with_one_of_three_bookies_away_new_topics_and_idle_ones_take_messages_at_once(
+    fresh_cluster,
+):
+    cluster = fresh_cluster(bookies=3)
+    with connected(cluster.broker_url) as client:
+        idle = client.create_producer("idle")
+        idle.send(b"0")
+        cluster.broker.stop()  # seals, as a minute without a message does
+        killed = cluster.bookies[0]
+        killed.kill()
+        assert eventually(lambda: registered(cluster) == 2, 60)
+        cluster.broker.start()
+        idle.send(b"1")
+        began_s = time.monotonic()
+        client.create_producer("new").send(b"2")
+        print(f"a new topic's first receipt came after {time.monotonic() - began_s:.2f} s")
+        reader = client.create_reader("idle", pulsar.MessageId.earliest)
+        assert [reader.read_next(TIMEOUT_MS).data() for _ in range(2)] == [b"0", b"1"]
+        killed.start()
+        idle.send(b"3")
+        assert reader.read_next(TIMEOUT_MS).data() == b"3"
