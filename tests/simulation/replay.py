@@ -24,7 +24,8 @@ def drawn_plan(seed: int) -> Plan:
 
 def changed_plan(seed: int, changes: Mapping[str, Any]) -> Plan:
     """The seed's plan with some fields replaced; lists, as JSON has them, for tuples and sets. It
-    is within the budget of losses if these say so, or if it has what no run over budget has.
+    is within the budget of losses if these say so, or if it has what no run over budget has. What
+    heals has no way that stays cut, as none is drawn so, unless the changes have both.
 
     Raises ValueError for a name that no plan has, and for changes that contradict each other.
     """
@@ -33,6 +34,8 @@ def changed_plan(seed: int, changes: Mapping[str, Any]) -> Plan:
     unknown = [name for name in changes if name not in known]
     if unknown:
         raise ValueError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}")
+    if changes.get("healing"):
+        plan = replace(plan, lasting=False)
     made = replace(plan, **{name: _like(known[name], value) for name, value in changes.items()})
     asked = next((name for name in WITHIN_BUDGET if changes.get(name)), None)
     if asked and changes.get("over_budget"):

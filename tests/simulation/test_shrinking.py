@@ -89,6 +89,12 @@ def test_a_seed_over_budget_that_is_to_have_topics_is_brought_back_within_it():
             replay.changed_plan(over, {name: True, "over_budget": True})
 
 
+def test_a_seed_with_ways_that_stay_cut_that_is_to_heal_has_none_unless_both_are_asked_for():
+    lasting = next(seed for seed in range(200) if replay.drawn_plan(seed).lasting)
+    assert not replay.changed_plan(lasting, {"healing": True}).lasting
+    assert replay.changed_plan(lasting, {"healing": True, "lasting": True}).lasting
+
+
 def test_a_recorded_run_is_the_run_that_was_not_recorded():
     for seed in range(4):
         plain = run_seed(seed)
