@@ -1,4 +1,5 @@
-"""A consumer unsubscribes at a partition's new owner, and the one before has not heard of it."""
+"""Who uses a subscription: a consumer that unsubscribes at the new owner of its partition, of which
+the one before has not heard, and one that comes while the subscription is to be released."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +15,10 @@ LINK = SimpleNamespace(send=lambda frame: None)  # of one client, to all brokers
 
 async def consumer(broker, number):
     await broker.lookup(named(number), authoritative=True)
-    topic, partition = await broker.partition(named(number))
+    return await joined(*await broker.partition(named(number)))
+
+
+async def joined(topic, partition):
     return topic, await topic.subscribe(
         partition,
         "s",
@@ -87,3 +91,23 @@ def test_a_late_failure_of_a_subscription_leaves_the_one_that_was_opened_after_i
         await a.close()
 
     play(act)
+
+
+def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_released():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        topic, first = await consumer(a, 0)
+        await a.lookup(named(1), authoritative=True)
+        _, partition = await a.partition(named(1))
+        first.close = lambda: asyncio.sleep(0)
+        topic.leave("s", first)  # its release begins while the next one is let in
+        _, again = await joined(topic, partition)
+        await asyncio.sleep(3)
+        again.place.acks.up_to(7)
+        topic.subscription("s").moved(again.place)
+        await asyncio.sleep(3)
+        positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
+        assert positions[1] == 7
+        await a.close()
+
+    play(act, partitions=PARTITIONS)
