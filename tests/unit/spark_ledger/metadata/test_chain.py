@@ -85,6 +85,16 @@ def test_a_store_that_was_used_on_since_is_another_as_long_as_links_so_old_are_k
         assert missing(seen, grown(links, copy, "other")) is not None, links
 
 
+def test_a_store_that_was_used_on_for_days_is_another_by_an_older_link_of_the_disk():
+    """Links as new as the newest that the disk saw are kept no more."""
+    copy = Chain({n: f"t{n}" for n in range(300) if is_kept(n, 299)})
+    seen = newest_of_each_kind(extended_by_numbers(600))
+    newest = 4300
+    links = {n: copy.links.get(n, f"other{n}") for n in range(newest + 1) if is_kept(n, newest)}
+    assert not is_kept(max(seen), newest)
+    assert missing(seen, Chain(links)) == 512
+
+
 def test_a_copy_made_after_the_newest_link_that_was_seen_is_the_same_store():
     copy = grown(300)
     assert missing(newest_of_each_kind(copy), grown(40, copy, "other")) is None
