@@ -76,6 +76,19 @@ def test_what_only_a_journal_has_that_was_away_is_there_when_it_is_back(how, sec
     on_a_node(test)
 
 
+def test_what_only_a_journal_has_is_there_also_where_it_was_away_at_two_starts():
+    async def test(node, _):
+        await without_j1(node)
+        node.out = ["j1"]
+        await node.crash()
+        await asyncio.sleep(10)
+        node.out = []
+        await node.crash()
+        assert {i: await node.statuses(i, 0, 0) for i in LEDGERS} == {i: [OK] for i in LEDGERS}
+
+    on_a_node(test)
+
+
 def test_a_fence_that_only_a_journal_has_that_was_away_counts_when_it_is_back():
     async def test(node, ledger):
         assert await node.fence(ledger) is OK
