@@ -127,6 +127,24 @@ def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
     on_a_wide_node(test)
 
 
+def test_a_read_whose_caller_goes_while_a_disk_is_slow_holds_nothing():
+    async def test(node):
+        await flushed(node)
+        await node.crash()
+        await node.statuses(1, 9, 9)  # first contact is over, and nothing is in a cache
+        for disk in node.ledgers.values():
+            disk.faults.read_s = (1.0, 1.0)
+        reading = asyncio.ensure_future(node.statuses(1, 0, 1))
+        await asyncio.sleep(0.1)
+        assert node.bookie.responses.used > 0
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert reading.cancelled()
+        assert node.bookie.responses.used == 0
+
+    on_a_wide_node(test)
+
+
 async def too_long() -> None:
     """A call that is under way has had LIMIT_S, and by the loop's clock alone: real disks and
     threads have all the time that they need."""
