@@ -428,3 +428,18 @@ async def test_a_confirmed_entry_stays_with_the_members_of_its_fragment():
     pipe.lanes["c"].answer(0)  # late, and it was the member then
     assert pipe.pipeline.lacking(0) == []
     assert pipe.pipeline.record.fragments[0] == Fragment(0, ("a", "b", "c"))
+
+
+@simulated
+async def test_an_add_that_is_not_tried_again_after_busy_is_settled_once_it_is_confirmed():
+    pipe = Pipe()
+    pipe.push(2)
+    for name in "ab":
+        pipe.lanes[name].answer(0)
+        pipe.lanes[name].answer(1)
+    pipe.lanes["c"].answer(0, BUSY)
+    pipe.lanes["c"].answer(1, BUSY)
+    assert pipe.acked == [0, 1]
+    pipe.pipeline.slot_failed(2, "no answer")
+    await asyncio.sleep(60)
+    assert (pipe.pipeline.unsettled(), pipe.pipeline.held_bytes) == ([], 0)
