@@ -560,3 +560,21 @@ def test_what_has_nothing_under_way_is_handed_over_at_once_and_other_segments_wh
         assert await values(stage) == [b"a", b"c", b"b", b"c", b"c"]
 
     play(act)
+
+
+def test_a_ledger_that_is_reopened_again_and_again_is_left_at_its_age():
+    async def act(stage):
+        owner = reached(await owner_of(stage, limits=RollLimits(age_s=100.0)))
+        ledgers, offset = [], 0
+        for version in range(1, 7):  # a batch of Spark each 30 s
+            await owner.all_stored(owner.send([b"%d" % offset]))
+            ledgers.append((await live_segment(owner)).ledger_id)
+            await asyncio.sleep(30)
+            await by_spark(stage, version)
+            offset += 2
+        await owner.all_stored(owner.send([b"last"]))
+        assert ledgers[0] == ledgers[2]
+        assert ledgers[-1] != ledgers[0]
+        await owner.writer.close()
+
+    play(act)
