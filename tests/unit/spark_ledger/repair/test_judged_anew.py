@@ -193,3 +193,14 @@ def test_forgetting_that_ended_half_way_is_gone_on_with_by_the_next_call(call):
         await ledgers.close()
 
     run(scenario(), seed=1, steps_max=STEPS_MAX)
+
+
+@simulated
+async def test_a_reason_that_is_listed_and_is_since_later_makes_a_new_version():
+    """Else who repaired it before takes it off."""
+    _, ledgers = await cluster_of(3)
+    store, versions = ledgers.metadata, []
+    for since_ms in (1, 1, 2):
+        await work_list.add(store, 7, [work_list.Reason(work_list.LACKING, "a", since_ms)])
+        versions.append((await work_list.find(store, 7)).version)
+    assert versions[0] == versions[1] < versions[2]
