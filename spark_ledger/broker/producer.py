@@ -346,6 +346,7 @@ class ChunksOfProducer:
 
     def __init__(self, producer: Producer, ownership: Ownership, drop: ServerError) -> None:
         self._producer = producer
+        self._before = producer.partition.refused
         self._ownership = ownership
         self._drop = drop
         self._begun: dict[str, ChunkedMessage] = {}
@@ -374,6 +375,7 @@ class ChunksOfProducer:
             producer.answer(producer.came(1), 1, producer.receipt(send, NOWHERE))
             return
         if message is None:
+            self._before.begins(producer.name, metadata.uuid)
             message = ChunkedMessage(producer, metadata.uuid, metadata.num_chunks_from_msg)
             self._begun[metadata.uuid] = message
         message.quiet = False
@@ -448,6 +450,7 @@ class ChunksOfProducer:
 
     def _refuse(self, uuid: str, why: Refusal) -> None:
         """The chunks that came have no receipts, and those that come are refused."""
+        self._before.add(self._producer.name, uuid)
         self._refused.pop(uuid, None)
         self._refused[uuid] = None
         if len(self._refused) > REFUSED_MAX:
@@ -460,7 +463,8 @@ class ChunksOfProducer:
         """Raises Refusal."""
         said = parsed.metadata
         unknown = message is None and said.chunk_id > 0
-        if said.uuid in self._refused or (unknown and self._damaged):
+        refused = self._damaged or self._before.has(self._producer.name, said.uuid)
+        if said.uuid in self._refused or (unknown and refused):
             raise Refusal(self._drop, "a chunk of a message that was refused")
         came = len(parsed.data) - parsed.payload_at + (0 if message is None else message.bytes)
         size = max(said.total_chunk_msg_size, said.uncompressed_size, came)

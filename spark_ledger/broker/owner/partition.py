@@ -19,7 +19,7 @@ from spark_ledger.broker import names
 from spark_ledger.broker.owner.entry_batches import batches_in
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
-from spark_ledger.broker.owner.waiting import Waiting
+from spark_ledger.broker.owner.waiting import RefusedMessages, Waiting
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
@@ -85,6 +85,7 @@ class Partition:
         self._start = self._end = 0
         self._stored_end = 0
         """Of the newest batches in memory."""
+        self.refused = RefusedMessages()
         self._last: Stored | None = None
         self._last_until = 0
         """Up to there no other batch with a row comes after it."""

@@ -22,6 +22,7 @@ from spark_ledger.topic.entry.pulsar_batch import framed
 ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
 """Of an entry of several runs: messages, and bytes of these decompressed."""
+REFUSED_MAX = 1000
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 
@@ -209,6 +210,31 @@ def without(
     if ids is not None:
         out += ids.drop(goes, names, [run for entry in sent for run in entry.runs])
     return deque(run for run in queue if not goes(run)), out
+
+
+class RefusedMessages:
+    """Messages in chunks that the owner of a partition has refused, the newest REFUSED_MAX, by
+    producer and uuid. A client that heard of the first chunk's refusal alone sends the later ones
+    again on its next connection: they are not taken for those of a message that is stored."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, None] = {}  # a client chooses how long a uuid is
+
+    def add(self, producer_name: str, uuid: str) -> None:
+        """It is refused."""
+        key = hash((producer_name, uuid))
+        self._hashes.pop(key, None)
+        self._hashes[key] = None
+        if len(self._hashes) > REFUSED_MAX:
+            del self._hashes[next(iter(self._hashes))]
+
+    def begins(self, producer_name: str, uuid: str) -> None:
+        """It is sent anew, from its first chunk on."""
+        self._hashes.pop(hash((producer_name, uuid)), None)
+
+    def has(self, producer_name: str, uuid: str) -> bool:
+        """Whether it was refused, and not sent anew since."""
+        return hash((producer_name, uuid)) in self._hashes
 
 
 class SequenceIds:

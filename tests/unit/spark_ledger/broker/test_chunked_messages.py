@@ -9,6 +9,7 @@ import pytest
 from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
+from spark_ledger.broker.owner.waiting import RefusedMessages
 from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
@@ -51,6 +52,7 @@ class Sending:
         self.owner, self.link = owner, Link()
         deduplicates = owner.stage.topic.policies.deduplication
         partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=deduplicates)
+        partition.refused = vars(owner).setdefault("refused", RefusedMessages())
         mode = AccessMode.SHARED
         self.producer = Producer(self.link, 1, 1, name, mode, 0, 0, partition, None)
         self.ownership = SimpleNamespace(incomplete=0)

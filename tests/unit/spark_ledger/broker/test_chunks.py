@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.waiting import Chunk
+from spark_ledger.broker.owner.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.producer import BEGUN_MAX, ChunksOfProducer, Producer, Run
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
@@ -53,6 +53,7 @@ class Sending:
 
     def __init__(self, deduplicates=True):
         partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=deduplicates)
+        partition.refused = RefusedMessages()
         self.link = Link()
         self.ownership = SimpleNamespace(incomplete=0)
         self.producer = Producer(self.link, 1, 1, "p", AccessMode.SHARED, 0, 0, partition, None)

@@ -15,7 +15,7 @@ from spark_ledger.broker import connection as connections
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.owner.waiting import Chunk
+from spark_ledger.broker.owner.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
 from spark_ledger.broker.requests import refusal_of
 from spark_ledger.broker.wire.commands import (
@@ -306,6 +306,7 @@ class Partition:
 
     def __init__(self, *, deduplication):
         self.number, self.shown, self.ledger, self.deduplicates = 0, 0, 7, deduplication
+        self.refused = RefusedMessages()
         self.writer = self
         self.appended, self.came = [], asyncio.Event()
 

@@ -306,3 +306,26 @@ def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queu
         await here.broker.close()
 
     play(act)
+
+
+@pytest.mark.parametrize("deduplication", [False, True])
+def test_later_chunks_that_come_on_the_next_connection_after_the_first_was_refused_are_refused(
+    deduplication,
+):
+    async def act(stage):
+        owner = Owner(stage, stage.client, "a")
+        owner = await (deduplicating(owner) if deduplication else owner.take())
+        before, (first, last) = Sending(owner), chunked(WHOLE, 2)
+        before.send(first)
+        before.chunks.give_up("it sent another message")  # its client hears of that, and no more
+        before.chunks.forget()
+        again = Sending(owner)
+        again.send(last)
+        ((_, refused),) = await again.said(1)
+        assert "refused" in refused, "and is not said to be stored"
+        again = Sending(owner)
+        again.send(first, last)  # as a message that is sent anew
+        assert [offset for _, offset in await again.said(2)] == [2, 2]
+        await closed(owner)
+
+    play(act)
