@@ -37,6 +37,7 @@ TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
 TOPICS_ASKED_AT_ONCE = 32
+"""Of each up to 8 ledgers, 1 s at most: so a thousand partitions are looked at in 5 s."""
 SEAL_S, AWAY_S, AWAY_LOOK_S = 5.0, 1.0, 0.2
 SETTLE_S = 30.0
 """Partitions move to the brokers on which they fall once these have been the same for so long."""

@@ -44,8 +44,6 @@ OVERHEAD_BYTES = 1024
 GIVE_UP_S = 2.0
 BEGUN_MAX = 16
 """Messages in chunks that a producer has begun; of more the oldest is given up."""
-REFUSED_MAX = 64
-"""Of messages in chunks that were refused so many are remembered, for chunks that come still."""
 HELD_MAX = 10_000
 """Of a producer's answers that wait for a message in chunks; beyond that it is given up."""
 
@@ -346,11 +344,10 @@ class ChunksOfProducer:
 
     def __init__(self, producer: Producer, ownership: Ownership, drop: ServerError) -> None:
         self._producer = producer
-        self._before = producer.partition.refused
+        self._refused = producer.partition.refused
         self._ownership = ownership
         self._drop = drop
         self._begun: dict[str, ChunkedMessage] = {}
-        self._refused: dict[str, None] = {}
         self._damaged = False
         self._looks = False
 
@@ -375,7 +372,7 @@ class ChunksOfProducer:
             producer.answer(producer.came(1), 1, producer.receipt(send, NOWHERE))
             return
         if message is None:
-            self._before.begins(producer.name, metadata.uuid)
+            self._refused.begins(producer.name, metadata.uuid)
             message = ChunkedMessage(producer, metadata.uuid, metadata.num_chunks_from_msg)
             self._begun[metadata.uuid] = message
         message.quiet = False
@@ -450,11 +447,7 @@ class ChunksOfProducer:
 
     def _refuse(self, uuid: str, why: Refusal) -> None:
         """The chunks that came have no receipts, and those that come are refused."""
-        self._before.add(self._producer.name, uuid)
-        self._refused.pop(uuid, None)
-        self._refused[uuid] = None
-        if len(self._refused) > REFUSED_MAX:
-            del self._refused[next(iter(self._refused))]
+        self._refused.add(self._producer.name, uuid)
         message = self._begun.pop(uuid, None)
         if message is not None:
             message.refused(why)
@@ -462,9 +455,8 @@ class ChunksOfProducer:
     def _check(self, parsed: pulsar_batch.Batch, message: ChunkedMessage | None) -> None:
         """Raises Refusal."""
         said = parsed.metadata
-        unknown = message is None and said.chunk_id > 0
-        refused = self._damaged or self._before.has(self._producer.name, said.uuid)
-        if said.uuid in self._refused or (unknown and refused):
+        refused = self._damaged or self._refused.has(self._producer.name, said.uuid)
+        if message is None and said.chunk_id > 0 and refused:
             raise Refusal(self._drop, "a chunk of a message that was refused")
         came = len(parsed.data) - parsed.payload_at + (0 if message is None else message.bytes)
         size = max(said.total_chunk_msg_size, said.uncompressed_size, came)

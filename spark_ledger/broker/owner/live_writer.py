@@ -117,7 +117,7 @@ class LiveWriter:
         self._written_ms: list[int] = []
         self._opened_s = self._used_s = 0.0
         self._closing, self._ends = False, 0  # how often what may be stored has failed here
-        self._undecided = False  # what was under way then may be stored, until its ledger is sealed
+        self._unsealed = False  # an entry was under way then, and its ledger is not sealed yet
 
     @property
     def confirmed(self) -> tuple[int, int]:
@@ -204,11 +204,11 @@ class LiveWriter:
         the ledger is sealed to which something was under way when the work failed. False where it
         fails now, or the partition is given up."""
         ends = self._ends
-        if self._undecided and self._task is None and not self._closing:
+        if self._unsealed and self._task is None and not self._closing:
             self._begin()
 
         def is_decided() -> bool:
-            is_open = self._undecided and not self._closing
+            is_open = self._unsealed and not self._closing
             return self._ends != ends or not (is_open or self._runs.has_any(of))
 
         await self._decided.until(is_decided)
@@ -465,7 +465,7 @@ class LiveWriter:
         """Open a ledger if something waits, seal one of which something is not decided; what passes
         is tried again."""
         pause_s = PAUSE_S
-        while self._queue or self._ended is not None or self._undecided:
+        while self._queue or self._ended is not None or self._unsealed:
             try:
                 rolls = self._rolls and not self._closing
                 await self._open_or_seal(seal_only=not (self._queue or rolls))
@@ -506,7 +506,7 @@ class LiveWriter:
             if actions:
                 await self._commits.commit(actions)
             self._ended = None
-            self._is_decided()
+            self._is_sealed()
             await self._drop_next()
             return
         following = await self._next_ledger()
@@ -525,9 +525,9 @@ class LiveWriter:
         found = None if hold is None else await self._commits.past(self._number, hold)
         return found or await self._commits.state()
 
-    def _is_decided(self) -> None:
-        """Of all that was under way when the work failed: no ledger of it is open."""
-        self._undecided = False
+    def _is_sealed(self) -> None:
+        """The ledger to which an entry was under way when the work failed."""
+        self._unsealed = False
         self._decided.tell()
 
     def _is_next(self, live: LiveSegment) -> bool:
@@ -540,7 +540,7 @@ class LiveWriter:
             self._ids.begin(state.partitions[self._number].producers)
             self._queue = self._ids.new_in(self._queue)
             self._recount()
-        self._is_decided()
+        self._is_sealed()
         following = self._next
         assert following is not None and live.first_entry == following.has.entries
         self._writer, self._intent = following.writer, following.intent
@@ -584,7 +584,7 @@ class LiveWriter:
         if self._next is not None and self._next.after != ANY_OPENING:
             self._next.writer.abandon()
             self._next = None
-        self._undecided = self._undecided or bool(self._inflight)
+        self._unsealed = self._unsealed or bool(self._inflight)
         waiting = [run for entry in self._inflight for run in entry.runs]
         waiting += [*self._queue, *self._ids.take_again()]
         for entry in self._inflight:

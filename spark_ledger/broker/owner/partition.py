@@ -147,8 +147,7 @@ class Partition:
         where nothing is confirmed there yet. A batch comes whole, also where rows of it were
         removed. What is before rows that cannot be read comes by itself. `lossy`: without rows
         that are lost; where they are all that commits have, an empty batch is after them, as after
-        each foreign entry. Raises
-        as task_reader.fetch_kept."""
+        each foreign entry. Raises as task_reader.fetch_kept."""
         await self._catch_up()
         offset = max(offset, self.start)
         found = self._tail.since(offset, bytes_max)

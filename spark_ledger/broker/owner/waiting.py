@@ -23,6 +23,7 @@ ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
 """Of an entry of several runs: messages, and bytes of these decompressed."""
 REFUSED_MAX = 1000
+"""Messages in chunks whose refusal the owner of a partition remembers."""
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
 

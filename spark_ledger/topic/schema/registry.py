@@ -220,10 +220,13 @@ class SchemaRegistry:
     ) -> None:
         """Until `change` says that what is there is as wanted, or its multi was applied."""
         path = paths.topic_schema(topic.id)
+        is_taken = False  # the number of a new version, by a version that the head does not name
         for tries in range(TRIES_MAX):
             await self._store.sync(path)
-            now = await self._read(topic.id)
+            now = await self._read(topic.id, unnamed=is_taken)
             wanted = change(now)
+            if wanted is None and is_taken:
+                wanted = now.head, []
             if wanted is None:
                 return
             topics_head = await self._head(topic)
@@ -243,6 +246,7 @@ class SchemaRegistry:
             except MultiFailed as failed:
                 if not isinstance(failed.cause, BadVersion | NodeExists | NoNode):
                     raise
+                is_taken = failed.index > 0 and isinstance(failed.cause, NodeExists)
             await asyncio.sleep(pause_s(self._rng, tries))
         raise errors.CommitContended(
             f"the schema of topic '{topic.name}' was changed by others {TRIES_MAX} times meanwhile"
@@ -255,11 +259,15 @@ class SchemaRegistry:
             raise errors.TopicDeleted(f"topic '{topic.name}' (id {topic.id}) was deleted")
         return node
 
-    async def _read(self, topic_id: str) -> TopicSchema:
+    async def _read(self, topic_id: str, *, unnamed: bool = False) -> TopicSchema:
+        """`unnamed`: with the versions that the head does not name, as proposed ones. A process of
+        an earlier version drops the proposed ones from a head that it writes."""
         node = await read(self._store, paths.topic_schema(topic_id))
         if node is None:
             return TopicSchema(SchemaHead(), (), None)
         head = schema_records.decode_head(node.value)
+        while unnamed and await read(self._store, paths.topic_schema(topic_id, head.last + 1)):
+            head = replace(head, proposed=head.proposed | {head.last + 1})
         kept = self._kept_of(topic_id)
         numbers = range(len(kept.versions) + 1, head.last + 1)
 

@@ -1,6 +1,7 @@
 """Columns and bytes in one topic: each commit judges whether its rows fit those that are there."""
 
 import asyncio
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from spark_ledger.metadata.store import Check, Create
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import CommitKind, RowKind, TxnKey
 from spark_ledger.topic.log.actions import OpenLive, Overwrite
-from spark_ledger.topic.schema.records import decode_head
+from spark_ledger.topic.schema.records import Compatibility, decode_head, encode_head
 from spark_ledger.topic.schema.rules import SchemaMode
 from spark_ledger.topic.write import TaskResult
 from tests.simulation.loop import current
@@ -286,5 +287,27 @@ def test_a_proposed_version_that_somebody_registers_is_one_of_the_schema_at_once
         assert takes_bytes(stage)
         assert await (await stage.another()).schemas.register(stage.topic, COLUMNS) == made
         assert not takes_bytes(stage)
+
+    play(act)
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, WRONG])
+def test_typed_writes_go_on_where_an_earlier_process_took_the_proposed_version_off_the_head(
+    columns,
+):
+    async def act(stage):
+        await stage.client.schemas.for_write(stage.topic, COLUMNS, SchemaMode.VALIDATE)
+        path = paths.topic_schema(stage.topic.id)
+        node = await stage.client.store.get(path)
+        head = replace(decode_head(node.value), compatibility=Compatibility.NONE)
+        await stage.client.store.set(
+            path, encode_head(replace(head, proposed=frozenset())), node.version
+        )
+        await commit(stage, TYPED, 1, columns=columns)
+        other = await stage.another()
+        await commit(stage, TYPED, 2, client=other, app="other", columns=columns)
+        head = decode_head(stage.world.store.peek(path).value)
+        assert head.has(1 if columns is COLUMNS else 2)
+        assert not head.takes_bytes
 
     play(act)
