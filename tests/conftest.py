@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spark_ledger import worker_python
-from spark_ledger.local import LocalCluster
+from spark_ledger.local import LocalCluster, processes
 from tests.kit import jvm, local_servers
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
 os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", jvm.OPTIONS)
 local_servers.used()
+
+WORKERS_MAX = 16
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_MAX
+processes.PORTS = processes.PORTS[WORKER::WORKERS_MAX]
+"""A server that a test stops for a while finds its port free: no other worker takes it."""
 
 LONGEST = {
     "test_autorecovery",
