@@ -14,6 +14,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import decode
 from spark_ledger.topic import client as topic_client
 from spark_ledger.topic.upkeep.upkeep import Upkeep
+from tests.kit.subscribing import subscribed
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
 from tests.unit.spark_ledger.broker.test_moves import Brokers
 from tests.unit.spark_ledger.topic.stage import play
@@ -264,17 +265,7 @@ def test_an_idle_topic_and_its_subscription_cost_the_metadata_store_a_request_in
             await broker.lookup(names.parse(name), authoritative=True)
             partition = await sent(broker, name, b"x")
             topic, _ = await broker.partition(names.parse(name))
-            await topic.subscribe(
-                partition,
-                "s",
-                SubscriptionType.EXCLUSIVE,
-                durable=True,
-                start=None,
-                make=lambda place: SimpleNamespace(
-                    place=place, link=None, activate=lambda active: None, end=lambda: None
-                ),
-                earliest=True,
-            )
+            await subscribed(topic, partition)
         await asyncio.sleep(300)
         calls = counted(broker.client.store)
 
@@ -298,17 +289,7 @@ def test_a_subscription_that_is_sought_or_deleted_by_others_is_seen_at_once():
         topic, _ = await broker.partition(names.parse("t-partition-0"))
         ends = {name: asyncio.Event() for name in ("s", "the next one")}
         for name, ended in ends.items():
-            await topic.subscribe(
-                partition,
-                name,
-                SubscriptionType.EXCLUSIVE,
-                durable=True,
-                start=None,
-                make=lambda place, ended=ended: SimpleNamespace(
-                    place=place, link=None, activate=lambda active: None, end=ended.set
-                ),
-                earliest=True,
-            )
+            await subscribed(topic, partition, name, end=ended.set)
             await asyncio.sleep(0.2)  # while the positions before it were just written
         await asyncio.sleep(5)
 

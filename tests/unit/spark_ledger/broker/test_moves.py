@@ -12,6 +12,7 @@ from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.commit import foreign, seal
 from spark_ledger.topic.entry.message_batch import Share, encode_header
+from tests.kit.subscribing import subscribed
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -151,17 +152,7 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
 
         async def consumer(broker, number):
             topic, partition = await broker.partition(named(number))
-            return topic, await topic.subscribe(
-                partition,
-                "s",
-                SubscriptionType.EXCLUSIVE,
-                durable=True,
-                start=None,
-                make=lambda place: SimpleNamespace(
-                    place=place, link=link, activate=lambda active: None, end=lambda: None
-                ),
-                earliest=True,
-            )
+            return topic, await subscribed(topic, partition, link=link)
 
         there = {n: await looked_up(a, [a, b], n) for n in range(PARTITIONS)}
         for number, broker in there.items():
@@ -315,17 +306,7 @@ def test_a_seek_that_was_carried_out_holds_although_its_broker_dies_at_once():
 
         async def consumer(broker):
             topic, partition = await broker.partition(named(0))
-            return topic, await topic.subscribe(
-                partition,
-                "s",
-                SubscriptionType.EXCLUSIVE,
-                durable=True,
-                start=None,
-                make=lambda place: SimpleNamespace(
-                    place=place, link=link, activate=lambda active: None, end=lambda: None
-                ),
-                earliest=True,
-            )
+            return topic, await subscribed(topic, partition, link=link)
 
         await a.lookup(named(0), authoritative=True)
         topic, made = await consumer(a)

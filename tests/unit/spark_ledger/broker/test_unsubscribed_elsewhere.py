@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.wire.commands import SubscriptionType
+from tests.kit.subscribing import subscribed
 from tests.unit.spark_ledger.broker.test_moves import PARTITIONS, Brokers, named
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -15,21 +15,8 @@ LINK = SimpleNamespace(send=lambda frame: None)  # of one client, to all brokers
 
 async def consumer(broker, number):
     await broker.lookup(named(number), authoritative=True)
-    return await joined(*await broker.partition(named(number)))
-
-
-async def joined(topic, partition):
-    return topic, await topic.subscribe(
-        partition,
-        "s",
-        SubscriptionType.EXCLUSIVE,
-        durable=True,
-        start=None,
-        make=lambda place: SimpleNamespace(
-            place=place, link=LINK, activate=lambda active: None, end=lambda: None
-        ),
-        earliest=True,
-    )
+    topic, partition = await broker.partition(named(number))
+    return topic, await subscribed(topic, partition, link=LINK)
 
 
 def hears_nothing(broker):
@@ -99,9 +86,8 @@ def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_releas
         topic, first = await consumer(a, 0)
         await a.lookup(named(1), authoritative=True)
         _, partition = await a.partition(named(1))
-        first.close = lambda: asyncio.sleep(0)
         topic.leave("s", first)  # its release begins while the next one is let in
-        _, again = await joined(topic, partition)
+        again = await subscribed(topic, partition, link=LINK)
         await asyncio.sleep(3)
         again.place.acks.up_to(7)
         topic.subscription("s").moved(again.place)

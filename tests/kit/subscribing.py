@@ -1,0 +1,25 @@
+"""A consumer of an owned topic, for tests of where a subscription is and who uses it."""
+
+import asyncio
+from types import SimpleNamespace
+
+from spark_ledger.broker.wire.commands import SubscriptionType
+
+
+async def subscribed(topic, partition, name="s", *, link=None, end=lambda: None):
+    """One that joins the durable subscription from the earliest offset on; it takes no messages."""
+    return await topic.subscribe(
+        partition,
+        name,
+        SubscriptionType.EXCLUSIVE,
+        durable=True,
+        start=None,
+        make=lambda place: SimpleNamespace(
+            place=place,
+            link=link,
+            activate=lambda active: None,
+            close=lambda: asyncio.sleep(0),
+            end=end,
+        ),
+        earliest=True,
+    )
