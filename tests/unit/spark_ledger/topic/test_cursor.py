@@ -96,6 +96,27 @@ def writes(stage):
     ]
 
 
+def test_the_next_run_finds_a_position_that_went_into_the_record_after_the_last_entry():
+    async def act(stage):
+        await fill(stage, 500)
+        cursor = await opened(stage, run="r1")
+        await told(cursor, 1, 2, 3, 4)
+        assert (await listed(stage)).ledger_id is not None
+        for offset in range(5, 500):
+            await told(cursor, offset)
+            if (await listed(stage)).positions == {0: offset}:
+                break
+        else:
+            raise AssertionError("no position went into the record of a cursor with a ledger")
+        await cursor.abandon()
+
+        again = await opened(stage, run="r2")
+
+        assert await again.recovered() == {0: offset}
+
+    play(act)
+
+
 def test_telling_it_a_thousand_times_a_second_writes_once_a_second():
     async def act(stage):
         await fill(stage, 10_000)
