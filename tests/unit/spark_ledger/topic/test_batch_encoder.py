@@ -80,6 +80,23 @@ def test_rows_go_to_their_keys_partition_in_the_order_they_came():
             assert places[0][0] == 2
 
 
+def test_rows_of_one_partition_keep_their_order_where_only_some_calls_have_keys():
+    encoder = encoder_of(4, 2)
+    values = [b"%d" % i for i in range(40)]
+
+    for start in range(0, 40, 10):  # the keyless calls go to partition 2 as a whole
+        keys = [b"k%d" % i for i in range(10)] if start % 20 == 0 else [None] * 10
+        list(encoder.add(binary(keys), binary(values[start : start + 10])))
+    entries = list(encoder.flush())
+
+    of_partition = {}
+    for partition, batch in shares_of(entries):
+        of_partition.setdefault(partition, []).extend(map(int, batch["value"].to_pylist()))
+    assert len(of_partition[2]) > 20, "rows with keys are among them"
+    for numbers in of_partition.values():
+        assert numbers == sorted(numbers)
+
+
 def test_a_row_too_big_is_refused_before_anything_of_its_call_is_taken():
     encoder = encoder_of(1, 0, entry_bytes_max=10_000)
     list(encoder.add(None, binary([b"before"])))
