@@ -418,6 +418,24 @@ def test_the_last_message_is_known_without_the_tail_and_is_no_chunk():
     play(act)
 
 
+def test_the_last_message_is_one_of_spark_that_came_before_the_first_chunk_of_another():
+    async def act(stage):
+        owner = reached(await owner_of(stage))
+        made = await Consuming().begin(stage, owner)
+        one = Sending(owner)
+        one.lone(b"before")
+        await all_sent(owner)
+        await by_spark(stage)
+        one.send(chunked(WHOLE, 2)[0])
+        await all_sent(owner)
+        made.state = await owner.commits.state()
+        assert (await made.partition.last()).offset == 1
+        await made.consumer.close()
+        await closed(owner)
+
+    play(act)
+
+
 def test_a_message_that_has_lost_a_chunk_is_passed_over(caplog):
     async def act(stage):
         owner = await owner_of(stage)
