@@ -1,6 +1,7 @@
 """Partitions that move between two brokers, on the simulated cluster, and those that stay."""
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -514,5 +515,38 @@ def test_those_are_asked_whether_they_are_there_because_of_which_another_cannot_
         topic.add_producer(0, there)
         assert topic.producers_before(0, comes) == ([there] if asked else [])
         await a.close()
+
+    play(act, partitions=PARTITIONS)
+
+
+def test_a_partition_that_comes_back_while_it_is_left_is_served_again():
+    async def act(stage):
+        brokers = Brokers(stage)
+        a, b = await brokers.new("a"), await brokers.new("b")
+        await a.lookup(named(0), authoritative=True)
+        assert await stored(a, 0) == 0
+        topic, partition = await a.partition(named(0))
+        close, decided = partition.writer.close, asyncio.Event()
+
+        async def close_late():
+            await decided.wait()
+            await close()
+
+        partition.writer.close = close_late
+        assert await a.ownership.pass_on(topic.info.id, 0)
+        await topic.look()
+        assert await b.ownership.pass_on(topic.info.id, 0)
+        for _ in range(5):  # while it is left
+            with suppress(Refusal, errors.LedgerError):
+                await a.partition(named(0))
+            await asyncio.sleep(0.2)
+        decided.set()
+        await asyncio.sleep(2 * DECIDED_S)
+        assert await looked_up(a, [a, b], 0) is a
+        assert await stored(a, 0) > 0
+        await asyncio.sleep(DECIDED_S)
+        assert await stored(a, 0) > 1
+        await a.close()
+        await b.close()
 
     play(act, partitions=PARTITIONS)
