@@ -63,6 +63,30 @@ def test_what_is_another_ledgers_is_never_read_and_never_denied():
     run(act(), seed=1)
 
 
+def test_a_record_that_was_read_of_the_store_before_says_nothing_of_the_store_since():
+    async def act() -> None:
+        node = await Node().start()
+        await create(node, "A")
+        await node.add_all(*(entry(7, number) for number in range(3)))
+        node.bookie.ledgers.store_is_another()
+        get, given_again = node.session.get, []
+
+        async def late(path, *more):
+            found = await get(path, *more)
+            if path == paths.ledger(7) and not given_again:
+                given_again.append(path)
+                await create(node, "B")
+                node.bookie.ledgers.store_is_another()
+            return found
+
+        node.session.get = late
+        await node.statuses(7, 0, 2)
+        assert given_again
+        assert await node.statuses(7, 0, 2) == [Status.LIMBO]
+
+    run(act(), seed=1)
+
+
 def test_it_is_so_after_a_restart_too():
     async def act() -> None:
         node = await with_ledger([0, 1, 2])
