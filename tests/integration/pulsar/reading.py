@@ -79,7 +79,8 @@ def a_cumulative_ack_covers_all_before_it(case: Case) -> None:
 
 def what_is_nacked_comes_again_and_says_so(case: Case) -> None:
     topic = case.topic(0)
-    consumer = case.client.subscribe(topic, "s", negative_ack_redelivery_delay_ms=100)
+    # later than the client sends the acknowledgement, which it groups with others for 100 ms
+    consumer = case.client.subscribe(topic, "s", negative_ack_redelivery_delay_ms=1000)
     sent(case.client.create_producer(topic, batching_enabled=False), numbered(3))
     found = received(consumer, 3, ack=False)
     consumer.acknowledge(found[0])
