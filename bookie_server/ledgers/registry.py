@@ -20,10 +20,10 @@ stored. It is compared with the record again (`compare`) before an add below the
 taken in a new session with the store, and before anything is read or added once the store was found
 to be another. Where they differ, the ledger's entries here are another's: adds are refused, reads
 answer *unknown*; while nothing is stored the token is replaced. A store that cannot be asked stops
-nothing. What an earlier version stored has no token: whose it is, no record can say once the store
-went back, and the token of one is never taken for it. It is written on until the store is found to
-be another, or of a later epoch than the ledger's id; from then on no new entry is added to it, and
-it is read as before.
+nothing. Entries that an earlier version stored have no token, and once the store went back no
+record can prove which ledger they belong to, so the bookie never takes a record's token for them.
+It adds entries to such a ledger until the store is found to be another, or of a later epoch than
+the ledger's id. From then on it adds none, and reads go on.
 """
 
 import asyncio
@@ -82,7 +82,8 @@ class LedgerHandle:
         self.other = False
         """What is stored here is another ledger's than the record of this id names."""
         self.unknown = False
-        """Whose the stored entries are: see the head of this file. No entry is added to them."""
+        """Which ledger the stored entries belong to: see the head of this file. The bookie adds no
+        entry to them."""
         self.compared = -1  # in which look of LedgerHandles the record named this ledger
         self.forgotten = False
         self.adds = 0  # frames that came, and fencing reads

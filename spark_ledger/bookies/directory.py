@@ -71,7 +71,7 @@ class BookieDirectory:
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._told: Registrations = {}  # id, address and rack of each, as last registered
-        self._left: dict[str, None] = {}  # who was seen and is not registered, the last at the end
+        self._left: dict[str, None] = {}  # that were registered, the last one to leave at the end
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -199,7 +199,7 @@ class BookieDirectory:
             for bookie in (*self._readonly.values(), *self._writable.values()):
                 self._heard_of(bookie)
             self._left |= dict.fromkeys(were)
-            self._left = {one: None for one in self._left if not self.is_registered(one)}
+            self._left = {id_: None for id_ in self._left if not self.is_registered(id_)}
             if _places(self._writable, self._readonly) != before:
                 self._tell()
 

@@ -147,8 +147,8 @@ class OwnedTopic:
         return found
 
     def _heard(self) -> None:
-        for one in self._partitions.values():
-            one.wake()
+        for partition in self._partitions.values():
+            partition.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none
@@ -176,16 +176,18 @@ class OwnedTopic:
         decided without the store: its producers send it again."""
 
         async def look(number: int) -> None:
-            one = self._partitions.get(number)
-            if one is not None and await is_fenced(one.writer, self.info.name):
-                self._lose([number] if self._partitions.get(number) is one else [], UNDECIDED_S)
+            partition = self._partitions.get(number)
+            if partition is None or not await is_fenced(partition.writer, self.info.name):
+                return
+            if self._partitions.get(number) is partition:
+                self._lose([number], UNDECIDED_S)
 
         await each(look, list(self._partitions), LEDGERS_ASKED_AT_ONCE)
 
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
             self._leaving[number] = self._partitions.pop(number)
-            self._send_consumers_away(number)  # at once: who unsubscribes there asks who is here
+            self._send_consumers_away(number)  # at once: they keep no subscription in use here
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
             self._aside(self._leave_to_others(numbers, decide_s))
@@ -574,9 +576,9 @@ class OwnedTopic:
             if others:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
             # this client's of other partitions: each comes by itself
-            if any(one is not consumer for one in subscription.consumers):
+            if any(other is not consumer for other in subscription.consumers):
                 with suppress(errors.Unavailable):
-                    await self._look_for_lost(fresh=True)  # consumers there do not count
+                    await self._look_for_lost(fresh=True)  # their consumers do not count
             last = all(one is consumer for one in subscription.consumers)
             if last and subscription.cursor is not None:
                 await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)

@@ -38,9 +38,10 @@ def serve(
     settings: BrokerSettings,
     parent_pipe: bool = False,
 ) -> None:
-    """Listen, register, and serve in this process until SIGTERM or SIGINT; says in a line of
-    JSON where. A port of 0: a free one. `parent_pipe`: it ends when its standard input is closed.
-    Raises errors.BadConfig (a port is taken, the URL is malformed), errors.Unavailable."""
+    """Listen, register, and serve in this process until SIGTERM or SIGINT; prints in a line of
+    JSON where it listens. A port of 0: a free one. `parent_pipe`: it ends when its standard input
+    is closed. Raises errors.BadConfig (a port is taken, the URL is malformed),
+    errors.Unavailable."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     net.raise_descriptor_limit()
     if parent_pipe:

@@ -413,12 +413,12 @@ def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> Non
     """The brokers that are alive, where clients reach them, and how many chunked messages their
     producers left incomplete since they started."""
     unreadable: dict[str, LedgerError] = {}
-    found = asyncio.run(alive(resolve_service_url(service_url), unreadable))
+    brokers = asyncio.run(alive(resolve_service_url(service_url), unreadable))
     if json:
-        print_json(found)
+        print_json(brokers)
     else:
         heads = ("BROKER", "URL", "INCOMPLETE MESSAGES")
-        print_table(heads, [tuple(one.values()) for one in found], "no brokers")
+        print_table(heads, [tuple(broker.values()) for broker in brokers], "no brokers")
     tell_unreadable("broker", unreadable)
 
 

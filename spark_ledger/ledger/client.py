@@ -326,24 +326,25 @@ class LedgerStore:
         return self.cluster.place(quorum, slots, self._directory.writable(), {})
 
     def _with_away(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
-        """The ensemble with bookies that are away in the slots that nobody else can have, if every
-        write set keeps an ack quorum that is there: it is as if they had gone just after the
-        ledger was made, and their slots are asked again, given away and made good as then."""
+        """The ensemble with bookies that are away in the slots left, if every write set keeps an
+        ack quorum of registered bookies. The state is that of a ledger whose bookies left just
+        after it was made: its writer asks them again, replaces them, and repair copies to them."""
         members = {slot: self._directory.told(bookie) for slot, bookie in chosen.items()}
         slots = [slot for slot in range(quorum.ensemble_size) if slot not in chosen]
         if len(slots) > quorum.write_quorum - quorum.ack_quorum:
             return chosen
-        away = [one for one in self._away if not self._directory.is_registered(one.id)]
-        for some in (away[: len(slots)], away):  # those that were there last, if they fit
-            found = self.cluster.place(quorum, slots, some, members)
-            if len(found) == len(slots):
-                return {**chosen, **found}
+        away = [bookie for bookie in self._away if not self._directory.is_registered(bookie.id)]
+        for candidates in (away[: len(slots)], away):  # the last to leave, if racks allow it
+            filled = self.cluster.place(quorum, slots, candidates, members)
+            if len(filled) == len(slots):
+                return {**chosen, **filled}
         return chosen
 
     async def _look_who_is_away(self) -> None:
         """Raises StoreError."""
         going = await draining(self.metadata)
-        self._away = [one for one in await self._directory.away() if one.id not in going]
+        away = await self._directory.away()
+        self._away = [bookie for bookie in away if bookie.id not in going]
         self._away_s = asyncio.get_running_loop().time()
 
     def _is_away_known(self) -> bool:

@@ -123,9 +123,10 @@ async def not_held(store: MetadataStore) -> list[Check]:
 
 
 async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """The multi of what a user asked for, or of a deletion: whoever puts the newest copy back, or
-    accepts this one, would contradict it. Raises errors.MetadataHeld, errors.UnsupportedFormat
-    (nothing was written), and what `multi` raises, by the places of these operations."""
+    """The multi of what a user asked for, or of a deletion. Under a hold it fails, for the newest
+    copy that is put back, or the accept, would contradict it. Raises errors.MetadataHeld,
+    errors.UnsupportedFormat (nothing was written), and what `multi` raises, by the places of these
+    operations."""
     for _ in range(store_calls.TRIES_MAX):
         checks = await not_held(store)
         try:

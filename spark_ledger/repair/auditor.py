@@ -187,7 +187,7 @@ class Auditor:
         self._places: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
         self._checked: dict[int, frozenset[str]] = {}
-        """By ledger its members that did not tell, as they were away."""
+        """By ledger the members that were away, and were not asked."""
         self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._heard)
         self._directory = ledgers.cluster.directory
@@ -282,10 +282,10 @@ class Auditor:
         if self._indexed_at - self._checked_since >= CHECK_AGAIN_S:
             self._checked, self._checked_since = {}, self._indexed_at
         closed = dict.fromkeys(index.closed)
-        self._checked = {  # but for those of whoever is back
-            one: silent
-            for one, silent in self._checked.items()
-            if one in closed and silent.isdisjoint(now.registered)
+        self._checked = {  # a ledger is checked again when a member is back
+            ledger_id: silent
+            for ledger_id, silent in self._checked.items()
+            if ledger_id in closed and silent.isdisjoint(now.registered)
         }
         self._unchecked = {one: None for one in closed if one not in self._checked}
         index.closed = array("q")

@@ -254,7 +254,7 @@ def test_a_table_view_has_the_last_value_of_each_key(client, name):
 
 def test_what_is_not_acknowledged_comes_again_after_a_negative_ack_and_a_reconnect(client, name):
     producer = client.create_producer(name)
-    consumer = client.subscribe(name, "s", negative_ack_redelivery_delay_ms=100)
+    consumer = client.subscribe(name, "s", negative_ack_redelivery_delay_ms=1000)
     for i in range(4):
         producer.send(b"%d" % i)
     first = [consumer.receive(TIMEOUT_MS) for _ in range(4)]

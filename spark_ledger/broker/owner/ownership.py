@@ -118,7 +118,7 @@ async def brokers_alive(
     }
     if unreadable is not None:
         damaged = errors.UnsupportedFormat("its node cannot be decoded")
-        unreadable |= {broker_id: damaged for broker_id, one in decoded.items() if one is None}
+        unreadable |= {id_: damaged for id_, broker in decoded.items() if broker is None}
     return {broker_id: broker for broker_id, broker in decoded.items() if broker is not None}
 
 

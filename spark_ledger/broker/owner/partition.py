@@ -46,7 +46,7 @@ PLANNED_ROWS_MAX = 200_000
 LOST = (errors.RowsLost, errors.NoSuchLedger)
 """Rows that no bookie has any more."""
 UNREADABLE = (*LOST, errors.BadEntry)
-"""And those in whose place are bytes that no version writes: both are passed over by a policy."""
+"""And rows in whose place are bytes that no version writes: on_lost_rows=skip passes over both."""
 LOOK_S, SEALED_S = 0.02, 10.0
 """How often it is looked whether a ledger that ended was sealed, and for how long."""
 

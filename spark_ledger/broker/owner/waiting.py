@@ -124,7 +124,8 @@ def parts_of_entry(
     at_offset: bool,
 ) -> list[Buffer]:
     """The entry that has these runs of `size` bytes: what is appended, in parts. `rowless`: the
-    offsets without a row of its segment, with its own; `at_offset`: it says its offset."""
+    offsets without a row of its segment, with its own; `at_offset`: its header has the
+    offset."""
     head = encode_header(
         [share],
         now_ms,
@@ -164,8 +165,8 @@ class Changes:
 
 
 class Undecided:
-    """How many runs of each producer wait or are under way: thousands may, and whether some of a
-    producer do is asked each time that something is stored."""
+    """How many runs of each producer wait or are under way. A queue may have thousands of them, and
+    a writer asks for those of a producer each time that an entry is stored."""
 
     def __init__(self) -> None:
         self._counts: dict[object, int] = {}
@@ -215,8 +216,8 @@ def without(
 
 class RefusedMessages:
     """Messages in chunks that the owner of a partition has refused, the newest REFUSED_MAX, by
-    producer and uuid. A client that heard of the first chunk's refusal alone sends the later ones
-    again on its next connection: they are not taken for those of a message that is stored."""
+    producer and uuid. A client that got the refusal of the first chunk alone sends the later ones
+    again on its next connection: the owner does not take them for chunks of a stored message."""
 
     def __init__(self) -> None:
         self._hashes: dict[int, None] = {}  # a client chooses how long a uuid is

@@ -84,8 +84,8 @@ class TopicWriters:
     @property
     def versions(self) -> dict[str, frozenset[int]]:
         """By topic's id the version of its schema that the rows are written under, if any."""
-        some = {one.topic.info.id: one.version for one in self._open.values()}
-        return {id_: frozenset({v.number}) for id_, v in some.items() if v is not None}
+        under = {writer.topic.info.id: writer.version for writer in self._open.values()}
+        return {id_: frozenset({v.number}) for id_, v in under.items() if v is not None}
 
     def abort(self) -> None:
         """Forget what was written and close the process's ledgers that no task writes to, as far as

@@ -147,8 +147,8 @@ class Topics:
         found = await self.find(name, fresh=fresh)
         if found is not None:
             return found
-        known = [name.short for name in await self.names()]
-        raise self._not_found(parse_topic(name), known)
+        there = [name.short for name in await self.names()]
+        raise self._not_found(parse_topic(name), there)
 
     async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
         """The topic of that name if there is one; with `fresh` as it was when this was called."""

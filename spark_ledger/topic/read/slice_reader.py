@@ -158,7 +158,7 @@ class FetchedEntry:
         return Block(np.array(runs, dtype=RUN), cut, times_ms=part.times_ms[rows])
 
     def check(self, header: Header) -> None:
-        """Raises errors.BadEntry where the entry has other rows than the log says."""
+        """Raises errors.BadEntry where the entry has other rows than the log has for it."""
         self._rows(header)
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":

@@ -105,13 +105,13 @@ class SchemaRegistry:
         *,
         must_exist: bool = False,
     ) -> SchemaVersion:
-        """The version that rows with these columns are written under; a number is its own when it
-        returns.
+        """The version that rows with these columns are written under. Its number is durable when
+        this returns: no other version gets it.
 
         Column order and case do not matter; which columns may be null is not compared: rows are
-        checked against the version's NOT NULL by who writes them. The first write proposes a
-        version, unless there `must_exist` one; the first commit under it makes it one of the
-        topic's schema and puts that into force (topic/commit).
+        checked against the version's NOT NULL by the task that writes them. The first write
+        proposes a version, unless there `must_exist` one; the first commit under it makes it one of
+        the topic's schema and puts that into force (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.

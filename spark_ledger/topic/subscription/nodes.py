@@ -178,8 +178,8 @@ class SubscriptionNodes:
         self, seen: Seen, record: SubscriptionRecord, *others: Operation, by_user: bool = False
     ) -> Seen | None:
         """Put `record` in the place of what was seen; None: something else is there, or one of
-        `others` did not hold. `by_user`: only while the cluster is not held; who uses it goes on
-        then."""
+        `others` did not hold. `by_user`: only while the cluster is not held; the process that uses
+        the subscription goes on under a hold."""
         value = subscription_records.encode_subscription(record)
         operation = Set(self.path(seen.name), value, seen.version)
         operations = [operation, *others]
