@@ -10,7 +10,7 @@ loses rows.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -408,12 +408,17 @@ def check_holds(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> 
         )
     if state.terminated and any(adds_rows(action) for action in actions):
         raise errors.TopicTerminated(f"topic {state.topic_id} takes no more rows")
-    sealed = {action.partition for action in actions if isinstance(action, SealLive)}
+    sealed = {
+        action.partition: 0 if action.segment is None else action.segment.rows
+        for action in actions
+        if isinstance(action, SealLive)
+    }
     for action in actions:
         _check(state, app_id, action, sealed)
 
 
-def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> None:
+def _check(state: TopicState, app_id: str, action: Action, sealed: Mapping[int, int]) -> None:
+    """`sealed`: by partition how many rows the same commit seals."""
     match action:
         case Append() | Overwrite():
             for segment in action.segments:
@@ -429,7 +434,8 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
                     )
         case Hole():
             held = _partition(state, action.partition)
-            if not held.start_offset <= action.start < action.end <= held.end_offset:
+            end = held.end_offset + sealed.get(held.number, 0)
+            if not held.start_offset <= action.start < action.end <= end:
                 raise errors.TxnConflict(f"{action} is not within what is kept")
         case Grow():
             if action.partitions <= len(state.partitions):
@@ -551,7 +557,7 @@ def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str
     )
 
 
-def _check_not_live(held: PartitionState, sealed: set[int]) -> None:
+def _check_not_live(held: PartitionState, sealed: Container[int]) -> None:
     if held.live is not None and held.number not in sealed:
         raise errors.TxnConflict(
             f"partition {held.number} has the live ledger {held.live.ledger_id}: it is sealed"

@@ -79,21 +79,17 @@ async def unopened(client: TopicClient, info: TopicInfo) -> list[Unopened]:
 
 
 async def repair(client: TopicClient, info: TopicInfo, one: Unopened) -> None:
-    """Seal the partition as `would` says; its next owner opens it. Raises errors.TxnConflict where
-    an owner did meanwhile, and as seal.sealed."""
+    """Seal the partition as `would` says, in one commit; its next owner opens it. Raises
+    errors.TxnConflict where an owner did meanwhile, and as seal.sealed."""
     if not one.mendable:
         raise ValueError(f"{one.fault} is not mended by a commit")
-    seal = await sealed(client.ledgers, one.live, without_damaged=True)
-    await _commit(client, info, seal)
+    actions: list[Action] = [await sealed(client.ledgers, one.live, without_damaged=True)]
     lo, hi = one.offsets
     if lo < hi:
-        await _commit(client, info, Hole(one.live.partition, lo, hi))
-
-
-async def _commit(client: TopicClient, info: TopicInfo, action: Action) -> None:
+        actions.append(Hole(one.live.partition, lo, hi))
     intent = await client.intents.open_system_intent("repair", info.name.full)
     try:
-        await client.commit_actions(info.id, [action], intent, finish_intent=True)
+        await client.commit_actions(info.id, actions, intent, finish_intent=True)
     except errors.LedgerError:
         await client.intents.try_finish(intent)
         raise

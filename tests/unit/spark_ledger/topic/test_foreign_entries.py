@@ -177,12 +177,30 @@ def test_rows_that_are_damaged_on_every_copy_are_given_up_by_a_person_and_keep_t
         assert all(len(entry.copies) == 2 for entry in one.entries)
         assert (await live_of(stage)).ledger_id == owner.writer.ledger_id, "a look changes nothing"
 
+        commits = (await stage.client.log(stage.topic.id).fold(fresh=True)).next
         await repair(stage.client, stage.topic, one)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert state.next == commits + 1, "a crash leaves all of it or nothing"
         held = state.partitions[0]
         assert (held.live, held.end_offset, held.rows_between(0, 6)) == (None, 6, 3)
         assert await stage.rows() == [(0, b"0"), (1, b"1"), (2, b"2")]
         assert await unopened(stage.client, stage.topic) == []
+
+    play(act)
+
+
+def test_a_ledger_of_which_all_rows_are_given_up_is_dropped(damage):
+    async def act(stage):
+        owner = await with_live(stage, 0, 3, 2)
+        damage.update((0, 1))
+        with pytest.raises(errors.DigestMismatch):
+            await sealed(stage.client.ledgers, await live_of(stage))
+        (one,) = await unopened(stage.client, stage.topic)
+        assert one.offsets == (0, 5)
+        await repair(stage.client, stage.topic, one)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        assert state.partitions[0].rows_between(0, 5) == 0
+        assert owner.writer.ledger_id in state.dropped
 
     play(act)
 
