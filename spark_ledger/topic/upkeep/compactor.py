@@ -78,11 +78,13 @@ class MergeTask:
 @dataclass(frozen=True, slots=True)
 class Merged:
     """A merge that was written: its rows are in `segments`, not committed yet. `committed` is when
-    its rows were, as whoever read them knows it. Picklable."""
+    its rows were, as the process that read them knows it. One that is not `readable` has an entry
+    that no version wrote, or that is damaged: its segments stay as they are. Picklable."""
 
     merge: Merge
-    segments: tuple[Segment, ...]
-    committed: CommitTimes
+    segments: tuple[Segment, ...] = ()
+    committed: CommitTimes = ()
+    readable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +188,7 @@ class Compaction:
         `commit`."""
         merged: list[Merged] = []
         for task in tasks:
-            try:
-                merged += await merge(self._client, self._topic, self.intent, task)
-            except errors.BadEntry as why:  # what is beside it is merged
-                _log.warning("segments of topic %s stay as they are: %s", self._topic.name, why)
-                self._merges -= len(task.merges)
+            merged += await merge(self._client, self._topic, self.intent, task)
             await pace.keep(self._client, self.intent, task.bytes)
         self._client.cache.retire(self.intent.id)
         await self.commit(merged)
@@ -200,6 +198,9 @@ class Compaction:
         read from, all of it that still can be, in one commit; what has changed of the others is
         planned again, and so is what is left out. Raises as TopicClient.commit_actions,
         errors.TxnConflict (the topic is rearranged again and again)."""
+        readable = [result for result in merged if result.readable]
+        self._merges -= len(merged) - len(readable)
+        merged = readable
         for _ in range(CONFLICTS_MAX):
             if not merged:
                 break
@@ -307,7 +308,8 @@ async def merge(
     client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
 ) -> list[Merged]:
     """Read the rows, wherever they are by now, and write them under the intent; none when some are
-    gone. Raises what reading and writing do."""
+    gone; merges that are not readable when an entry of one is bad. Raises what reading and writing
+    do."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
     stored: dict[int, list[Stored]] = {}
@@ -325,6 +327,10 @@ async def merge(
     except errors.RowsTrimmed:
         await sender.abort()
         return []
+    except errors.BadEntry as why:
+        await sender.abort()
+        _log.warning("segments of topic %s stay as they are: %s", topic.name, why)
+        return [Merged(planned, readable=False) for planned in task.merges]
     except BaseException:
         await sender.abort()
         raise

@@ -1,6 +1,8 @@
 """A live ledger whose last entries no owner wrote, or that cannot be read: its partition opens, or
 says why not, and a person may have it opened."""
 
+import pickle
+
 import pytest
 
 from spark_ledger import errors
@@ -246,3 +248,31 @@ def test_a_merge_that_meets_a_foreign_entry_leaves_its_segments_as_they_are_and_
 
     play(act)
     assert "stay as they are: " in caplog.text
+
+
+def test_a_merge_in_another_process_that_meets_a_foreign_entry_is_not_planned_again(monkeypatch):
+    def met(fetched):
+        raise errors.BadEntry("topic 't', partition 0, offset 3: another program's")
+
+    async def act(stage):
+        for version in range(6):
+            intent = await stage.intent()
+            rows = [b"%d of %d" % (row, version) for row in range(20)]
+            await stage.commit(intent, version, await stage.written(intent, rows))
+            await stage.client.cache.close()
+        executor = await stage.another()
+        compaction = compactor.Compaction(stage.client, stage.topic)
+        (task,) = await compaction.plan()
+        monkeypatch.setattr(compactor, "parts_of", met)
+
+        results = await compactor.merge(executor, stage.topic, compaction.intent, task)
+        await compaction.commit(pickle.loads(pickle.dumps(results)))
+
+        assert await compaction.plan() == ()
+        assert (compaction.done.segments, len(results)) == (0, len(task.merges))
+        await compaction.aclose()
+        await executor.cache.close()
+        monkeypatch.undo()
+        assert len(await stage.rows()) == 120
+
+    play(act)
