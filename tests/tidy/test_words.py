@@ -1,12 +1,13 @@
 """What may not appear: clocks and chance in code that decides, paths of somebody's machine, lines
-of the docs that are wider than a window."""
+of the docs that are wider than a window, more words of a dialect than there are today."""
 
 import ast
 import re
 
 import pytest
 
-from tests.tidy.sources import ROOT, Source, sources, tracked_files
+from tests.tidy.dialect import bindings_of, class_names_twice, ruled_out_in, words
+from tests.tidy.sources import PACKAGES, ROOT, Source, sources, tracked_files
 
 DECIDING = ("bookie_server", "spark_ledger/ledger", "spark_ledger/topic", "spark_ledger/bookies")
 # These files touch the world for everybody else, or run only in the process that starts them.
@@ -38,6 +39,10 @@ FORBIDDEN = {
     "threading.Thread",
 }
 DOC_COLUMNS_MAX = 140
+# What is there today; each of the three only falls (`python -m tests.tidy.dialect` counts them).
+RULED_OUT_PER_THOUSAND_LINES_MAX = 72.0
+BINDINGS_MAX = 1062
+CLASS_NAMES_TWICE_MAX = 41
 RANDOM_MODULE = re.compile(r"random\.(?!Random$)\w+")
 
 
@@ -108,3 +113,35 @@ def test_no_file_names_a_folder_of_somebodys_machine():
         text = (ROOT / path).read_bytes().decode(errors="replace")
         found += [f"{path}: {match.group(0)}" for match in private.finditer(text)]
     assert not found, "\n".join(found)
+
+
+def test_prose_and_names_are_plain_technical_english():
+    counted = words(*PACKAGES, "docs")
+    print(f"{counted.per_thousand:.1f} ruled-out words, {len(counted.bindings)} bindings")
+    assert counted.per_thousand <= RULED_OUT_PER_THOUSAND_LINES_MAX
+    assert len(counted.bindings) <= BINDINGS_MAX
+
+
+def test_one_class_name_is_one_class():
+    twice = class_names_twice(*PACKAGES)
+    assert len(twice) <= CLASS_NAMES_TWICE_MAX, twice
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("the broker is told to stop", 1),
+        ("who subscribes is asked; nobody answers", 2),
+        ("a user who subscribes", 0),
+        ("a segment, if there is one", 0),
+    ],
+)
+def test_words_are_counted_by_their_kind(line, count):
+    assert len(list(ruled_out_in(line))) == count
+
+
+def test_bindings_are_counted_where_a_reader_cannot_see_the_whole_scope():
+    short = "for one in entries:\n    use(one)\n"
+    long = "def act(found):\n    a = 1\n    b = 2\n    return [one for one in found]\n"
+    source = Source("x.py", short + long, ast.parse(short + long))
+    assert [place.text for place in bindings_of(source)] == ["found"]
