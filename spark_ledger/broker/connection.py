@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._shapes: dict[bytes, Shape] = {}
         self._begun = False
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
-        self._drop = ServerError.NOT_ALLOWED
+        self.drop = ServerError.NOT_ALLOWED
         self._bytes_max = broker.message_bytes_max + METADATA_BYTES_MAX
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -355,7 +355,7 @@ class Connection(asyncio.Protocol):
     def _connect(self, part: Any) -> None:
         self.connected = True
         if part.client_version.startswith(_CPP):
-            self._drop = ServerError.CHECKSUM
+            self.drop = ServerError.CHECKSUM
         size = self.broker.message_bytes_max
         self.send(encode(requests.connected(part.protocol_version, size)))
 
@@ -377,7 +377,7 @@ class Connection(asyncio.Protocol):
         send = Send(*ids, part.is_chunk)
         if part.HasField("txnid_most_bits"):
             self._hand_on()
-            producer.refuse(send.sequence_id, Refusal(self._drop, NO_TRANSACTIONS))
+            producer.refuse(send.sequence_id, Refusal(self.drop, NO_TRANSACTIONS))
             return
         parsed = self._parsed(producer, send, batch)
         if parsed is None:
@@ -424,19 +424,19 @@ class Connection(asyncio.Protocol):
         """Raises Refusal."""
         if len(batch) > self._bytes_max:
             most = self._bytes_max - METADATA_BYTES_MAX
-            raise Refusal(self._drop, f"a batch of {len(batch)} bytes, at most {most} are taken")
+            raise Refusal(self.drop, f"a batch of {len(batch)} bytes, at most {most} are taken")
         try:
             parsed = pulsar_batch.parse(batch, check=True)
         except errors.BadEntry as error:
             raise Refusal(ServerError.CHECKSUM, error.what) from error
         if parsed.metadata.HasField("txnid_most_bits"):
-            raise Refusal(self._drop, NO_TRANSACTIONS)
+            raise Refusal(self.drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):
-            raise Refusal(self._drop, "its producer's name is not UTF-8")
+            raise Refusal(self.drop, "its producer's name is not UTF-8")
         fault = pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
         fault = fault or pulsar_batch.untimely(parsed)
         if fault is not None:
-            raise Refusal(self._drop, fault)
+            raise Refusal(self.drop, fault)
         return parsed
 
     def _hand_on(self) -> None:
@@ -453,7 +453,7 @@ class Connection(asyncio.Protocol):
 
     def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
         if producer.chunks is None:
-            producer.chunks = ChunksOfProducer(producer, self.broker.ownership, self._drop)
+            producer.chunks = ChunksOfProducer(producer, self.broker.ownership, self.drop)
         return producer.chunks
 
     def _flow(self, part: Any) -> None:

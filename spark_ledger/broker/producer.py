@@ -64,6 +64,9 @@ class ProducersLink(Protocol):
     def send_producer_away(self, producer: "Producer") -> None:
         """It is to look its topic up again."""
 
+    drop: ServerError
+    """The error by which its client drops a message, and does not send it again."""
+
     @property
     def is_read(self) -> bool:
         """Whether what its client sends is read now."""
@@ -302,6 +305,8 @@ class Run:
         producer = self.producer
         if isinstance(error, errors.TopicTerminated):
             self._refused(Refusal(ServerError.TOPIC_TERMINATED, str(error)))
+        elif isinstance(error, errors.MessageTooBig):
+            self._refused(Refusal(producer.connection.drop, str(error)))
         else:
             producer.send_away()
         producer.connection.stored(self.waiting_bytes)
@@ -315,10 +320,13 @@ class ChunkedMessage:
     """A message of which chunks came, `count` in all: their offsets, each NOWHERE until it is sent
     to a ledger, and how they were sent, with their numbers: those that came again, too."""
 
-    __slots__ = ("bytes", "count", "offsets", "producer", "quiet", "sends", "uuid")
+    __slots__ = ("bytes", "count", "forget", "offsets", "producer", "quiet", "sends", "uuid")
 
-    def __init__(self, producer: Producer, uuid: str, count: int) -> None:
+    def __init__(
+        self, producer: Producer, uuid: str, count: int, forget: Callable[[str, Refusal], None]
+    ) -> None:
         self.producer = producer
+        self.forget = forget
         self.uuid = uuid
         self.count = count
         self.offsets: list[int] = []
@@ -334,7 +342,10 @@ class ChunkedMessage:
             self.producer.answer(number, 1, self.producer.receipt(send, offset))
 
     def refused(self, why: Refusal) -> None:
-        for send, number in self.sends:
+        """None of its chunks has a receipt, and those that come are refused."""
+        self.forget(self.uuid, why)
+        sends, self.sends = self.sends, []
+        for send, number in sends:
             self.producer.answer(number, 1, self.producer.error(send.sequence_id, why))
 
 
@@ -373,7 +384,8 @@ class ChunksOfProducer:
             return
         if message is None:
             self._refused.begins(producer.name, metadata.uuid)
-            message = ChunkedMessage(producer, metadata.uuid, metadata.num_chunks_from_msg)
+            count = metadata.num_chunks_from_msg
+            message = ChunkedMessage(producer, metadata.uuid, count, self._refuse)
             self._begun[metadata.uuid] = message
         message.quiet = False
         message.sends.append((send, producer.came(1)))
@@ -519,5 +531,4 @@ class ChunkRun(Run):
         self.producer.connection.stored(self.waiting_bytes)
 
     def _refused(self, why: Refusal) -> None:
-        if self.chunk is Chunk.LAST:
-            self._message.refused(why)
+        self._message.refused(why)

@@ -394,7 +394,7 @@ class AddPipeline:
 
     def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
         why = say(result)
-        terminal = _terminal(self.ledger_id, result.status, why)
+        terminal = _terminal(self.ledger_id, add, result.status, why)
         if terminal is not None:
             self.fail(terminal)
         elif result.status in _TRY_AGAIN and (
@@ -491,7 +491,7 @@ class AddPipeline:
 _STORED = AddResult(Status.OK)
 
 
-def _terminal(ledger_id: int, status: Status, why: str) -> LedgerError | None:
+def _terminal(ledger_id: int, add: PendingAdd, status: Status, why: str) -> LedgerError | None:
     """The error that ends a writer on this status; None if only a slot failed."""
     if status is Status.FENCED:
         return LedgerFenced(f"ledger {ledger_id} was fenced", ledger_id=ledger_id)
@@ -500,7 +500,9 @@ def _terminal(ledger_id: int, status: Status, why: str) -> LedgerError | None:
     if status is Status.LEDGER_DELETED:
         return NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id)
     if status is Status.TOO_LARGE:
-        return MessageTooBig(f"a bookie refused an entry of ledger {ledger_id}: {why}")
+        return MessageTooBig(
+            f"a bookie refused an entry of ledger {ledger_id}: {why}", entry_id=add.entry_id
+        )
     if status is Status.CONFLICTING_ENTRY:
         return LedgerError(f"ledger {ledger_id} has two writers: {why}", ledger_id=ledger_id)
     return None

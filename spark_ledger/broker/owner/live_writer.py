@@ -45,6 +45,7 @@ from spark_ledger.broker.owner.waiting import (
     Changes,
     Chunk,
     Entry,
+    Joining,
     SequenceIds,
     Undecided,
     Waiting,
@@ -88,15 +89,14 @@ class LiveWriter:
         self._stored, self._idle_s = stored, idle_s
         self._fragments_max = commits.client.ledgers.config.fragments_max
         self._deduplicates = commits.topic.policies.deduplication
-        self._ids = SequenceIds()
+        self._ids, self._joining = SequenceIds(), Joining(ENTRY_BYTES_MAX)
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
         self._inflight: deque[Entry] = deque()
         self._gone: dict[object, None] = {}  # producers that are, of which something is under way
         self._decided = Changes()  # something is stored, or fails
         self._runs = Undecided()  # of the three queues above
-        self._wake = asyncio.Event()
-        self._waits = False  # in _wait, for something to happen
+        self._wake, self._waits = asyncio.Event(), False  # in _wait, for something to happen
         self._task: asyncio.Task[None] | None = None
         self._writer: AsyncLedgerWriter | None = None
         self._intent: Intent | None = None  # that the ledger at hand was made under
@@ -113,8 +113,7 @@ class LiveWriter:
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
         self._rowless = self._rowless_confirmed = NONE  # of both, offsets without a row
-        self._bytes = 0
-        self._written_ms: list[int] = []
+        self._bytes, self._written_ms = 0, list[int]()
         self._opened_s = self._used_s = 0.0
         self._closing, self._ends = False, 0  # how often what may be stored has failed here
         self._unsealed = False  # an entry was under way then, and its ledger is not sealed yet
@@ -289,7 +288,7 @@ class LiveWriter:
     def _send(self) -> None:
         """Entries of what waits, as long as there is room and the ledger is not to be left."""
         while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
-            runs, size, rows = taken(self._queue, ENTRY_BYTES_MAX)
+            runs, size, rows = taken(self._queue, self._joining.bytes_max)
             try:
                 self._send_entry(runs, size, rows)
             except Exception:  # a defect: they are told with all that waits
@@ -307,6 +306,8 @@ class LiveWriter:
             rowless = rowless.with_one(offset) if chunk is Chunk.EARLIER else rowless
         parts = parts_of_entry(runs, size, share, now_ms, rowless, at_offset=self._reopened)
         acked = writer.append(parts, rows)
+        if acked.done() and isinstance(failure := acked.exception(), errors.LedgerError):
+            writer.abandon(failure)  # else the entries after it had its id
         acked.add_done_callback(lambda _: self._wake.set())
         self._inflight.append(Entry(runs, rows, rowless, acked))
         self._entries += 1
@@ -356,10 +357,8 @@ class LiveWriter:
                 self._ids.note(run)
 
     def _broken(self) -> bool:
-        first = self._inflight[0].acked if self._inflight else None
-        return (first is not None and first.done()) or (
-            self._writer is not None and self._writer.failure is not None
-        )
+        failed = self._writer is not None and self._writer.failure is not None
+        return failed or (bool(self._inflight) and self._inflight[0].acked.done())
 
     def _full(self) -> bool:
         assert self._writer is not None
@@ -420,12 +419,13 @@ class LiveWriter:
         there = stored_from(first, writer.ledger_id, known.record, self._confirmed)
         for _ in range(there):
             self._is_stored(self._inflight.popleft())
+        refused = self._joining.refused(self._inflight, first + there)
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.runs))
             self._sent -= entry.rows
         self._entries = first + there
         self._inflight.clear()
-        self.drop(())  # of what was under way
+        self.drop(refused)  # and those of what was under way
         self._forget(known.version, ended_at(known, self._entries, self._sent))
         if fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S

@@ -114,6 +114,33 @@ def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, in
     return runs, size, rows
 
 
+class Joining:
+    """How many bytes of runs are joined in an entry: less once a bookie refused one as too large,
+    since its limit may be below that of this process."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+
+    def refused(self, entries: Sequence[Entry], entry_id: int) -> list[object]:
+        """`entries` are not stored, the first has that id. If it was refused as too large and holds
+        one run, that run fails here. Returns the run's producer, which is to send again what
+        follows: a later chunk is no message without it."""
+        head = entries[0] if entries else None
+        if head is None or not head.acked.done() or head.acked.cancelled():
+            return []
+        failure = head.acked.exception()
+        if not isinstance(failure, errors.MessageTooBig):
+            return []
+        if failure.facts.get("entry_id", entry_id) != entry_id:  # another entry was
+            return []
+        self.bytes_max = min(self.bytes_max, sum(run.size for run in head.runs)) // 2
+        if len(head.runs) > 1:
+            return []
+        run = head.runs.pop()
+        run.failed(failure)
+        return [run.producer]
+
+
 def parts_of_entry(
     runs: Sequence[Waiting],
     size: int,

@@ -21,6 +21,7 @@ class Link:
     def __init__(self):
         self.said, self.away, self.waiting = [], False, 0
         self.is_read, self.looks = True, []
+        self.drop = ServerError.CHECKSUM
 
     def send(self, frame):
         for one in FrameReader().feed(frame):
@@ -315,3 +316,17 @@ def test_a_message_that_an_earlier_version_stored_as_one_is_read_and_sent_as_the
         pulsar_batch.parse(stored_whole[:-1])
     plain = lone(message(b"v"))
     assert [bytes(one) for one in pulsar_batch.chunks_of(plain)] == [plain]
+
+
+def test_of_a_message_of_which_a_chunk_is_too_large_for_the_bookies_no_chunk_has_a_receipt(sending):
+    parts = chunked(b"abcdefgh", 3, key="k")
+    sending.send(*parts[:2])
+    first, second = sending.appended
+    stored([first], 40)
+    second.sent(41)
+    second.failed(errors.MessageTooBig("a bookie refused an entry of ledger 1"))
+    sending.send(parts[2])
+    assert len(sending.appended) == 2
+    assert [number for number, _ in sending.link.said] == [5, 5, 5]
+    assert all("refused" in str(why) for _, why in sending.link.said)
+    assert not sending.link.away
