@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
 from bookie_server.api.messages import (
@@ -82,8 +82,25 @@ class Cluster:
 
 T = TypeVar("T")
 
-BAD_COPY = f"{Status.IO_ERROR.name} its copy is damaged or unreadable"
-"""What a bookie says of an entry, not what is said of a bookie that does not respond."""
+
+class Undelivered(NamedTuple):
+    """Why a bookie did not deliver an entry: the status, and a text for people. `of_copy`: the
+    bookie responded, and its copy of the entry is damaged or cannot be read."""
+
+    status: Status
+    text: str
+    of_copy: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def damaged(cls, why: str) -> "Undelivered":
+        """The copy came, and is not the entry."""
+        return cls(Status.BAD_DIGEST, f"{Status.BAD_DIGEST.name} {why}", of_copy=True)
+
+
+BAD_COPY = Undelivered(Status.IO_ERROR, "IO_ERROR its copy is damaged or unreadable", of_copy=True)
 
 
 def say(
@@ -115,28 +132,28 @@ async def as_responded(
 
 def judge(
     response: ReadResponse, ledger_id: int, at: int, entry_id: int
-) -> tuple[Meaning, Entry | str] | None:
+) -> tuple[Meaning, Entry | Undelivered] | None:
     """What the response to a read says of one entry, the one after `at` others that were asked for:
     its meaning, and the checked entry or the reason. None if the response stops before the
     entry."""
     if response.status is not Status.OK:
-        return testimony(response.status), say(response)
+        return testimony(response.status), Undelivered(response.status, say(response))
     if at >= len(response.results):
         return None
     result = response.results[at]
     if result.status is Status.IO_ERROR:
         return testimony(result.status), BAD_COPY
     if result.status is not Status.OK:
-        return testimony(result.status), result.status.name
+        return testimony(result.status), Undelivered(result.status, result.status.name)
     try:
         entry = result.checked or unpack_entry(result.entry)
     except BadEntry as damage:
-        return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} {damage}"
+        return Meaning.UNKNOWN, Undelivered.damaged(str(damage))
     if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
-        return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} another entry came"
+        return Meaning.UNKNOWN, Undelivered.damaged("another entry came")
     return Meaning.POSITIVE, entry
 
 
-def has_entry(judged: tuple[Meaning, Entry | str] | None) -> bool:
+def has_entry(judged: tuple[Meaning, Entry | Undelivered] | None) -> bool:
     """Whether that response (`judge`) delivers the entry."""
     return judged is not None and isinstance(judged[1], Entry)

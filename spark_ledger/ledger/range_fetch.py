@@ -32,7 +32,7 @@ from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
-from spark_ledger.ledger.cluster import judge, say
+from spark_ledger.ledger.cluster import Undelivered, judge, say
 from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.quorum import Quorum
 
@@ -171,12 +171,12 @@ class Refusals:
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
-        self._said: list[tuple[int, str, EntryIds, str]] = []
+        self._said: list[tuple[int, str, EntryIds, Undelivered]] = []
 
-    def add(self, slot: int, bookie: str, ids: EntryIds, why: str) -> None:
+    def add(self, slot: int, bookie: str, ids: EntryIds, why: Undelivered) -> None:
         self._said.append((slot, bookie, ids, why))
 
-    def of(self, entry_id: int) -> dict[str, str]:
+    def of(self, entry_id: int) -> dict[str, Undelivered]:
         """Bookie -> why it did not deliver the entry."""
         write_set = self._quorum.write_set(entry_id)
         return {
@@ -252,7 +252,8 @@ class RangeFetch:
         """Take from a response the entries that are missing, and the reasons for others."""
         slot, bookie = request.slot, chunk.ensemble[request.slot]
         if response.status is not Status.OK:
-            refusals.add(slot, bookie, request.ids, say(response))
+            why = Undelivered(response.status, say(response))
+            refusals.add(slot, bookie, request.ids, why)
             return
         self._view.heard(response.last_add_confirmed)
         for at, entry_id in self._missing_of(chunk, request):
@@ -261,7 +262,8 @@ class RangeFetch:
                 chunk.reached = min(chunk.reached, entry_id - 1)
                 return
             if said is None:
-                refusals.add(slot, bookie, request.ids[:1], "an empty answer")
+                why = Undelivered(response.status, "an empty answer")
+                refusals.add(slot, bookie, request.ids[:1], why)
             elif isinstance(said[1], Entry):
                 chunk.entries[entry_id] = said[1]
             else:

@@ -31,7 +31,7 @@ from spark_ledger.errors import (
     Unauthorized,
     Unavailable,
 )
-from spark_ledger.ledger.cluster import BAD_COPY, Cluster
+from spark_ledger.ledger.cluster import Cluster, Undelivered
 from spark_ledger.ledger.ledger_view import Entries, EntryStream, LedgerView, News
 from spark_ledger.ledger.range_fetch import LongRead, RangeFetch, ReadChunk, Refusals
 from spark_ledger.ledger.records import VersionedRecord
@@ -381,20 +381,22 @@ class AsyncLedgerReader:
         if self._addresses(chunk.ensemble) == chunk.addresses:
             raise self._unreadable(entry_id, refusals.of(entry_id))
 
-    def _unreadable(self, entry_id: int, refusals: dict[str, str]) -> LedgerError:
+    def _unreadable(self, entry_id: int, refusals: dict[str, Undelivered]) -> LedgerError:
         reasons = list(refusals.values())
-        refusing = [why.startswith(Status.UNAUTHORIZED.name) for why in reasons].count(True)
+        refusing = [why.status for why in reasons].count(Status.UNAUTHORIZED)
         text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: "
-        text += self._cluster.told(refusals)
+        text += self._cluster.told({bookie: why.text for bookie, why in refusals.items()})
         kind: type[LedgerError] = DataUnavailable
         remedy = None
         if refusing >= self._view.quorum.ack_quorum:
             kind = Unauthorized
-        elif reasons and all(why.startswith(Status.BAD_DIGEST.name) for why in reasons):
+        elif reasons and all(why.status is Status.BAD_DIGEST for why in reasons):
             kind = DigestMismatch
-        elif reasons and all(why.startswith((Status.BAD_DIGEST.name, BAD_COPY)) for why in reasons):
+        damaged = bool(reasons) and all(why.of_copy for why in reasons)
+        if kind is DataUnavailable and damaged:
             remedy = RESTORE
-        return kind(text, remedy, ledger_id=self.ledger_id, entry_id=entry_id)
+        facts = {"ledger_id": self.ledger_id, "entry_id": entry_id, "damaged": damaged}
+        return kind(text, remedy, **facts)
 
     def _estimate(self, run: list[Entry]) -> int:
         """Bytes of an entry to come: those that came count the more, the more of them there are."""

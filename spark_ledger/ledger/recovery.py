@@ -37,7 +37,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.cluster import Cluster, as_responded, judge, say
+from spark_ledger.ledger.cluster import Cluster, Undelivered, as_responded, judge, say
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
@@ -379,7 +379,7 @@ class TailWindow:
         )
         return False
 
-    def _said(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | str]:
+    def _said(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | Undelivered | str]:
         response = self._responses.get(slot)
         if response is None:
             return None, "no answer yet"

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from bookie_server.api.entry import Buffer, Entry
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.ledger.reader import RESTORE, AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.topic.commit.foreign import Foreign, log_foreign, owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Header, Rowless, decode_header
@@ -124,7 +124,7 @@ async def tail_of(
 
 def is_damaged(why: errors.LedgerError) -> bool:
     """Whether a read failed as every copy of the entry is damaged."""
-    return isinstance(why, errors.DigestMismatch) or why.remedy == RESTORE
+    return isinstance(why, errors.DigestMismatch) or bool(why.facts.get("damaged"))
 
 
 def _damaged(

@@ -78,13 +78,14 @@ class MergeTask:
 @dataclass(frozen=True, slots=True)
 class Merged:
     """A merge that was written: its rows are in `segments`, not committed yet. `committed` is when
-    its rows were, as the process that read them knows it. One that is not `readable` has an entry
-    that no version wrote, or that is damaged: its segments stay as they are. Picklable."""
+    its rows were, as the process that read them knows it. One that is `left` has an entry that no
+    version wrote, that is damaged, or that is larger than entries may be now: its segments stay
+    as they are. Picklable."""
 
     merge: Merge
     segments: tuple[Segment, ...] = ()
     committed: CommitTimes = ()
-    readable: bool = True
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +199,9 @@ class Compaction:
         read from, all of it that still can be, in one commit; what has changed of the others is
         planned again, and so is what is left out. Raises as TopicClient.commit_actions,
         errors.TxnConflict (the topic is rearranged again and again)."""
-        readable = [result for result in merged if result.readable]
-        self._merges -= len(merged) - len(readable)
-        merged = readable
+        written = [result for result in merged if not result.left]
+        self._merges -= len(merged) - len(written)
+        merged = written
         for _ in range(CONFLICTS_MAX):
             if not merged:
                 break
@@ -308,8 +309,8 @@ async def merge(
     client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
 ) -> list[Merged]:
     """Read the rows, wherever they are by now, and write them under the intent; none when some are
-    gone; merges that are not readable when an entry of one is bad. Raises what reading and writing
-    do."""
+    gone; merges that are left when an entry of one is bad or too large. Raises what reading and
+    writing do."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
     stored: dict[int, list[Stored]] = {}
@@ -327,10 +328,10 @@ async def merge(
     except errors.RowsTrimmed:
         await sender.abort()
         return []
-    except errors.BadEntry as why:
+    except (errors.BadEntry, errors.MessageTooBig) as why:
         await sender.abort()
         _log.warning("segments of topic %s stay as they are: %s", topic.name, why)
-        return [Merged(planned, readable=False) for planned in task.merges]
+        return [Merged(planned, left=True) for planned in task.merges]
     except BaseException:
         await sender.abort()
         raise

@@ -113,14 +113,17 @@ class _Gathered:
 class BatchCopies:
     """Batches on their way to entries of ENTRY_BYTES, or of one larger batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, entry_bytes_max: int) -> None:
+        self._entry_bytes = min(
+            ENTRY_BYTES, entry_bytes_max // 2
+        )  # the header is in the other half
         self._gathered: dict[int, _Gathered] = {}
 
     def add(self, part: Copied) -> Iterator[EncodedEntry]:
         for messages, data in part.batches:
             held = self._gathered.get(part.partition)
             last = is_last_chunk(data)
-            if held is not None and (last or held.bytes + len(data) > ENTRY_BYTES):
+            if held is not None and (last or held.bytes + len(data) > self._entry_bytes):
                 yield self._entry(part.partition)
                 held = None
             if held is None:
@@ -189,7 +192,7 @@ class MergeEncoder:
         self._merges = merges
         self._entry_bytes_max = entry_bytes_max
         self._encoding: _Encoding | None = None
-        self._copies = BatchCopies()
+        self._copies = BatchCopies(entry_bytes_max)
 
     def add(self, part: Block | Copied) -> Iterator[EncodedEntry]:
         if isinstance(part, Copied):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.ledger.reader import RESTORE, AsyncLedgerReader
+from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.read.live import LiveEnds, live_task
@@ -146,7 +146,7 @@ def damage(request, monkeypatch):
         if entry_id in ids:
             if request.param == "readers find it":
                 raise errors.DigestMismatch(f"entry {entry_id} cannot be read")
-            raise errors.DataUnavailable(f"entry {entry_id} cannot be read", RESTORE)
+            raise errors.DataUnavailable(f"entry {entry_id} cannot be read", damaged=True)
         return await real(reader, entry_id, **options)
 
     monkeypatch.setattr(AsyncLedgerReader, "read_entry", read_entry)
