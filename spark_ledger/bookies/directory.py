@@ -396,9 +396,6 @@ _BY_STATE = {
 }
 
 
-MALFORMED = "its node is malformed"
-
-
 async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     """Every bookie ever seen, by id, with what it registered, a `state` (WRITABLE, READ_ONLY or
     DOWN) and how many ledgers it lists as in limbo. Raises StoreUnavailable."""
@@ -456,9 +453,11 @@ async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, An
 
 
 def _plain(value: bytes) -> dict[str, Any]:
-    """What a bookie registered; of a node that cannot be decoded why not."""
+    """What a bookie registered; a node that cannot be decoded is `malformed`, and why."""
     try:
         plain = json.loads(value)
     except (ValueError, RecursionError):
         plain = None
-    return plain if isinstance(plain, dict) else {"reason": f"{MALFORMED}: {value[:50]!r}"}
+    if isinstance(plain, dict):
+        return plain
+    return {"malformed": True, "reason": f"its node is malformed: {value[:50]!r}"}

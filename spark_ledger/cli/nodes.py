@@ -53,14 +53,12 @@ BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while
 @bookies.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every bookie ever seen: rw, ro or down, and why."""
-    from spark_ledger.bookies.directory import MALFORMED
-
     found = asyncio.run(registered(resolve_service_url(service_url)))
     rows = [_listed(bookie) for bookie in found]
     malformed = {
         bookie["id"]: UnsupportedFormat(bookie["reason"])
         for bookie in found
-        if str(bookie.get("reason", "")).startswith(MALFORMED)
+        if bookie.get("malformed")
     }
     if json:
         print_json(rows)

@@ -84,15 +84,21 @@ T = TypeVar("T")
 
 
 class Undelivered(NamedTuple):
-    """Why a bookie did not deliver an entry: the status, and a text for people. `of_copy`: the
-    bookie responded, and its copy of the entry is damaged or cannot be read."""
+    """Why a bookie did not deliver an entry: the status, None where none came of it, and a text for
+    people. `of_copy`: the bookie responded, and its copy of the entry is damaged or cannot be
+    read."""
 
-    status: Status
+    status: Status | None
     text: str
     of_copy: bool = False
 
     def __str__(self) -> str:
         return self.text
+
+    @classmethod
+    def of(cls, response: ReadResponse | ReadLacResponse) -> "Undelivered":
+        """The bookie refused the whole request."""
+        return cls(response.status, say(response))
 
     @classmethod
     def damaged(cls, why: str) -> "Undelivered":
@@ -137,7 +143,7 @@ def judge(
     its meaning, and the checked entry or the reason. None if the response stops before the
     entry."""
     if response.status is not Status.OK:
-        return testimony(response.status), Undelivered(response.status, say(response))
+        return testimony(response.status), Undelivered.of(response)
     if at >= len(response.results):
         return None
     result = response.results[at]

@@ -32,7 +32,7 @@ from bookie_server.api.messages import EntryIds, ReadResponse, has, neat, spans_
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import ReadStream, Silent, Unreachable
 from spark_ledger.bookies.local_reads import Locations
-from spark_ledger.ledger.cluster import Undelivered, judge, say
+from spark_ledger.ledger.cluster import Undelivered, judge
 from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.quorum import Quorum
 
@@ -252,8 +252,7 @@ class RangeFetch:
         """Take from a response the entries that are missing, and the reasons for others."""
         slot, bookie = request.slot, chunk.ensemble[request.slot]
         if response.status is not Status.OK:
-            why = Undelivered(response.status, say(response))
-            refusals.add(slot, bookie, request.ids, why)
+            refusals.add(slot, bookie, request.ids, Undelivered.of(response))
             return
         self._view.heard(response.last_add_confirmed)
         for at, entry_id in self._missing_of(chunk, request):
@@ -262,7 +261,7 @@ class RangeFetch:
                 chunk.reached = min(chunk.reached, entry_id - 1)
                 return
             if said is None:
-                why = Undelivered(response.status, "an empty answer")
+                why = Undelivered(None, "an empty answer")
                 refusals.add(slot, bookie, request.ids[:1], why)
             elif isinstance(said[1], Entry):
                 chunk.entries[entry_id] = said[1]

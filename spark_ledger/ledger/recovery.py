@@ -37,7 +37,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.cluster import Cluster, Undelivered, as_responded, judge, say
+from spark_ledger.ledger.cluster import Cluster, Undelivered, as_responded, judge
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
@@ -53,7 +53,8 @@ IF_GONE = (
     "Start the bookies named, or repair what they lost. If one will never come back:"
     " `spark-ledger ledger recover {} --gone BOOKIE_ID` (docs/protocol.md, Limbo)."
 )
-CUT_SHORT = "the answer stops before it"
+NO_ANSWER = Undelivered(None, "no answer yet")
+CUT_SHORT = Undelivered(None, "the answer stops before it")
 
 
 # What no second request changes: where only such responses are in the way, waiting is no use.
@@ -167,11 +168,11 @@ class Recovery:
             for bookie in self._ensemble
         ]
         silent, lac = (1 << len(requests)) - 1, NO_ENTRY
-        lost, reasons = 0, dict[int, str]()
+        lost, reasons = 0, dict[int, Undelivered]()
         async with aclosing(as_responded(requests)) as responses:
             async for slot, response in responses:
                 if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
-                    reasons[slot] = say(response)
+                    reasons[slot] = Undelivered.of(response)
                     lost |= 1 << slot
                     if self._quorum.covered(lost):
                         continue
@@ -285,14 +286,15 @@ class Recovery:
             )
             for slot in slots
         ]
-        reasons: dict[int, str] = {}
+        reasons: dict[int, Undelivered] = {}
         async with aclosing(as_responded(requests)) as responses:
             async for index, response in responses:
                 said = judge(response, self._ledger_id, 0, last)
-                if said is not None and isinstance(said[1], Entry):
-                    header = said[1].header
+                delivered = CUT_SHORT if said is None else said[1]
+                if isinstance(delivered, Entry):
+                    header = delivered.header
                     return End(last, header.cumulative_bytes, header.cumulative_rows)
-                reasons[slots[index]] = "no answer" if said is None else str(said[1])
+                reasons[slots[index]] = delivered
         raise self._undecidable(f"its last entry {last} cannot be read", reasons, ensemble)
 
     async def _close(self, pipeline: AddPipeline, end: End) -> VersionedRecord:
@@ -308,26 +310,21 @@ class Recovery:
             ) from refused
 
     def _undecidable(
-        self, what: str, reasons: Mapping[int, str], ensemble: tuple[str, ...] | None = None
+        self, what: str, reasons: Mapping[int, Undelivered], ensemble: tuple[str, ...] | None = None
     ) -> LedgerError:
         """Why recovery cannot go on; `lasting`, not worth another attempt, if all who are in the
         way will say the same again. Unauthorized if so many refuse the password, which the record
         verified, that it cannot be the damage of a few.
         """
         members = ensemble or self._ensemble
-        why = self._cluster.told({members[slot]: reasons[slot] for slot in sorted(reasons)})
+        why = self._cluster.told({members[slot]: reasons[slot].text for slot in sorted(reasons)})
         text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
-        refusing = [_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()]
-        if refusing.count(True) >= self._quorum.ack_quorum:
+        statuses = [reason.status for reason in reasons.values()]
+        if statuses.count(Status.UNAUTHORIZED) >= self._quorum.ack_quorum:
             return Unauthorized(text, ledger_id=self._ledger_id)
-        lasting = bool(reasons) and all(_says(reason, *_LASTING) for reason in reasons.values())
-        torn = any(_says(reason, Status.LIMBO_TORN) for reason in reasons.values())
-        remedy = IF_GONE.format(self._ledger_id) if torn else None
+        lasting = bool(statuses) and all(status in _LASTING for status in statuses)
+        remedy = IF_GONE.format(self._ledger_id) if Status.LIMBO_TORN in statuses else None
         return DataUnavailable(text, remedy, ledger_id=self._ledger_id, lasting=lasting)
-
-
-def _says(reason: str, *statuses: Status) -> bool:
-    return reason.startswith(tuple(status.name for status in statuses))
 
 
 class TailWindow:
@@ -372,17 +369,17 @@ class TailWindow:
         if verdict is Verdict.RECOVER:
             self.found.append(positives[0])
             return True
-        cut_short = any(why == CUT_SHORT for _, why in said)
+        cut_short = any(why is CUT_SHORT for _, why in said)
         self.ended = verdict is Verdict.ABSENT
         self.decided = all(response is not None for response, _ in said) or (
             bool(self.found) and cut_short and not self.ended
         )
         return False
 
-    def _said(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | Undelivered | str]:
+    def _said(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | Undelivered]:
         response = self._responses.get(slot)
         if response is None:
-            return None, "no answer yet"
+            return None, NO_ANSWER
         said = judge(response, self._ledger_id, entry_id - self._first, entry_id)
         if said is None:
             return Meaning.UNKNOWN, CUT_SHORT
@@ -390,11 +387,11 @@ class TailWindow:
             return Meaning.TORN, said[1]
         return said
 
-    def reasons(self) -> dict[int, str]:
+    def reasons(self) -> dict[int, Undelivered]:
         """What each member of the first entry's write set said of it, by slot."""
         found = {}
         for slot in self._quorum.write_set(self._first):
-            response, why = self._said(slot, self._first)
-            if response is not Meaning.POSITIVE:
-                found[slot] = str(why)
+            why = self._said(slot, self._first)[1]
+            if not isinstance(why, Entry):
+                found[slot] = why
         return found

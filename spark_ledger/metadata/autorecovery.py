@@ -34,6 +34,10 @@ class BadSettings(ValueError):
     """A value that is none, of a setting that is there."""
 
 
+class DamagedSettings(BadSettings):
+    """What is stored is no settings."""
+
+
 def checked(settings: Settings) -> Settings:
     """The settings, if each is as it should be. Raises BadSettings."""
     if not 0 < settings.lost_bookie_delay_s <= 366 * 86_400:
@@ -44,7 +48,7 @@ def checked(settings: Settings) -> Settings:
 
 
 def decode(value: bytes) -> Settings:
-    """Raises BadSettings."""
+    """Raises DamagedSettings."""
     try:
         plain: dict[str, Any] = json.loads(value)
         known = {field.name for field in fields(Settings)}
@@ -52,7 +56,7 @@ def decode(value: bytes) -> Settings:
         given["accepted"] = tuple(given.get("accepted", ()))
         return checked(Settings(**given))
     except (AttributeError, TypeError, ValueError) as error:
-        raise BadSettings(f"{paths.AUTORECOVERY} is damaged: {error}") from error
+        raise DamagedSettings(f"{paths.AUTORECOVERY} is damaged: {error}") from error
 
 
 async def read_settings(store: MetadataStore) -> Settings:

@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.autorecovery import BadSettings, Settings
+from spark_ledger.metadata.autorecovery import BadSettings, DamagedSettings, Settings
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import work_list
@@ -150,9 +150,9 @@ async def change(store: MetadataStore, **changes: Any) -> Settings:
     with reachable("changing the settings of autorecovery"):
         try:
             return await autorecovery.change_settings(store, **changes)
+        except DamagedSettings as wrong:
+            raise _damaged(wrong) from wrong
         except BadSettings as wrong:
-            if str(wrong).startswith(paths.AUTORECOVERY):
-                raise _damaged(wrong) from wrong
             raise BadConfig(
                 str(wrong), "A delay is above 0 seconds and a year at most; a rate is 0 or above."
             ) from wrong

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory
+from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory, registered, told
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
@@ -289,3 +289,14 @@ async def test_a_damaged_registration_is_no_bookie_and_hides_no_other():
     await directory.start()
     assert ids(directory.writable()) == ["a"]
     await directory.close()
+
+
+@simulated
+async def test_a_malformed_node_is_known_by_a_field_and_not_by_what_its_reason_reads_like():
+    store, admin = await a_store("a")
+    await admin.create(f"{HERE}/b", b"{")
+    words = json.dumps({"reason": "its node is malformed"}).encode()
+    await admin.create(f"{HERE}/c", words)
+    listed = {one["id"]: one for one in await registered(store.session("client"))}
+    assert [bool(listed[one].get("malformed")) for one in "abc"] == [False, True, False]
+    assert told(listed["b"])["why"] == "its node is malformed: b'{'"

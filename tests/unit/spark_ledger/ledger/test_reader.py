@@ -1,6 +1,7 @@
 """The reader against scripted bookies: only what is confirmed, from whoever has it."""
 
 import asyncio
+import pickle
 
 import pytest
 
@@ -152,6 +153,30 @@ async def test_when_every_copy_is_damaged_the_error_says_so():
     reader = await ledgers.open(writer.ledger_id, recover=False)
     with pytest.raises(errors.DigestMismatch):
         await collect(reader, 0, 2)
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("response", "damaged"),
+    [
+        (m.ReadResponse(Status.OK, [m.EntryResult(Status.OK, b"?")]), True),
+        (m.ReadResponse(Status.OK, [m.EntryResult(Status.IO_ERROR)]), True),
+        (m.ReadResponse(Status.IO_ERROR, reason="its copy is damaged or unreadable"), False),
+        (m.ReadResponse(Status.BUSY, reason="BAD_DIGEST"), False),
+    ],
+    ids=["readers find it", "bookies find it", "a bookie's disk failed", "a bookie is busy"],
+)
+async def test_whether_every_copy_is_damaged_is_a_fact_of_the_error_and_no_text_decides(
+    response, damaged
+):
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 1)
+    for bookie in cluster.bookies.values():
+        bookie.override = lambda request: response if isinstance(request, m.ReadRequest) else None
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    with pytest.raises(errors.LedgerError) as raised:
+        await collect(reader, 0, 0)
+    assert pickle.loads(pickle.dumps(raised.value)).facts["damaged"] is damaged
 
 
 @simulated

@@ -171,3 +171,12 @@ def test_honest_members_lose_nothing_that_was_acknowledged(sizes, copies):
                 assert not ended, "it may have been acknowledged"
             if copies == 0:
                 assert not found, "nobody ever had it"
+
+
+def test_why_members_did_not_deliver_an_entry_has_the_status_that_came_whatever_its_text():
+    tail = TailWindow(Quorum(4, 4, 2), LEDGER, 0, 1)
+    tail.heard(0, ReadResponse(Status.BUSY, reason="LIMBO_TORN"))
+    tail.heard(1, response([TORN], 0))
+    tail.heard(2, response([], 0))
+    statuses = {slot: why.status for slot, why in tail.reasons().items()}
+    assert statuses == {0: Status.BUSY, 1: Status.LIMBO_TORN, 2: None, 3: None}
