@@ -293,6 +293,8 @@ class Bookie:
             ids = ids_in(request.spans, RESULTS_MAX)
             locate = request.locations and not request.fence
             found = await self._look(request.ledger_id, ids, max(bytes_max, 1), locate=locate)
+            if request.fence:  # what it shows counts as a copy
+                await self.storage.shown_is_durable(request.ledger_id)
             response = self._read_response(request, ids, handle, found)
             if not locate or not request.ahead:
                 return response

@@ -152,6 +152,10 @@ class JournalQueue:
         self._passed_over = bool(self._bulk) and not bulk
         return taken + bulk
 
+    def has(self, ledger_id: int) -> bool:
+        """Whether something of the ledger waits."""
+        return any(group.ledger_id == ledger_id for group in (*self._urgent, *self._bulk))
+
     def put_back(self, groups: Sequence[Group]) -> None:
         """A batch that failed: its waiters are the first to be told by `fail`."""
         self._bulk.extendleft(reversed(groups))
@@ -236,6 +240,7 @@ class Journal:
         self._sync_at: float | None = None  # when what was only written is to be synced
         least = _least_bytes(config)
         self._queue = JournalQueue(config.journal_batch_bytes_max, least - 2 * BLOCK_BYTES)
+        self._batch: Sequence[Group] = ()  # what is being written
         self._wake = asyncio.Event()
         self._closing = False
         self._hurry = False
@@ -294,6 +299,11 @@ class Journal:
         self.pending_bytes += self._queue.put(records, lane, after, done)
         self._wake.set()
         return done
+
+    def is_under_way(self, ledger_id: int) -> bool:
+        """Whether something of the ledger waits, or is being written."""
+        batched = any(group.ledger_id == ledger_id for group in self._batch)
+        return batched or self._queue.has(ledger_id)
 
     async def forget_before(self, mark: Position) -> None:
         """Remove the segments that a durable checkpoint `mark` no longer needs, durably: what an
@@ -374,6 +384,7 @@ class Journal:
         records = [record for group in groups for record in group.records]
         size = sum([group.bytes for group in groups])
         needs_sync = any([group.needs_sync for group in groups]) or self._sync_is_due
+        self._batch = groups
         try:
             if records:
                 await self._write_batch(records, padded(BATCH_HEADER_BYTES + size), needs_sync)
@@ -383,6 +394,7 @@ class Journal:
             self._queue.put_back(groups)  # all waiting appends end, these first
             raise
         self.pending_bytes -= size
+        self._batch = ()
         for group in groups:
             group.ack.written()
 

@@ -144,6 +144,12 @@ class Journals:
         began when this was called."""
         return list(self._reliefs)
 
+    def is_under_way(self, ledger_id: int) -> bool:
+        """Whether something of the ledger was appended and is not durable, or was in a journal that
+        failed and is not in its final place yet."""
+        live = self._live.values()
+        return ledger_id in self._unrelieved or any(one.is_under_way(ledger_id) for one in live)
+
     def relieve(self, reliefs: Sequence[Appended], error: Exception | None = None) -> None:
         """The flush has ended: what was in a failed journal is in its final place; with `error`,
         it never will be."""
@@ -276,6 +282,10 @@ class DirectWrites:
     def wait_s(self) -> float:
         """Seconds until there should be room again in what is under way here."""
         return max([each.direct_log.wait_s for each in self._directories.live], default=0.0)
+
+    def is_under_way(self, ledger_id: int) -> bool:
+        """Whether something of the ledger is on its way here."""
+        return ledger_id in self._under_way
 
     def forget(self, ledger_id: int) -> None:
         """Nothing is known of the ledger any more."""

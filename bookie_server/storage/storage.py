@@ -289,6 +289,12 @@ class LedgerStorage:
         """
         return self._direct_writes.append(records, lane, after)
 
+    async def shown_is_durable(self, ledger_id: int) -> None:
+        """Return when all that can be read of a fenced ledger now is durable, also what is under
+        way, or failed with one of several journals. Raises JournalFailed."""
+        if self._direct_writes.is_under_way(ledger_id) or self._journals.is_under_way(ledger_id):
+            await asyncio.shield(self.append([], Lane.RECOVERY, [ledger_id]))
+
     @property
     def journals_ended(self) -> asyncio.Future[None]:
         """Fails when no journal is left."""

@@ -2,9 +2,10 @@
 them there.
 
 Always true:
-- what can be read there, CRCs checked, is left alone; all else is copied from bookies that the
-  record names, by recovery adds, which are synced and replace a copy that cannot be read any more;
-  so is what may be in the page cache alone: of page-cache durability, where no fence syncs it;
+- what can be read there of a CLOSED ledger, CRCs checked, is left alone; all else is copied from
+  bookies that the record names, by recovery adds, which are synced and replace a copy that cannot
+  be read any more; so is everything of an OPEN ledger: a plain read shows an entry before its add
+  is synced, or after its journal failed;
 - an entry that no peer supplies is told (`unsupplied`), and the others are copied all the same;
 - the bytes under way are those of one window (read_request_bytes and one entry), and `pace` is
   asked before each is read.
@@ -41,8 +42,9 @@ class CannotCompare(Exception):
 
 class Copies:
     """Of the ledger as `known`, at the bookie. `fence`: each comparison fences the ledger there,
-    durably: no writer of long ago adds anything at it any more, and it knows that all it has is
-    synced, whatever the ledger's durability. Never of an OPEN ledger."""
+    durably: no writer of long ago adds anything at it any more, and it shows only what is synced,
+    whatever the ledger's durability. Never of an OPEN ledger. Without it what is shown is durable
+    once the bookie has cleared its limbo, which is a record of the ledger behind all others."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Copies:
         self._token = tokens.recover
         self._bookie_id = bookie_id
         self._fence = fence
-        self._durable = fence or known.record.durability != "page-cache"
+        self._open = not known.record.closed
         self._pace = pace
         self._reader = AsyncLedgerReader(cluster, known, tokens)
 
@@ -106,7 +108,7 @@ class Copies:
             yield [
                 entry_id
                 for entry_id in kept
-                if not self._durable
+                if self._open
                 or not has_entry(judge(response, self._ledger_id, entry_id - at, entry_id))
             ]
             at = window.stop

@@ -67,6 +67,41 @@ def test_a_journal_that_hangs_is_given_up_and_its_ledgers_go_on_in_another():
     on_a_wide_node(test, journals=2)
 
 
+def test_a_read_that_fences_shows_a_copy_only_once_that_is_durable():
+    async def main():
+        node = await Node().start()
+        await node.create_ledger(1)
+        assert await node.fence(1) is OK
+        node.journal_disk.faults.hangs = True
+        adding = asyncio.ensure_future(node.add(entry(1, 0), recovery=True))
+        await asyncio.sleep(1)
+        reading = asyncio.ensure_future(node.statuses(1, 0, 0, fence=True))
+        await asyncio.sleep(1)
+        assert not reading.done(), "a power cut now takes the copy"
+        assert await adding == [IO_ERROR]
+        assert await reading == [IO_ERROR]
+
+    run(main())
+
+
+def test_a_read_that_fences_shows_what_a_failed_journal_had_once_a_flush_has_it():
+    async def test(node):
+        assert {await node.fence(i) for i in LEDGERS} == {OK}
+        for disk in node.ledgers.values():
+            disk.faults.sync_s = (5.0, 5.0)
+        node.journals["j0"].faults.hangs = True
+        adds = [node.add(entry(i, 2), recovery=True) for i in LEDGERS]
+        results = await asyncio.gather(*adds)
+        failed = [i for i, result in zip(LEDGERS, results, strict=True) if result == [IO_ERROR]]
+        begun = node.storage.flushes
+        assert await node.statuses(failed[0], 2, 2, fence=True) == [OK]
+        assert node.storage.flushes > begun
+        await node.crash("none")
+        assert {i: await node.statuses(i, 2, 2) for i in failed} == {i: [OK] for i in failed}
+
+    on_a_wide_node(test, journals=2)
+
+
 @pytest.mark.parametrize("hung", ["journal", "ledger"])
 def test_the_last_directory_that_hangs_ends_the_node_which_says_why(hung):
     async def main():
