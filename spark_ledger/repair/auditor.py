@@ -48,7 +48,7 @@ from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
 
-AGAIN_S, AGAIN_TIMES = 60.0, 100
+AGAIN_S, AGAIN_TIMES, AGAIN_S_MAX = 60.0, 100, 3600.0
 CHECK_AGAIN_S = 7 * 86_400.0
 CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
 RECORDS_AT_ONCE = 512
@@ -63,6 +63,12 @@ class Judgement(NamedTuple):
 
     lost: frozenset[str]
     too_many: frozenset[str] = frozenset()
+
+
+def pause_s(passed_s: float) -> float:
+    """After a pass over all records that took so long: a hundredth of the time is for passes, but
+    one that a slow store held up puts off the next by an hour at most."""
+    return min(max(AGAIN_S, AGAIN_TIMES * passed_s), AGAIN_S_MAX)
 
 
 class Absence:
@@ -224,7 +230,7 @@ class Auditor:
         if not settings.enabled:
             return AuditReport(absent=absent)
         gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
-        due = loop_now - self._indexed_at >= max(AGAIN_S, AGAIN_TIMES * self._indexed_for_s)
+        due = loop_now - self._indexed_at >= pause_s(self._indexed_for_s)
         if self._is_new_place() or due or self._indexed != (gone, now.draining):
             await self._pass(gone, now)
         judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})

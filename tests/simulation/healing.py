@@ -41,6 +41,9 @@ SESSION_S = 5.0
 """Sessions end so soon: a bookie that is down counts as gone in a run's time."""
 WHOLE_S = 200.0
 """Simulated seconds in which everything must be whole again, after the audit."""
+PAUSE_TIMES, PAUSE_S_MAX = 100, 3600.0
+"""A pass over all records finds what is misplaced; the next may come so many times later than the
+last one took, an hour at most."""
 CALM = {"kill", "blank", "power", "restart", "power everywhere"}
 """Runs with no other classes of fault hold up nobody who repairs, if healing does not."""
 DRAINED_S = 25.0
@@ -66,6 +69,8 @@ class _Mind:
         self.whole_since = world.loop.now
         """Since when its session is."""
         self._world = world
+        self.looked_for_s = 0.0
+        """The longest of its looks, which may have been a pass over all records."""
         self.seen: dict[str, int] = {}
         """By path on the list of work: the version that was read last."""
         client.session.add_session_listener(self._heard)
@@ -94,6 +99,7 @@ class _Mind:
             return await self.auditor.look(), seen, whole_since
         finally:
             self.gone_since = gone_since(ghost, seen, begun_s)
+            self.looked_for_s = max(self.looked_for_s, self._world.loop.now - begun_s)
 
 
 def gone_since(ghost: Ghost, before: Mapping[str, float], from_s: float) -> dict[str, float]:
@@ -294,7 +300,7 @@ class Healing:
         if node is None or node.bookie is None or not self._is_sound(node):
             return  # its next start is asked for all that it has said
         boots, bookie = node.boots, node.bookie
-        missing = await lacking(node, swap.record, swap.fragment.first_entry)
+        missing = await lacking(node, swap.record, swap.fragment.first_entry, denied=True)
         same = boots == node.boots and node.running and not bookie.failed.done()
         ledger = self._world.ghost.ledgers[swap.record.ledger_id]
         named = not ledger.deleted and ledger.names(swap.new)
@@ -336,10 +342,11 @@ class Healing:
         for node in world.nodes:
             if node.running and node.bookie is not None:
                 node.standing_changed()
-        deadline = world.loop.now + WHOLE_S
+        within_s = WHOLE_S + min(PAUSE_TIMES * mind.looked_for_s, PAUSE_S_MAX)
+        deadline = world.loop.now + within_s
         while left := await client.run(self._left(client)):
             if world.loop.now > deadline:
-                invariants.work_ends(world.ghost, left, WHOLE_S)
+                invariants.work_ends(world.ghost, left, within_s)
             await client.run(self._pass(client, mind, True))
             await asyncio.sleep(1)
         invariants.work_ends(world.ghost, [], WHOLE_S)
@@ -401,7 +408,7 @@ class Healing:
             node = self._node_of(bookie_id)
             if node is None or node.bookie is None or not self._is_sound(node):
                 continue
-            missing = await lacking(node, ledger.record, first_entry)
+            missing = await lacking(node, ledger.record, first_entry, denied=True)
             invariants.who_took_a_slot_has_all_of_it(
                 self._world.ghost, bookie_id, ledger.ledger_id, missing
             )

@@ -8,8 +8,10 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.repair import auditor as auditors
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.audit import audit
+from spark_ledger.repair.auditor import pause_s
 from spark_ledger.repair.work_list import Reason
 from tests.unit.spark_ledger.ledger.fakes import FakeCluster, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_healing import (
@@ -249,3 +251,28 @@ async def test_of_a_rack_that_is_gone_hard_racks_say_what_they_wait_for_until_it
     await look_for(auditor, worker, 2 * DELAY_S)
     assert await work_list.listed(ledgers.metadata) == []
     assert [await ledgers.record(one, fresh=True) for one in ledger_ids] == before
+
+
+@simulated
+async def test_a_pass_that_a_slow_store_held_up_puts_off_the_next_by_a_limit_at_most(monkeypatch):
+    assert [pause_s(passed_s) for passed_s in (0.1, 3, 1200)] == [60, 300, 3600]
+    monkeypatch.setattr(auditors, "AGAIN_S_MAX", 600.0)
+    _, ledgers = await on_hosts("h1", "h1", "h2")
+    await ledger_of(ledgers, 2)
+    auditor, _ = await healing(ledgers)
+    ids, passes, slow_s = ledgers.list, 0, 120
+
+    async def listed():
+        nonlocal passes
+        passes += 1
+        await asyncio.sleep(slow_s)
+        async for ledger_id in ids():
+            yield ledger_id
+
+    ledgers.list = listed
+    await auditor.look()
+    slow_s = 0
+    for after_s, expected in ((599, 1), (2, 2), (59, 2), (2, 3)):
+        await asyncio.sleep(after_s)
+        await auditor.look()
+        assert passes == expected
