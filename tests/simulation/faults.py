@@ -285,7 +285,8 @@ def bit_rot(chaos: "Chaos", rng: random.Random) -> str:
     if not damage:
         return ""
     chaos.lose(node)
-    chaos.world.ghost.bookie(node.bookie_id).rotten = True
+    mine = chaos.world.ghost.bookie(node.bookie_id)
+    mine.rotten = mine.decayed = True
     return f"{node.bookie_id} {damage}"
 
 

@@ -189,6 +189,8 @@ class BookieGhost:
     rotten: bool = False
     """Durable bytes of it were damaged: of what it promised it may know nothing any more, but it
     never denies it."""
+    decayed: bool = False
+    """So it was where they lay, and what was copied since may be damaged with them."""
     bereft: bool = False
     """A directory of it was lost as a whole, and is not damaged any more; if it was the only one it
     is rotten too."""

@@ -113,19 +113,20 @@ class LimboWork:
     async def _compare(self, node: BookieNode, ledger: LedgerGhost) -> None:
         """The bookie, asked past the network, has all that belongs to it."""
         ghost, mine = self._world.ghost, self._world.ghost.bookie(node.bookie_id)
-        if node.bookie is None or (mine.rotten and not mine.bereft):
-            return  # what rots again is no fault of the repair
-        missing = await lacking(node, ledger.record)
+        if node.bookie is None:
+            return
+        # what rots again, or shows it only now, is no fault of the repair, unless it is denied
+        missing = await lacking(node, ledger.record, denied=mine.decayed)
         invariants.what_was_cleared_is_whole(ghost, node.bookie_id, ledger.ledger_id, missing)
         if mine.bereft and not missing:
             ghost.meet("copies of a lost directory brought back")
 
 
 async def lacking(
-    node: BookieNode, record: LedgerRecord, first_entry: int | None = None
+    node: BookieNode, record: LedgerRecord, first_entry: int | None = None, *, denied: bool = False
 ) -> list[int]:
-    """What the bookie should have and does not, asked past the network; of one fragment only, if
-    its first entry is given: then what it denies."""
+    """What the bookie should have and does not deliver, or, `denied`, denies, asked past the
+    network; of one fragment only, if its first entry is given."""
     last = record.last_entry
     if last is None:
         last = record.last_fragment.first_entry - 1
@@ -138,8 +139,7 @@ async def lacking(
             if not keeps(record, slot, entry_id):
                 continue
             told = await _told(node, record.ledger_id, entry_id, token)
-            denies = meaning(told) is Meaning.NEGATIVE
-            if denies or (first_entry is None and told is not Status.OK):
+            if meaning(told) is Meaning.NEGATIVE or not (denied or told is Status.OK):
                 found.append(entry_id)
     return found
 

@@ -50,6 +50,12 @@ def on_racks(ghost: Ghost, **racks: str) -> Any:
     return calm(ghost, 2.0)
 
 
+def at_addresses(ghost: Ghost, **addresses: str) -> Any:
+    """As `calm`; bookies are there, on no known rack: one may have a new disk since."""
+    ghost.homes = {bookie: Home(address, "") for bookie, address in addresses.items()}
+    return calm(ghost, 2.0)
+
+
 def shown(ledger: LedgerGhost, *entries: int) -> Any:
     """Of which d has shown these to x, which copies entry 1."""
     ledger.shown.update(dict.fromkeys(("x", "d", entry_id) for entry_id in entries))
@@ -145,6 +151,11 @@ OF_REPAIR: list[Any] = [
         *("R4", I.nobody_joins_for_who_is_there),
         lambda g, x: on_racks(g, a="r2", b="r1", d="r1", e="r3"),
         lambda g, x: on_racks(g, a="r2", b="r1", d="r1", e="r2"),
+    ),
+    (
+        *("R4", I.nobody_joins_for_who_is_there),
+        lambda g, x: at_addresses(g, a="a:1", b="b:1", d="b:1", e="e:1"),
+        lambda g, x: at_addresses(g, a="a:1", b="b:1", d="b:1", e="a:1"),
     ),
     (
         *("R5", I.a_ledger_that_moves_is_left_alone),

@@ -108,7 +108,8 @@ class Scenario:
         self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
         self.healing = Healing(chaos, self._healing_rng) if self.plan.healing else None
-        world.ghost.only_overload = set(self.plan.faults) == {"overload"}
+        alone = self.healing is None  # which loses disks by itself
+        world.ghost.only_overload = alone and set(self.plan.faults) == {"overload"}
         actors = await self._start(world)
         await chaos.run()
         await chaos.heal()

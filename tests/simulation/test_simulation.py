@@ -108,6 +108,8 @@ def test_overload_alone_is_judged_where_there_is_nothing_else_and_not_counted_el
     assert any("T15" in run.checks for run in runs)
     calm = replay.changed_plan(FIRST, {"topics": False})
     assert "T15" not in run_seed(FIRST, calm).checks
+    losing = replay.changed_plan(FIRST, {**overloaded, "healing": True})
+    assert "T15" not in run_seed(FIRST, losing).checks
 
 
 @pytest.mark.slow

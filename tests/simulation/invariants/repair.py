@@ -3,13 +3,14 @@
 from typing import NamedTuple
 
 from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord, LedgerState
-from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
+from tests.simulation.ghost import BookieGhost, Ghost, Home, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
 
 SEEN_S = 1.0
 """After so long a registration, an append or a change of a record was seen by who looks."""
 SLACK_S = 0.5
 """Between what is seen here and there."""
+NOWHERE = Home("", "")
 
 
 class Swap(NamedTuple):
@@ -63,15 +64,22 @@ def judge_move(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
 
 
 def is_better(ghost: Ghost, record: LedgerRecord, one: Joining) -> bool:
-    """Whether the bookie that joins is on a rack that fewer of its write sets are on."""
+    """Whether the bookie that joins shares its rack or address with fewer of its write sets."""
     ensemble = record.fragment_of(one.first_entry).ensemble
     size = len(ensemble)
     sets = [{(first + i) % size for i in range(record.write_quorum)} for first in range(size)]
     beside = {slot for some in sets if one.slot in some for slot in some} - {one.slot}
-    rack_of = {bookie: home.rack for bookie, home in ghost.homes.items()}
-    racks = [rack_of.get(ensemble[slot], "") for slot in sorted(beside)]
-    was, now = (rack_of.get(bookie, "") for bookie in (ensemble[one.slot], one.bookie_id))
-    return bool(was) and racks.count(was) > (racks.count(now) if now else 0)
+    others = [ghost.homes.get(ensemble[slot], NOWHERE) for slot in sorted(beside)]
+
+    def shared(bookie: str) -> int:
+        home = ghost.homes.get(bookie, NOWHERE)
+        return sum(
+            (bool(home.rack) and home.rack == other.rack)
+            + (bool(home.address) and home.address == other.address)
+            for other in others
+        )
+
+    return shared(ensemble[one.slot]) > shared(one.bookie_id)
 
 
 def entries_of_slot(swap: Swap) -> range:
@@ -162,7 +170,7 @@ def nobody_joins_for_who_is_there(
 ) -> None:
     """Copies are made elsewhere of a bookie that is gone, or drained: nobody joins in the place of
     one that is registered, and was for a while, so that whoever repairs had to see it; but for one
-    that shares its rack with fewer of a write set."""
+    that shares its rack, or its address, with fewer of a write set."""
     for one in after.joining:
         if one in before.joining:
             continue

@@ -158,7 +158,7 @@ class HealingStage(Stage):
     async def _look_at(self, swap: Swap) -> None:
         node = next(one for one in self.world.nodes if one.bookie_id == swap.new)
         if node.running and node.bookie is not None:
-            missing = await lacking(node, swap.record, swap.fragment.first_entry)
+            missing = await lacking(node, swap.record, swap.fragment.first_entry, denied=True)
             judge = invariants.who_took_a_slot_has_all_of_it
             try:
                 judge(self.world.ghost, swap.new, swap.record.ledger_id, missing)
