@@ -44,9 +44,12 @@ NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
 RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
 BLOCK = 64  # entry ids: one response has the locations of all; a fair share of a ledger for each
 CHUNKS_AHEAD = 3
+BACK_MAX = 512  # entries of a window of `read_back`
 
 Runs = AsyncGenerator[list[Entry], None]
 """Checked entries in order, some at a time."""
+Back = AsyncGenerator[tuple[int, Entry | LedgerError], None]
+"""(entry id, checked entry or why it cannot be read), ids falling."""
 
 
 class AsyncLedgerReader:
@@ -171,6 +174,39 @@ class AsyncLedgerReader:
         if entry_bytes is not None:
             self._entry_bytes = HEADER_BYTES + entry_bytes
         return self._runs(ids, known_confirmed)
+
+    async def read_back(self, last: int, first: int, *, known_confirmed: int | None = None) -> Back:
+        """The entries from `last` down to `first`: for a caller that looks for the last one of a
+        kind. They are read in windows, each twice as large as the one before, of which
+        `read_request_bytes` are kept; after one that fails the next entry is read alone. Raises as
+        `read`, but for DataUnavailable and DigestMismatch, which are returned in the entry's
+        place."""
+        width = 1
+        while last >= first:
+            begin = max(first, last - width + 1)
+            try:
+                entries = await self._end_of(range(begin, last + 1), known_confirmed)
+            except (DataUnavailable, DigestMismatch) as why:
+                if begin == last:
+                    yield last, why
+                    last -= 1
+                width = 1
+                continue
+            width = min(2 * len(entries), BACK_MAX)
+            while entries:
+                yield last, entries.pop()
+                last -= 1
+
+    async def _end_of(self, ids: range, known_confirmed: int | None) -> deque[Entry]:
+        """The last of these entries, at least one, that are `read_request_bytes` at most."""
+        entries, size = deque[Entry](), 0
+        async with aclosing(self.read_entries(ids, known_confirmed=known_confirmed)) as runs:
+            async for run in runs:
+                entries += run
+                size += sum(len(entry.payload) for entry in run)
+                while size > self._cluster.config.read_request_bytes and len(entries) > 1:
+                    size -= len(entries.popleft().payload)
+        return entries
 
     async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
         """Entries after `after`, in order, as soon as some are confirmed: at least one, up to

@@ -22,14 +22,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One of them, and what is wrong with it."""
+    """One of them, and what is wrong with it: of its payload only the size and the first bytes,
+    since a ledger may end with many of them."""
 
-    entry: Entry
+    entry_id: int
     why: errors.BadEntry
+    payload_bytes: int
+    begins: bytes
 
-    @property
-    def entry_id(self) -> int:
-        return self.entry.header.entry_id
+
+def foreign_of(entry: Entry, why: errors.BadEntry) -> Foreign:
+    payload = entry.payload
+    return Foreign(entry.header.entry_id, why, len(payload), bytes(payload[:SHOWN_BYTES]))
 
 
 def owned_header(live: LiveSegment, entry: Entry) -> Header:
@@ -48,10 +52,9 @@ def owned_header(live: LiveSegment, entry: Entry) -> Header:
 
 
 def log_foreign(live: LiveSegment, foreign: Foreign) -> None:
-    payload = foreign.entry.payload
     _log.warning(
         "entry %d:%d belongs to no owner of partition %d, which ends in front of it: %s; %d bytes,"
         " %r...",
         *(live.ledger_id, foreign.entry_id, live.partition, foreign.why.what),
-        *(len(payload), bytes(payload[:SHOWN_BYTES])),
+        *(foreign.payload_bytes, foreign.begins),
     )

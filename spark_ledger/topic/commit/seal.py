@@ -22,7 +22,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.commit.foreign import Foreign, log_foreign, owned_header
+from spark_ledger.topic.commit.foreign import Foreign, foreign_of, log_foreign, owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Header, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment, Segment
@@ -97,34 +97,41 @@ async def tail_of(
     """Raises errors.UnsupportedFormat of a later version and errors.DigestMismatch, with the
     entry, and what reading does."""
     foreign, damaged = list[Foreign](), list[int]()
-    for entry_id in range(last, live.first_entry - 1, -1):
-        try:
-            entry = await reader.read_entry(entry_id, known_confirmed=last)
-            header = owned_header(live, entry)
-        except errors.BadEntry as why:
-            foreign.append(Foreign(entry, why))
-        except errors.UnsupportedFormat as why:
-            raise errors.UnsupportedFormat(
-                f"entry {entry_id} of ledger {live.ledger_id}, the last of partition"
-                f" {live.partition}, is of a later version: {why.what}",
-                "Start a broker of that version: it opens the partition.",
-                ledger_id=live.ledger_id,
-                entry_id=entry_id,
-            ) from why
-        except (errors.DigestMismatch, errors.DataUnavailable) as why:
-            if not is_damaged(why):
-                raise
-            if not without_damaged:
-                raise _damaged(live, reader.record, entry_id, why) from why
-            damaged.append(entry_id)
-        else:
-            return Tail(entry, header, tuple(foreign), tuple(damaged))
+    async with aclosing(reader.read_back(last, live.first_entry, known_confirmed=last)) as entries:
+        async for entry_id, entry in entries:
+            if isinstance(entry, errors.LedgerError):
+                if not is_damaged(entry):
+                    raise entry
+                if not without_damaged:
+                    raise _damaged(live, reader.record, entry_id, entry) from entry
+                damaged.append(entry_id)
+                continue
+            try:
+                header = owned_header(live, entry)
+            except errors.BadEntry as why:
+                foreign.append(foreign_of(entry, why))
+            except errors.UnsupportedFormat as why:
+                raise _of_later_version(live, entry_id, why) from why
+            else:
+                return Tail(entry, header, tuple(foreign), tuple(damaged))
     return Tail(None, None, tuple(foreign), tuple(damaged))
 
 
 def is_damaged(why: errors.LedgerError) -> bool:
     """Whether a read failed as every copy of the entry is damaged."""
     return isinstance(why, errors.DigestMismatch) or bool(why.facts.get("damaged"))
+
+
+def _of_later_version(
+    live: LiveSegment, entry_id: int, why: errors.UnsupportedFormat
+) -> errors.UnsupportedFormat:
+    return errors.UnsupportedFormat(
+        f"entry {entry_id} of ledger {live.ledger_id}, the last of partition {live.partition}, is"
+        f" of a later version: {why.what}",
+        "Start a broker of that version: it opens the partition.",
+        ledger_id=live.ledger_id,
+        entry_id=entry_id,
+    )
 
 
 def _damaged(

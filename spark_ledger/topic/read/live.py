@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -206,11 +206,13 @@ async def _owned(
     reader: AsyncLedgerReader, live: LiveSegment, first: int, last: int
 ) -> Entry | None:
     """The last entry of [first, last] that an owner wrote (foreign.py)."""
-    for entry_id in range(last, first - 1, -1):
-        entry = await reader.read_entry(entry_id, known_confirmed=last)
-        with suppress(errors.BadEntry):
-            owned_header(live, entry)
-            return entry
+    async with aclosing(reader.read_back(last, first, known_confirmed=last)) as entries:
+        async for _, entry in entries:
+            if isinstance(entry, errors.LedgerError):
+                raise entry
+            with suppress(errors.BadEntry):
+                owned_header(live, entry)
+                return entry
     return None
 
 

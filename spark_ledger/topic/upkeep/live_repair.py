@@ -16,7 +16,6 @@ from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.foreign import SHOWN_BYTES
 from spark_ledger.topic.commit.seal import Tail, sealed, tail_of
 from spark_ledger.topic.log.actions import Action, Hole
 from spark_ledger.topic.log.segments import LiveSegment
@@ -119,7 +118,7 @@ def _judged(live: LiveSegment, reader: AsyncLedgerReader, tail: Tail) -> Unopene
     seen = [
         SeenEntry(
             *(one.entry_id, one.why.what, _copies(record, one.entry_id)),
-            *(len(one.entry.payload), bytes(one.entry.payload[:SHOWN_BYTES])),
+            *(one.payload_bytes, one.begins),
         )
         for one in tail.foreign
     ]

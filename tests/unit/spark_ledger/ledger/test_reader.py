@@ -1,6 +1,7 @@
 """The reader against scripted bookies: only what is confirmed, from whoever has it."""
 
 import asyncio
+import itertools
 import pickle
 
 import pytest
@@ -177,6 +178,67 @@ async def test_whether_every_copy_is_damaged_is_a_fact_of_the_error_and_no_text_
     with pytest.raises(errors.LedgerError) as raised:
         await collect(reader, 0, 0)
     assert pickle.loads(pickle.dumps(raised.value)).facts["damaged"] is damaged
+
+
+async def read_back(reader, last, first):
+    """What comes: an entry's id, or the id and the kind of error in its place."""
+    came = []
+    async for entry_id, entry in reader.read_back(last, first):
+        if isinstance(entry, errors.LedgerError):
+            came.append((entry_id, type(entry)))
+        else:
+            assert entry.header.entry_id == entry_id
+            came.append(entry_id)
+    return came
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (99,), (96, 97, 98), (40, 42), (3, 50, 99)], ids=str)
+@simulated
+async def test_entries_read_back_come_once_each_with_why_in_the_place_of_those_that_cannot_be_had(
+    bad,
+):
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 100)
+    for bookie, entry in itertools.product(cluster.bookies.values(), bad):
+        if entry % 2:
+            del bookie.entries[writer.ledger_id, entry]
+        else:
+            data = bookie.entries[writer.ledger_id, entry]
+            bookie.entries[writer.ledger_id, entry] = data[:-1] + b"\xff"
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    kinds = (errors.DigestMismatch, errors.DataUnavailable)
+    expected = [(id_, kinds[id_ % 2]) if id_ in bad else id_ for id_ in range(99, -1, -1)]
+    assert await read_back(reader, 99, 0) == expected
+    assert await read_back(reader, 70, 60) == list(range(70, 59, -1))
+    assert await read_back(reader, 3, 4) == []
+
+
+@simulated
+async def test_entries_are_read_back_in_windows_that_double_and_keep_a_requests_bytes(monkeypatch):
+    cluster, ledgers = await cluster_of(3, read_request_bytes=4000)
+    small, large = await written(ledgers, 500), await written(ledgers, 100, size=1000)
+
+    def requests():
+        asked = [r for b in cluster.bookies.values() for r in b.requests]
+        return sum(isinstance(request, m.ReadRequest) for request in asked)
+
+    real, windows = AsyncLedgerReader.read_entries, []
+
+    def read_entries(reader, ids, **options):
+        windows.append((ids[0], len(ids)))
+        return real(reader, ids, **options)
+
+    monkeypatch.setattr(AsyncLedgerReader, "read_entries", read_entries)
+    reader = await ledgers.open(small.ledger_id, recover=False)
+    before = requests()
+    await read_back(reader, 499, 0)
+    assert len(windows) < 15
+    assert requests() - before < 100, "by bytes a request has some 50 of them"
+
+    reader = await ledgers.open(large.ledger_id, recover=False)
+    windows.clear()
+    assert await read_back(reader, 99, 0) == list(range(99, -1, -1))
+    assert windows[:5] == [(99, 1), (97, 2), (93, 4), (85, 8), (81, 8)], "four of eight are kept"
 
 
 @simulated

@@ -1,6 +1,7 @@
 """A live ledger whose last entries no owner wrote, or that cannot be read: its partition opens, or
 says why not, and a person may have it opened."""
 
+import asyncio
 import pickle
 
 import pytest
@@ -140,17 +141,21 @@ def test_an_entry_of_a_later_version_is_not_left_out():
 @pytest.fixture(params=["readers find it", "bookies find it"])
 def damage(request, monkeypatch):
     """Entries, by their ids, of which every copy is damaged from now on."""
-    real, ids = AsyncLedgerReader.read_entry, set()
+    real, damaged = AsyncLedgerReader.read_entries, set()
 
-    async def read_entry(reader, entry_id, **options):
-        if entry_id in ids:
-            if request.param == "readers find it":
-                raise errors.DigestMismatch(f"entry {entry_id} cannot be read")
-            raise errors.DataUnavailable(f"entry {entry_id} cannot be read", damaged=True)
-        return await real(reader, entry_id, **options)
+    async def read_entries(reader, ids, **options):
+        async for run in real(reader, ids, **options):
+            for entry in run:
+                entry_id = entry.header.entry_id
+                if entry_id not in damaged:
+                    yield [entry]
+                elif request.param == "readers find it":
+                    raise errors.DigestMismatch(f"entry {entry_id} cannot be read")
+                else:
+                    raise errors.DataUnavailable(f"entry {entry_id} cannot be read", damaged=True)
 
-    monkeypatch.setattr(AsyncLedgerReader, "read_entry", read_entry)
-    return ids
+    monkeypatch.setattr(AsyncLedgerReader, "read_entries", read_entries)
+    return damaged
 
 
 def test_a_last_entry_that_is_damaged_on_every_copy_is_a_loss_that_names_its_offsets(damage):
@@ -187,6 +192,48 @@ def test_rows_that_are_damaged_on_every_copy_are_given_up_by_a_person_and_keep_t
         assert (held.live, held.end_offset, held.rows_between(0, 6)) == (None, 6, 3)
         assert await stage.rows() == [(0, b"0"), (1, b"1"), (2, b"2")]
         assert await unopened(stage.client, stage.topic) == []
+
+    play(act)
+
+
+def test_an_owners_entry_among_damaged_ones_in_a_window_is_the_end_in_front_of_what_is_foreign(
+    damage,
+):
+    """The window that is read back over the foreign entries begins with damaged ones."""
+
+    async def act(stage):
+        owner = await with_live(stage, 0, 1, 1, 1, 1)
+        for _ in range(5):
+            await owner.writer.append([JUNK], rows=1)
+        damage.update((0, 1, 2))
+        found = await sealed(stage.client.ledgers, await live_of(stage))
+        assert (found.segment.rows, found.segment.entries) == (4, ((0, 3),))
+
+    play(act)
+
+
+def test_a_long_tail_of_foreign_entries_is_read_in_windows_and_not_entry_by_entry(monkeypatch):
+    real, reads = AsyncLedgerReader.read_entries, []
+
+    def read_entries(reader, ids, **options):
+        reads.append(ids)
+        return real(reader, ids, **options)
+
+    monkeypatch.setattr(AsyncLedgerReader, "read_entries", read_entries)
+
+    async def act(stage):
+        owner, ends = await with_live(stage, 0, 3, 2), LiveEnds(stage.client.ledgers)
+        await asyncio.gather(*(owner.writer.append([JUNK], rows=1) for _ in range(500)))
+        live = await live_of(stage)
+        reads.clear()
+        await ends.look([live])
+        assert ends.known(live).rows == 5
+        assert len(reads) <= 10
+
+        reads.clear()
+        found = await sealed(stage.client.ledgers, live)
+        assert found.segment.entries == ((0, 1),)
+        assert len(reads) <= 10
 
     play(act)
 
