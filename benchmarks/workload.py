@@ -36,7 +36,7 @@ class Format:
 def session(
     conf: Mapping[str, str] | None = None, *, cores: int = 2, memory: str = "3g"
 ) -> SparkSession:
-    """A local Spark on loopback only, as README.md says that it is started. One for each process:
+    """A local Spark on loopback only, set as docs/spark.md advises. One for each process:
     a second one would keep the first one's JVM and its `memory`."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -50,8 +50,8 @@ def session(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
-        "spark.python.unix.domain.socket.enabled": "true",  # as README.md advises
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),  # as README.md advises
+        "spark.python.unix.domain.socket.enabled": "true",  # as docs/spark.md advises
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),  # as docs/spark.md advises
         **(conf or {}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName("benchmark")

@@ -37,7 +37,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.unix.domain.socket.enabled", "true")  # as README.md advises
+        .config("spark.python.unix.domain.socket.enabled", "true")  # as docs/spark.md advises
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
