@@ -1,6 +1,7 @@
 """Merging ends: what is merged is not merged again, also where entries take few rows."""
 
 import random
+import zlib
 from dataclasses import replace
 
 import pyarrow as pa
@@ -8,13 +9,16 @@ import pytest
 
 from spark_ledger.topic.upkeep.compactor import compact
 from tests.kit.loop_task import LoopTask
-from tests.kit.pulsar_batches import batch_of, message
+from tests.kit.pulsar_batches import batch_of, chunked, message
 from tests.kit.settings import with_settings
+from tests.unit.spark_ledger.broker.test_chunked_messages import Sending, all_sent, rows_between
+from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
 from tests.unit.spark_ledger.topic.test_batch_copies import batches_of, produced
 from tests.unit.spark_ledger.topic.test_compactor import seen, segments
 
 ROUNDS_MAX = 3
+ZLIB = {"compression": 2, "compress": zlib.compress}
 
 
 async def rounds_until_rest(stage):
@@ -54,11 +58,15 @@ def test_rows_of_spark_are_merged_until_they_fill_their_entries(typed, bytes_max
 
 
 @pytest.mark.parametrize("bytes_max", [10, 900, 3000])
-def test_batches_of_producers_are_merged_until_they_fill_their_entries(monkeypatch, bytes_max):
+@pytest.mark.parametrize("codec", [{}, ZLIB], ids=["plain", "compressed"])
+def test_batches_of_producers_are_merged_until_they_fill_their_entries(
+    monkeypatch, codec, bytes_max
+):
     rng = random.Random(bytes_max)
 
     def padded(messages):
-        return batch_of([message(rng.randbytes(rng.randint(1, bytes_max))) for _ in messages])
+        values = [rng.randbytes(rng.randint(1, bytes_max)) for _ in messages]
+        return batch_of([message(value) for value in values], **codec)
 
     monkeypatch.setattr("tests.unit.spark_ledger.topic.test_batch_copies.batch_of", padded)
 
@@ -67,11 +75,32 @@ def test_batches_of_producers_are_merged_until_they_fill_their_entries(monkeypat
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         before, rows = await batches_of(stage.client, state), await stage.rows()
 
-        await rounds_until_rest(stage)
+        assert await rounds_until_rest(stage) > 0
 
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         assert await batches_of(stage.client, state) == before
         assert await stage.rows() == rows
+
+    play(act)
+
+
+@pytest.mark.parametrize("codec", [{}, ZLIB], ids=["plain", "compressed"])
+def test_messages_in_chunks_are_merged_until_they_fill_their_entries(codec):
+    rng = random.Random(1)
+
+    async def act(stage):
+        for number in range(4):
+            owner = await owner_of(stage, name=f"b{number}")
+            sending = Sending(owner, name=f"p{number}")
+            sending.send(*chunked(rng.randbytes(15_000), 5, uuid=f"u{number}", **codec))
+            sending.lone(b"%d" % number)
+            await all_sent(owner)
+            await owner.writer.close()
+        before = await rows_between(await stage.another(), stage, 0, 24)
+        assert [offset for offset, _ in before] == [4, 5, 10, 11, 16, 17, 22, 23]
+
+        assert await rounds_until_rest(stage) > 0
+        assert await rows_between(await stage.another(), stage, 0, 24) == before
 
     play(act)
 
