@@ -16,10 +16,9 @@ from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.invariants import Violation
 from tests.simulation.ledger_work import LedgerWork
+from tests.simulation.undecided import RECOVERED_S, Undecided
 from tests.simulation.world import Client, World
 
-RECOVERED_S = 120.0
-"""Simulated seconds in which the recovery of one ledger must end."""
 RECOVERED_OVER_BUDGET_S = 12.0
 """The same beyond the budget, where giving up is allowed."""
 AGAIN_S = 5.0
@@ -35,6 +34,7 @@ class Audit:
         self._world = world
         self._work = work
         self._auditor = auditor
+        self._undecided = Undecided(world)
 
     async def every_ledger(self) -> None:
         """Recover and read every ledger that is there, and compare with what was acknowledged."""
@@ -83,7 +83,8 @@ class Audit:
                 if self._world.loop.now > deadline - AGAIN_S:
                     if self._give_up(ledger, error):
                         return
-                    await self._recover_without_the_lost(ledger)
+                    await self._undecided.recover_without_the_lost(self._auditor, ledger)
+                    ghost.meet("audit: closed with a bookie declared gone")
                     deadline = self._world.loop.now + patience_s
                 await asyncio.sleep(AGAIN_S)
         invariants.every_ledger_can_be_closed(ghost, ledger, None, patience_s)
@@ -103,57 +104,12 @@ class Audit:
     def _give_up(self, ledger: LedgerGhost, error: BaseException) -> bool:
         """Whether nothing more can be done; if so, that was allowed."""
         ghost = self._world.ghost
-        if not ghost.over_budget and self.is_undecidable(ledger):
+        if not ghost.over_budget and self._undecided.is_undecidable(ledger):
             ghost.meet("audit: a torn tail beside a lost disk leaves the end undecided")
             return False
         invariants.every_ledger_can_be_closed(ghost, ledger, error, RECOVERED_S)
         self._world.ghost.meet("audit: a ledger is unavailable, over budget")
         return True
-
-    async def _recover_without_the_lost(self, ledger: LedgerGhost) -> None:
-        """An operator declares that those which lost their disk never come back. What was acked has
-        a copy elsewhere, within the budget, so all that is judged of a ledger is judged of it."""
-        ghost, ledger_id = self._world.ghost, ledger.ledger_id
-        lost = self._doubtful(ledger_id)[0]
-        fragment = ledger.recovered_from or ledger.record.last_fragment
-        gone = frozenset(b for b in fragment.ensemble if b in lost or self._gone(b))
-        ledger.declared_gone.update(dict.fromkeys(sorted(gone)))
-        password = self._work.password_of(ledger_id)
-        try:
-            async with asyncio.timeout(RECOVERED_S):
-                await self._auditor.ledgers.recover(ledger_id, password=password, gone=gone)
-        except (LedgerError, TimeoutError) as error:
-            invariants.every_ledger_can_be_closed(ghost, ledger, error, RECOVERED_S)
-        ghost.meet("audit: closed with a bookie declared gone")
-
-    def is_undecidable(self, ledger: LedgerGhost) -> bool:
-        """Whether in some write set a member lost its disk, or what was on it, and together with
-        those whose tail was torn they are an ack quorum: then nobody can say what was acked."""
-        fragment = ledger.recovered_from or ledger.record.last_fragment
-        lost, torn = self._doubtful(ledger.ledger_id)
-        for entry_id in range(ledger.record.ensemble_size):
-            members = invariants.write_set(ledger.record, entry_id, fragment.ensemble)
-            gone = [b for b in members if b in lost or self._gone(b)]
-            doubted = [b for b in members if b in torn and b not in gone]
-            if gone and len(gone) + len(doubted) >= ledger.ack_quorum:
-                return True
-        return False
-
-    def _gone(self, bookie_id: str) -> bool:
-        ghost = self._world.ghost
-        return ghost.bookie(bookie_id).wiped or bookie_id in ghost.cut_off
-
-    def _doubtful(self, ledger_id: int) -> tuple[list[str], list[str]]:
-        """The bookies that lack what they lost, and those that lack what was torn."""
-        lost, torn = [], []
-        for node in self._world.nodes:
-            handles = node.bookie.ledgers if node.bookie is not None else None
-            limbo = handles.limbo(ledger_id)[0] if handles is not None else ""
-            if limbo == "lost" or self._world.ghost.bookie(node.bookie_id).rotten:
-                lost.append(node.bookie_id)
-            elif limbo:
-                torn.append(node.bookie_id)
-        return lost, torn
 
     async def _old_reader(self, client: Client, reader: Any, ledger: LedgerGhost) -> None:
         """What a reader delivers that was opened before the ensembles changed."""

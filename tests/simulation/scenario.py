@@ -36,6 +36,7 @@ from tests.simulation.topic_rest import TopicRest
 from tests.simulation.topic_source import TopicSource
 from tests.simulation.topic_upkeep import TopicUpkeep
 from tests.simulation.topic_work import TopicWork
+from tests.simulation.undecided import Undecided
 from tests.simulation.verbs import counted
 from tests.simulation.waiting import a_reader_waits
 from tests.simulation.world import Client, World
@@ -268,7 +269,7 @@ class Scenario:
         auditor = await world.client("auditor")
         audit = Audit(world, self.ledgers, auditor)
         if self.topics is not None:
-            await TopicRest(self.topics, audit.is_undecidable).comes()
+            await TopicRest(self.topics, Undecided(world).is_undecidable).comes()
         await audit.every_ledger()
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))

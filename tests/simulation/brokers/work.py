@@ -16,6 +16,7 @@ from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import LedgerState
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -30,16 +31,20 @@ from tests.simulation.brokers.places import Places, adopting
 from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
 from tests.simulation.brokers.producer import ProducerModel
 from tests.simulation.brokers.truth import Truth
+from tests.simulation.ghost import LedgerGhost
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import Process, current_process
 from tests.simulation.store import Commit
 from tests.simulation.topic_ghost import BROKERED, LogGhost
 from tests.simulation.topic_upkeep import LEASE_S
 from tests.simulation.topic_work import TopicWork
+from tests.simulation.undecided import Undecided
 from tests.simulation.world import Client
 
 SPARK = "spark beside brokers"
 TOPIC = f"persistent://public/default/{BROKERED}"
+DECIDED_S = 20.0
+"""Simulated: nobody else has closed a ledger for so long."""
 END_S = 150.0
 """Simulated: after healing all who use brokers come to the end within that."""
 FORGOTTEN_S = 20.0
@@ -209,6 +214,7 @@ class BrokerWork:
 
     async def come_to_the_end(self, users: "list[asyncio.Task[None]]") -> None:
         keeping = asyncio.create_task(self._keep_one_going(), name="a broker more")
+        deciding = asyncio.create_task(self._decide(), name="operator of undecided ledgers")
         try:
             async with asyncio.timeout(END_S):
                 await asyncio.gather(*users)
@@ -218,7 +224,10 @@ class BrokerWork:
             invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, waiting)
         finally:
             keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            deciding.cancel()
+            (_, outcome) = await asyncio.gather(keeping, deciding, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                raise outcome
             await self._end_batch_reads()
         invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, [])
         await self._nothing_waits()
@@ -391,6 +400,24 @@ class BrokerWork:
             if not self.brokers.listening():
                 await self._start_one()
             await asyncio.sleep(AGAIN_S)
+
+    async def _decide(self) -> None:
+        """Where the end of a ledger can be decided by nobody its partition, or its subscription,
+        waits for an operator, who declares the lost bookies gone. Then all come to the end."""
+        undecided = Undecided(self.world)
+        before: list[LedgerGhost] = []
+        while True:
+            await asyncio.sleep(DECIDED_S)
+            ledgers = [one for one in self.world.ghost.ledgers.values() if not one.deleted]
+            stuck = [one for one in ledgers if one.record.state is LedgerState.IN_RECOVERY]
+            for ledger in stuck:
+                if ledger in before and undecided.is_undecidable(ledger):
+                    client = await self.world.client("operator of undecided ledgers")
+                    self.world.trace.note(
+                        client.name, f"declares the lost of {ledger.ledger_id} gone"
+                    )
+                    await client.run(undecided.recover_without_the_lost(client, ledger), "recovers")
+            before = stuck
 
     async def _stop_all(self) -> None:
         """Some in good order; what they leave open the janitor closes."""
