@@ -7,7 +7,8 @@ at a time, when a watch fired, and after `refresh_s` if none did, for a watch ma
 lists the bookies, and reads new ones; all, if a watch fired and none came or went: then one
 registered anew. If none fired, AGAIN_AT_ONCE of the others, those read longest ago: free space
 changes without a watch. So what many processes ask for does not grow with the bookies. A bookie's
-last known address is kept when its registration goes, for it may respond still. Failures to look
+last known address is kept when its registration goes, for it may respond still, and replaced by
+what it remembered of itself since: it serves before it may register (a hold). Failures to look
 are repeated until they end, never raised; a listener that fails is reported and harms no other.
 
 Always true of the quarantine: no bookie is excluded, only put last; a bookie is *in doubt* from
@@ -200,6 +201,10 @@ class BookieDirectory:
                 self._heard_of(bookie)
             self._left |= dict.fromkeys(were)
             self._left = {id_: None for id_ in self._left if not self.is_registered(id_)}
+            for id_ in [*reversed(self._left)][:AGAIN_AT_ONCE]:
+                remembered = await self._read(f"{paths.BOOKIES_KNOWN}/{id_}", id_)
+                if remembered is not None:
+                    self._heard_of(replace(remembered, rack=self.rack(id_)))
             if _places(self._writable, self._readonly) != before:
                 self._tell()
 

@@ -25,6 +25,7 @@ from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import SessionState, StoreError
 from spark_ledger.metadata.store_calls import each, store_now_ms
 from spark_ledger.topic.client import TopicClient
@@ -36,6 +37,8 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 FENCED_EVERY_S, RETURN_S = 2.0, 5.0
+CLUSTER_EVERY_S = 10.0
+"""So often the cluster's record is read: whether a person accepted an older store."""
 TOPICS_ASKED_AT_ONCE = 32
 """Of each up to 8 ledgers, 1 s at most: so a thousand partitions are looked at in 5 s."""
 SEAL_S, AWAY_S, AWAY_LOOK_S = 5.0, 1.0, 0.2
@@ -128,6 +131,7 @@ class Broker:
         self._background: list[asyncio.Task[None]] = []
         self._starting = self._closing = False
         self._store_is_away = False
+        self._guard, self._cluster_s = ClusterGuard(ledgers.metadata), float("-inf")
         self._others_return_s = float("-inf")
         """Until then nobody is taken for dead: all brokers may have lost the store, and register
         again."""
@@ -435,10 +439,26 @@ class Broker:
                     for topic in self.opened():
                         await topic.look()
                 await self.clock.measure(self.client)
+                await self._look_at_cluster()
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("the broker cannot register now: %s", error)
             except Exception:
                 _log.exception("the broker cannot register now: a defect")
+
+    async def _look_at_cluster(self) -> None:
+        """Begin anew with each topic once a person accepted an older metadata store: what this
+        broker has in memory of them may be of commits that are not there. Raises StoreError."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._cluster_s + CLUSTER_EVERY_S:
+            return
+        self._cluster_s = now_s
+        with suppress(errors.MetadataHeld):  # each commit reports it
+            if await self._guard.look():
+                return
+            self.client.forget_logs()
+            self.cursors.doubt_all()
+            for topic in self.opened():
+                topic.give_up(errors.LedgerFenced("an older metadata store was accepted"))
 
     async def _watch(self) -> None:
         """See other brokers die, and take what falls on this one of what they had; see others

@@ -124,6 +124,11 @@ class MetadataStore(Protocol):
     def session_id(self) -> int:
         """The number that `Versioned.owner` of this session's ephemerals carries; 0 before one."""
 
+    @property
+    def connections(self) -> int:
+        """How often this process connected to the store, 1 or more: each may be to an older copy of
+        it, whatever became of the session."""
+
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` on the event loop at every change of the session's state."""
 

@@ -261,7 +261,7 @@ class ZooKeeperStore:
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
         self._state = SessionState.LOST
-        self._session_id = 0
+        self._session_id = self._connections = 0
         self._listeners: list[Callable[[SessionState], None]] = []
         self._closed = False
         self._where = f"ZooKeeper at {url}"
@@ -292,6 +292,10 @@ class ZooKeeperStore:
     @property
     def session_id(self) -> int:
         return self._session_id
+
+    @property
+    def connections(self) -> int:
+        return self._connections
 
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
@@ -326,6 +330,7 @@ class ZooKeeperStore:
         self._state = state
         if state is SessionState.CONNECTED:
             self._session_id = session_id
+            self._connections += 1
             self._connected.set()
             self._outage.regained()
         elif not self._closed:

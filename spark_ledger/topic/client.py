@@ -104,7 +104,7 @@ class TopicClient:
             self.chunks.load,
             lambda topic_id, partitions: self.subscriptions.holds(topic_id, partitions),
             self.rng,
-            self._forget_logs,
+            self.forget_logs,
         )
 
     @cached_property
@@ -135,7 +135,7 @@ class TopicClient:
         """Let go of what was folded of the topic; it is folded anew when it is asked for."""
         self._logs.pop(topic_id, None)
 
-    def _forget_logs(self) -> None:
+    def forget_logs(self) -> None:
         """The metadata store went back in time. Followers keep theirs, and read them anew."""
         for log in self._logs.values():
             log.forget()

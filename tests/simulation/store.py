@@ -8,8 +8,7 @@ Always true:
 - a write whose answer is lost raises OutcomeUnknown and was applied or not, by chance; it is never
   applied after the session reconnected;
 - watches fire once, before the session can read what they announce; a suspended or lost session
-  fires them all; ephemerals go when the *server* expires the session, which its client may learn
-  later.
+  fires them all; ephemerals go when the *server* expires the session: its client may learn later.
 
     store = SimStore(random.Random(7))
     metadata = store.session("writer")           # a MetadataStore
@@ -198,7 +197,7 @@ class SimSession:
         self.name = name
         self._store = store
         self._id = store.new_session_id()
-        self._state = SessionState.CONNECTED
+        self._state, self.connections = SessionState.CONNECTED, 1
         self._listeners: list[tuple[Callable[[SessionState], None], Context]] = []
         self.replica = Tree()
         self._seen = 0
@@ -485,6 +484,7 @@ class SimSession:
 
     def _enter(self, state: SessionState) -> None:
         self._state = state
+        self.connections += state is SessionState.CONNECTED
         if state is not SessionState.CONNECTED:
             for watches in (self.data_watches, self._child_watches):
                 for path in list(watches):

@@ -31,6 +31,7 @@ class Records:
     """spark_ledger.metadata.store.MetadataStore in memory, for one process after the other."""
 
     session_state = SessionState.CONNECTED
+    connections = 1
     session_id = 1
 
     def __init__(self) -> None:

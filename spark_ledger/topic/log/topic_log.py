@@ -5,7 +5,9 @@ that is missing means that a checkpoint took its place: look at head and checkpo
 there (hazard 7); still missing is an error, never an end. What was folded once is not read again,
 but for the commits after a newer checkpoint, which is taken as the new root after FOLDED_MAX
 commits, so that a state does not grow with its age. Reads may lag behind other sessions' commits
-unless the fold is `fresh`; a fold never goes back.
+unless the fold is `fresh`; a fold never goes back, unless the store did: after each connection to
+the store it is compared once with the commit that was folded last, which is not the same, or not
+there, in an older copy of the store. Versions do not tell: the copy's may be as high again by then.
 
 States of several topics show each commit over them in all of them or in none (T9). A reader folds
 topics one after another, and a commit over two of them may come in between: then one state has it
@@ -70,6 +72,8 @@ class TopicLog:
         self._trimmed = 0
         self._decoded: tuple[bytes, Root] | None = None
         self._next: tuple[int, Versioned] | None = None  # a commit that was read beside head
+        self._last: tuple[int, str] | None = None  # number and id of the commit folded last
+        self._compared = store.connections
         self._turn = asyncio.Lock()
 
     @property
@@ -141,7 +145,7 @@ class TopicLog:
 
     def forget(self) -> None:
         """The metadata store went back in time: the next fold reads everything anew."""
-        self._state = self._offered = self._next = None
+        self._state = self._offered = self._next = self._last = None
         self._root_next = self._looked_at = self._trimmed = 0
 
     # -- folding ------------------------------------------------------------------------------
@@ -149,10 +153,17 @@ class TopicLog:
     async def _fold(
         self, watch: Watcher | None, *, heard: bool = False, synced: bool = False
     ) -> TopicState:
+        connections = self.store.connections
+        doubted = connections != self._compared
+        if doubted and not synced:
+            await self.store.sync(self._head_path)
         node, self._next = await self._head_and_next(watch, heard)
+        if doubted:
+            await self._compare()
+            self._compared = connections
         known = self._state
-        if synced and known is not None and node.version < known.head_version:
-            self._forget(node.version, known)
+        if (doubted or synced) and known is not None and node.version < known.head_version:
+            self._forget(f"its head has version {node.version}, and had {known.head_version}")
         for tries in range(TRIES_MAX):
             head = records.decode_head(node.value)
             try:
@@ -169,13 +180,26 @@ class TopicLog:
             raise errors.TopicDeleted(f"topic {self.topic_id} was deleted", topic_id=self.topic_id)
         raise errors.UnsupportedFormat(f"topic {self.topic_id} cannot be folded: {problem}")
 
-    def _forget(self, version: int, known: TopicState) -> None:
-        """A head never goes back in one store: this one is older, as after a restored backup.
+    async def _compare(self) -> None:
+        """Whether the commit that was folded last is in the log as it was; else forget."""
+        known, last = self._state, self._last
+        if known is None or not known.next:
+            return
+        if last is None or last[0] != known.next - 1:
+            self.forget()  # a checkpoint had it: that is read again
+            return
+        node = await look_up(self.store, paths.topic_log(self.topic_id, last[0]))
+        if node is None and await read(self.store, paths.topic_checkpoint(self.topic_id)):
+            self.forget()  # a checkpoint may have taken its place
+        elif node is None or records.decode_commit(node.value).commit_id != last[1]:
+            self._forget(f"its commit {last[0]} is {'gone' if node is None else 'another'}")
+
+    def _forget(self, why: str) -> None:
+        """A log never goes back in one store: this one is older, as after a restored backup.
         Nothing that was folded before holds."""
         _log.error(
-            "the head of topic %s has version %d in the metadata store and had %d: the store is an"
-            " older one; the topic is read anew",
-            *(self.topic_id, version, known.head_version),
+            "the metadata store is an older one by the log of topic %s: %s; the topic is read anew",
+            *(self.topic_id, why),
         )
         self.forget()
 
@@ -232,6 +256,8 @@ class TopicLog:
                 commits = await asyncio.gather(*map(self._commit, some))
                 for commit, node in zip(commits, nodes[at:], strict=False):
                     folded = state.apply(folded, folded.next, commit, node.created_ms)
+            if bodies:
+                self._last = folded.next - 1, bodies[-1].commit_id
         return folded
 
     async def _commit_node(self, number: int) -> Versioned:

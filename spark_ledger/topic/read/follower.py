@@ -43,6 +43,7 @@ class TopicFollower:
         self._folded = asyncio.Event()
         self._armed = False
         self._heard_times = self._folded_times = 0
+        self._went_back = 0  # how often: the metadata store was an older one then
         self._latest: tuple[TopicState, float] | None = None
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
@@ -98,8 +99,12 @@ class TopicFollower:
                     await self._folded.wait()
 
     async def beyond(self, number: int) -> TopicState:
-        """The state once it has commit `number`, for as long as that takes. Raises as `state`."""
+        """The state once it has commit `number`, for as long as that takes, or is another store's.
+        Raises as `state`."""
+        went_back = self._went_back
         while (state := self.state()).next <= number and not state.deleted:
+            if went_back != self._went_back:
+                return state
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._reread_s):
                     await self._folded.wait()
@@ -146,6 +151,8 @@ class TopicFollower:
         except BaseException:
             self._armed = self._armed and watch is None
             raise
+        if self._latest is not None and state.next < self._latest[0].next:
+            self._went_back += 1
         self._latest, self._folded_times = (state, began_s), heard_times
         self._folded.set()
         self._folded = asyncio.Event()  # of the next fold

@@ -73,6 +73,7 @@ class StoreDoor:
     they would tell (a registration, a record that others change) may always come too late."""
 
     session_state = SessionState.CONNECTED
+    connections = 1
     session_id = 1
 
     def __init__(self, calls: Calls) -> None:

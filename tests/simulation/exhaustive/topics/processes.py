@@ -52,6 +52,7 @@ class Process:
     """What a program is given: `store` (a MetadataStore), `ask` for the rest, `note` for judges."""
 
     session_state = SessionState.CONNECTED
+    connections = 1
     session_id = 1
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:

@@ -134,7 +134,7 @@ class Counting:
 
 
 @simulated
-async def test_of_many_only_who_came_is_read_when_a_watch_fires():
+async def test_of_many_only_those_that_came_and_went_are_read_when_a_watch_fires():
     store, admin = await a_store(*(f"b{n:02d}" for n in range(40)))
     session = Counting(store.session("client"))
     directory = BookieDirectory(session, 1000.0)
@@ -145,7 +145,7 @@ async def test_of_many_only_who_came_is_read_when_a_watch_fires():
     await admin.delete(f"{HERE}/b07")
     await asyncio.sleep(1)
 
-    assert session.read == ["new"]
+    assert session.read == ["new", "b07"]
     assert (len(directory.writable()), ids(directory.readonly())) == (39, ["new"])
     await directory.close()
 
@@ -300,3 +300,21 @@ async def test_a_malformed_node_is_known_by_a_field_and_not_by_what_its_reason_r
     listed = {one["id"]: one for one in await registered(store.session("client"))}
     assert [bool(listed[one].get("malformed")) for one in "abc"] == [False, True, False]
     assert told(listed["b"])["why"] == "its node is malformed: b'{'"
+
+
+@simulated
+async def test_a_bookie_that_may_not_register_is_found_where_it_started_again():
+    """As under a hold: the store has the registration of before, and a newer remembered address."""
+    store, admin = await a_store("b1", "b2")
+    directory = BookieDirectory(store.session("client"), 1.0)
+    await directory.start()
+    await admin.create(f"{paths.BOOKIES_KNOWN}/b1", registration("b1:2"), parents=True)
+    await admin.delete(f"{HERE}/b1")
+    await asyncio.sleep(1)
+    assert directory.address("b1") == "b1:2"
+
+    await admin.set(f"{paths.BOOKIES_KNOWN}/b1", registration("b1:3"), 0)
+    await asyncio.sleep(2)
+    assert directory.address("b1") == "b1:3"
+    assert not directory.is_registered("b1")
+    await directory.close()
