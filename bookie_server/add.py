@@ -332,16 +332,13 @@ def _admit_all(adds: Sequence[m.Add], room: int, size_max: int) -> tuple[list[_I
 
 _LAC = attrgetter("last_add_confirmed")
 _IDS = itemgetter(0, 1)  # ledger and entry of a header
+_KIND = attrgetter("header.ledger_id", "add.token", "add.recovery")  # of an item
 
 
 def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
     """The items in their order, cut where the ledger, the token or the recovery flag changes:
     what may be done is decided once for each run."""
-
-    def kind(item: _Item) -> tuple[int, bytes, bool]:
-        return item.header.ledger_id, item.add.token, item.add.recovery
-
-    return [list(run) for _, run in groupby(items, kind)]
+    return [list(run) for _, run in groupby(items, _KIND)]
 
 
 def _lane(add: m.Add, handle: LedgerHandle) -> Lane:

@@ -214,11 +214,13 @@ def _decode_add_request(data: memoryview) -> m.AddRequest:
 
 def _take_likes(data: memoryview, at: int, add: m.Add, adds: list[m.Add]) -> int:
     """Append the adds from `at` on that are like `add`; returns where another begins."""
-    length = len(add.entry[0])
+    length, end = len(add.entry[0]), len(data)
     prefix = _add_prefix(add.recovery, add.token, length)
-    size = len(prefix) + length
-    while at + size <= len(data) and data[at : at + len(prefix)] == prefix:
-        adds.append(m.Add((data[at + len(prefix) : at + size],), add.recovery, add.token))
+    begin, size = len(prefix), len(prefix) + length
+    new = tuple.__new__  # m.Add itself would be a call of Python for each
+    while at + size <= end and data[at : at + begin] == prefix:
+        entry = data[at + begin : at + size]
+        adds.append(new(m.Add, ((entry,), add.recovery, add.token)))
         at += size
     return at
 

@@ -55,6 +55,7 @@ class SlotState(Enum):
     """It is sent nothing until it is mended (ensemble_change.py): tried again or replaced."""
 
 
+_HEALTHY = SlotState.HEALTHY
 _MOVES = {
     SlotState.HEALTHY: (SlotState.FAILED,),  # its bookie did not take an add
     SlotState.FAILED: (SlotState.HEALTHY,),  # tried again; a new owner is another Slot
@@ -132,7 +133,7 @@ class AddPipeline:
             self._arm_add_timer(add.appended_at)
         for index in self._write_sets[add.entry_id % self.quorum.ensemble_size]:
             slot = self.slots[index]
-            if not slot.failed:
+            if slot.state is _HEALTHY:  # no call of `failed`: this is done for each copy
                 add.sends += 1
                 slot.lane.submit(add, slot.done)
 
@@ -516,8 +517,10 @@ def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
     if failure is not None:
         refuse(waiter, failure)
         return
-    with suppress(InvalidStateError, ThreadInvalidStateError):
+    try:  # `suppress` would be three calls for each entry
         waiter.set_result(add.entry_id)
+    except (InvalidStateError, ThreadInvalidStateError):
+        return
 
 
 def refuse(waiter: Any, failure: Exception) -> None:
