@@ -88,6 +88,7 @@ def chunked(
     *,
     uuid: str = "u",
     key: str | None = None,
+    producer: str = "p",
     sequence_id: int = 5,
     compression: int = 0,
     compress: Callable[[bytes], bytes] = bytes,
@@ -98,7 +99,7 @@ def chunked(
     found = []
     for i in range(chunks):
         metadata = MessageMetadata(
-            producer_name="p",
+            producer_name=producer,
             sequence_id=sequence_id,
             publish_time=1,
             uuid=uuid,

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from tests.simulation.chaos import FAULTS, Plan
-from tests.simulation.plan import ALSO, LATE_ALSO, RACKS, REWINDS
+from tests.simulation.plan import ALSO, CHUNKS, LATE_ALSO, RACKS, REWINDS
 from tests.simulation.replay import changed_plan, drawn_plan
 
 _TOGETHER = ("quorum", "bookies")
@@ -89,7 +89,7 @@ def _classes(name: str, value: Any) -> None:
 
 
 def _ways(name: str, value: Any) -> None:
-    known = {**ALSO, **REWINDS, **LATE_ALSO}
+    known = {**ALSO, **REWINDS, **LATE_ALSO, **CHUNKS}
     if not isinstance(value, list) or any(one not in known for one in value):
         raise ValueError(f"{name} is a list of {', '.join(known)}, not {json.dumps(value)}")
 

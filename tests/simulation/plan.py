@@ -51,6 +51,9 @@ and made again over and over (topic_upkeep.py); each batch of a query takes the 
 (topic_work.py). With the share of the runs with topics in which each does."""
 REWINDS = {"rewinds": 0.3}
 """As ALSO, drawn beside all else: checkpoints of queries that write go back (topic_replays.py)."""
+CHUNKS = {"chunks": 0.0}
+"""As REWINDS, of the runs with brokers: producers send some messages in chunks
+(brokers/chunks.py). No seed draws it until 200 of them passed: plans ask for it."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,9 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         page_cache=rng.random() < PAGE_CACHE and not over_budget,
         brokers=topics and _beside(of_each, "brokers") < BROKERS,
     )
+    chunks = [name for name, share in CHUNKS.items() if _beside(of_each, name) < share]
+    if plan.brokers:
+        plan = replace(plan, also=(*plan.also, *chunks))
     heals = _beside(of_each, "healing") < HEALING and not over_budget
     return healed(plan, alone=_beside(of_each, "losses alone") < ALONE) if heals else plan
 

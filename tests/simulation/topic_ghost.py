@@ -79,8 +79,8 @@ class Span:
     base: int
     attempt: str
     commit_ms: int
-    rows: tuple[bytes, ...] | None = None
-    """Of what brokers stored: each row."""
+    rows: tuple[bytes | None, ...] | None = None
+    """Of what brokers stored: each row; None of an offset without one."""
 
 
 Positions = dict[int, int]
@@ -234,8 +234,8 @@ class TopicGhost:
     """By commit over several topics: its number in each."""
     bodies: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """By (commit id, topic id): the last body that was about to be committed."""
-    offsets: dict[Any, bytes] = field(default_factory=dict)
-    """(topic id, partition, offset): the row first read there."""
+    offsets: dict[Any, bytes | None] = field(default_factory=dict)
+    """(topic id, partition, offset): the row first read there; None: there is none."""
     truth: "Truth | None" = None
     """Of the topic that brokers serve."""
     ends_told: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)

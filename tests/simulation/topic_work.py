@@ -443,24 +443,39 @@ class TopicWork:
         offsets: dict[int, list[int]] = {partition: [] for partition in ranges}
         cutting = Cutting(self.rng.choice((1, 3)))
         log = self.ghost.logs[state.topic_id]
+        whole = topics if self._has_chunks(log) else None
         for task in plan_read(newer, ranges, topic=log.name, cutting=cutting, read=read):
-            async for rows in read_task(topics.ledgers, task):
+            async for rows in read_task(topics.ledgers, task, whole):
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):
                     self.judge_row(log, rows.partition, place, value)
                     found[rows.partition].append(value)
                     offsets[rows.partition].append(place)
+        authors: dict[tuple[int, int], tuple[str, int]] = {}
         for partition, (start, end) in ranges.items():
+            rowless = self._rowless(log, partition)
             invariants.offsets_are_dense(
-                self.world.ghost, partition, offsets[partition], start, end
+                self.world.ghost, partition, offsets[partition], start, end, rowless
             )
-        rows = {
-            (partition, offset): _author(value, log.stored_by_brokers(partition, offset))
-            for partition, values in found.items()
-            for offset, value in zip(offsets[partition], values, strict=True)
-        }
-        self._reads.append(TopicRead(state.topic_id, rows, begun_s))
+            values_at = zip(offsets[partition], found[partition], strict=True)
+            read_at = {offset: value for offset, value in values_at}
+            for offset in range(start, end):  # that of a chunk is judged as what brokers stored
+                stored = log.stored_by_brokers(partition, offset)
+                authors[partition, offset] = _author(read_at.get(offset, b""), stored)
+        self._reads.append(TopicRead(state.topic_id, authors, begun_s))
         return found
+
+    def _rowless(self, log: LogGhost, partition: int) -> dict[int, None]:
+        """The offsets that chunks of messages took."""
+        if not self._has_chunks(log):
+            return {}
+        spans = log.spans.get(partition, ())
+        each = ((span.base + n, row) for span in spans for n, row in enumerate(span.rows or ()))
+        return {offset: None for offset, row in each if row is None}
+
+    def _has_chunks(self, log: LogGhost) -> bool:
+        truth = self.ghost.truth
+        return truth is not None and truth.log is log and truth.chunks.any_sent
 
     def judge_row(self, log: LogGhost, partition: int, offset: int, value: bytes) -> None:
         ghost = self.world.ghost
@@ -468,7 +483,7 @@ class TopicWork:
         invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)
         span = log.span_at(partition, offset)
         if span is not None and span.rows is not None:  # brokers stored it
-            row = span.rows[offset - span.base].decode()
+            row = (span.rows[offset - span.base] or b"none").decode()
             invariants.a_row_is_where_its_commit_put_it(ghost, place, value.decode(), row)
             return
         attempt = value.decode().split(":")[0]

@@ -3,19 +3,21 @@
 Always true: of a durable subscription what no consumer acknowledged comes, to one or another of
 them; a reader goes on with the batch that it was given last. Everything given is compared with what
 is known of its offset, and after a seek what comes first with what was sought. Who does not know
-where its subscription is, for a seek or a deletion had no answer, seeks its beginning.
+where its subscription is, for a seek or a deletion had no answer, seeks its beginning. Where the
+run has chunks it joins them, and asks now and then which message is the last.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from spark_ledger.broker.names import ledger_number, message_id
 from spark_ledger.broker.wire.commands import InitialPosition, MessageId, SubscriptionType, signed
 from spark_ledger.metadata import paths
 from tests.simulation import invariants
+from tests.simulation.brokers import chunks
 from tests.simulation.brokers.acked import Acked, Session
 from tests.simulation.brokers.link import Link, Lost, session
-from tests.simulation.brokers.truth import values_of
 from tests.simulation.brokers.wire import jitter
 from tests.simulation.store import EPOCH_MS
 
@@ -33,6 +35,7 @@ ENDS = 2**64 - 1, 2**63 - 1
 """What the ids of the beginning and the end are made of."""
 BACK_S, OFF_S = 12.0, 1.0
 """So far back in time it is sought at most; and so far brokers' clocks may be off, with a rest."""
+ASKS_FOR_THE_LAST = 0.05
 
 
 class ConsumerModel:
@@ -62,6 +65,12 @@ class ConsumerModel:
         self._began = 0
         self._permits = 0
         self._unacked: list[tuple[int, int, bool]] = []
+        self._joining = chunks.Joining(work.world.ghost, self.process.name)
+        self._chunks_rng = work.world.loop.random_for(f"chunks of consumer {name} {partition}")
+        self._given_here = -1
+        """The last offset that it was given in this session."""
+        self._being_sent = -1
+        """The offset of the message that its broker sent it last."""
         self.stay_s = self.rng.choice((2.0, 10.0, 60.0))
         self._met = Session(0.0, 0.0)
 
@@ -79,8 +88,12 @@ class ConsumerModel:
         if not self.acked.sure:
             return False
         if self.subscription:
-            return not self.acked.left_out(0, end)
-        return self.at >= end
+            return not self._with_rows(self.acked.left_out(0, end))
+        return not self._with_rows(range(self.at, end))
+
+    def _with_rows(self, offsets: Iterable[int]) -> list[int]:
+        """Those that are no chunks before the last one of a message."""
+        return [at for at in offsets if self.work.truth.has_row(self.partition, at)]
 
     async def run(self) -> None:
         world, brokers = self.work.world, self.work.brokers
@@ -95,6 +108,8 @@ class ConsumerModel:
     async def _session(self, link: Link) -> None:
         link.heard = lambda name, part, batch: self._heard(link, name, part, batch)
         self._unacked.clear()
+        self._joining.forget()
+        self._given_here = self._being_sent = -1
         options: dict[str, Any] = {"durable": bool(self.subscription)}
         if not self.subscription:
             options["start_message_id"] = self._start()
@@ -138,6 +153,24 @@ class ConsumerModel:
             if not self.work.over and self.work.world.loop.now > ends_s:
                 await self._leaves(link)
                 return
+            if self.work.chunks and self._chunks_rng.random() < ASKS_FOR_THE_LAST:
+                await self._asks_for_the_last(link)
+        if self.work.chunks and not link.gone:
+            await self._asks_for_the_last(link)
+
+    async def _asks_for_the_last(self, link: Link) -> None:
+        """As has_message_available of Pulsar's clients does."""
+        given = self._given_here
+        _, heard = await link.ask("get_last_message_id", consumer_id=CONSUMER_ID)
+        found = heard.last_message_id
+        last = signed(found.entryId) + max(0, found.batch_index)
+        end, ghost = self.work.truth.confirmed(self.partition), self.work.world.ghost
+        there = 0 <= last < end and self.work.truth.has_row(self.partition, last)
+        self.work.judged(
+            invariants.the_last_message_is_the_last_with_a_row,
+            *(ghost, self.process.name, last, there, given, end),
+        )
+        ghost.meet("last message asked for")
 
     @property
     def _may_seek(self) -> float:
@@ -240,15 +273,22 @@ class ConsumerModel:
     def _heard(self, link: Link, name: str, part: Any, batch: bytes | None) -> None:
         if name == "message":
             assert batch is not None
-            self.work.judged(self._given, part, batch)
+            self.work.judged(self._comes, part, batch)
         elif name == "close_consumer" and not self.acked.asking:
             link.close()
         elif name == "close_consumer":
             link.ending = True
 
-    def _given(self, part: Any, batch: bytes) -> None:
+    def _comes(self, part: Any, batch: bytes) -> None:
+        whole = self._joining.whole(batch, signed(part.message_id.entryId))
+        if whole is None:
+            self._permits -= 1
+        else:
+            self._given(part, chunks.values_of(whole))
+
+    def _given(self, part: Any, values: list[bytes]) -> None:
         work, ghost = self.work, self.work.world.ghost
-        values, offset = values_of(batch), signed(part.message_id.entryId)
+        offset = signed(part.message_id.entryId)
         end, known = offset + len(values), list(part.ack_set)
         invariants.nothing_is_told_that_is_not_confirmed(
             ghost, self.process.name, self.partition, end, work.truth.confirmed(self.partition)
@@ -259,8 +299,10 @@ class ConsumerModel:
             self._is_given(offset, end, known)
             return
         if self.acked.sought is not None:
-            sought, self.acked.sought = self.acked.sought, None
-            invariants.what_was_sought_comes_first(ghost, self.process.name, sought, offset, end)
+            (lo, hi), self.acked.sought = self.acked.sought, None
+            while hi < offset and not work.truth.has_row(self.partition, hi):
+                hi += 1
+            invariants.what_was_sought_comes_first(ghost, self.process.name, (lo, hi), offset, end)
         hidden = [at for at in range(offset, end) if known and not _is_set(known, at - offset)]
         left_out = [at for at in hidden if at in self.acked.left_out(at, at + 1)]
         if not self.subscription:  # rows of Spark that were merged are in larger batches
@@ -268,13 +310,14 @@ class ConsumerModel:
         else:
             left_out += self.acked.left_out(self._began, offset)
         invariants.a_consumer_passes_over_nothing(
-            ghost, self.process.name, self.partition, left_out
+            ghost, self.process.name, self.partition, self._with_rows(left_out)
         )
         self._is_given(offset, end, known)
 
     def _is_given(self, offset: int, end: int, known: list[int]) -> None:
         hidden = sum(bool(known) and not _is_set(known, i) for i in range(end - offset))
         self.at = max(self.at, end)
+        self._given_here = max(self._given_here, end - 1)
         self._began = end if self.subscription else offset
         self._permits -= end - offset - hidden
         self._unacked.append((offset, end, bool(known)))
@@ -286,11 +329,16 @@ class ConsumerModel:
         if name == "active_consumer_change" and (part.is_active or holder == self.name):
             now = self.name if part.is_active else ""
             self.work.active[place] = (now, self._loop.now)
-        elif name == "message" and since_s < self._loop.now:
+        elif name == "message" and since_s < self._loop.now and not self._goes_on(part):
             self.work.judged(
                 invariants.one_consumer_is_given_messages_at_a_time,
                 *(self.work.world.ghost, place, self.name, holder),
             )
+
+    def _goes_on(self, part: Any) -> bool:
+        """Whether it is one more chunk of a message that was begun, which is sent whole."""
+        before, self._being_sent = self._being_sent, signed(part.message_id.entryId)
+        return self.work.chunks and before == self._being_sent
 
     def _acknowledge(self, link: Link) -> None:
         """Some of what it was given, or all, in either way."""

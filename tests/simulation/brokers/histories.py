@@ -110,4 +110,24 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: (0, 5, 5),
         lambda g, x: (0, 4, 5),
     ),
+    (
+        *("B17", I.a_message_in_chunks_is_whole),
+        lambda g, x: ("a consumer", [("u", 0, 2), ("u", 1, 2)], [("u", 0, 2), ("u", 1, 2)]),
+        lambda g, x: ("a consumer", [("v", 0, 2), ("u", 1, 2)], [("u", 0, 2), ("u", 1, 2)]),
+    ),
+    (
+        *("B17", I.chunks_of_a_message_have_one_id),
+        lambda g, x: ("ann", 5, 5),
+        lambda g, x: ("ann", 4, 5),
+    ),
+    (
+        *("B18", I.the_last_message_is_the_last_with_a_row),
+        lambda g, x: ("a reader", 4, True, 4, 6),
+        lambda g, x: ("a reader", 5, False, 4, 6),
+    ),
+    (
+        *("B18", I.the_last_message_is_the_last_with_a_row),
+        lambda g, x: ("a reader", -1, False, -1, 0),
+        lambda g, x: ("a reader", 3, True, 4, 6),
+    ),
 ]

@@ -5,6 +5,10 @@ given up. Now and then its program dies: the next one of its name goes on (with 
 the sequence id that it is told), and what had no receipt is not sent again. So it is with an
 exclusive one that another has fenced: it comes back as a new one. Once all is well each sends some
 more: whatever the chaos left behind, its partition takes them.
+
+Where the run has chunks some batches are a message in chunks, sent one after another, at times with
+a pause between; some programs die between them. After a lost connection a message goes again from
+its first chunk on, or, if some of its chunks had receipts, from the first one without.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ from spark_ledger.broker.names import ledger_number
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, signed
 from tests.kit.pulsar_batches import batch_of, lone, message
 from tests.simulation import invariants
+from tests.simulation.brokers import chunks
 from tests.simulation.brokers.link import Link, Lost, session
 from tests.simulation.brokers.wire import jitter
 
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 SILENT_S = (3.0, 8.0, 20.0)
 PRODUCER_ID = 1
 DIES = 0.06
+DIES_BETWEEN_CHUNKS = 0.1
+PAUSES_S = (0.0, 0.0, 0.05, 0.5)
+"""Between chunks of a message."""
 LOOK_S = 0.5
 FENCED_S = 2.0
 """A fenced producer takes its topic back after that, about."""
@@ -37,8 +45,13 @@ class Sent:
     first: int
     """Sequence id of its first message."""
     values: list[bytes]
-    data: bytes
+    parts: list[bytes]
+    """What is sent: of a message in chunks each chunk."""
     times: int = 0
+    receipts: int = 0
+    """Of so many parts."""
+    offset: int = -1
+    """That the first of them had; below 0 of what was stored before."""
 
     @property
     def last(self) -> int:
@@ -74,6 +87,7 @@ class ProducerModel:
         self._owner = ""
         self.silent_s = self.rng.choice(SILENT_S)
         self.left = self.rng.randint(4, 40)
+        self.chunks_rng = work.world.loop.random_for(f"chunks of producer {name} {partition}")
         self.rest_s = self.rng.choice((0.0, 0.1, 0.5, 1.5))
         self.dies = DIES
 
@@ -161,12 +175,12 @@ class ProducerModel:
             )
         if self._new_life:
             self._next, self._new_life = made.last_sequence_id + 1, False
-        for sent in self.waiting:
-            self._send(link, sent)
+        for sent in list(self.waiting):
+            await self._send(link, sent)
         while not link.gone and not self._rests:
             if self._has_more:
                 for _ in range(self.rng.choice((1, 1, 2, 6, 14))):
-                    self._send(link, self._made())
+                    await self._send(link, self._made())
             await asyncio.sleep(self.rest_s + self.rng.uniform(0.01, 0.3))
             if self.waiting and self.work.world.loop.now > link.heard_s + self.silent_s:
                 self.work.world.ghost.meet("producer left a silent broker")
@@ -195,28 +209,51 @@ class ProducerModel:
         values = [f"{name}:0:{number}".encode() for number in numbers]
         padding = {"padding": "x" * rng.choice((0, 0, 100, 400))}
         messages = [message(value, properties=padding) for value in values]
-        if count:
-            data = batch_of(messages, producer=self.name, sequence_id=self._next)
+        if self.work.chunks and self.chunks_rng.random() < chunks.SHARE:
+            values = values[:1]
+            parts = chunks.cut(self.chunks_rng, values[0], self.name, self._next)
+        elif count:
+            parts = [batch_of(messages, producer=self.name, sequence_id=self._next)]
         else:
-            data = lone(messages[0], producer=self.name, sequence_id=self._next)
-        sent = Sent(self._next, values, data)
+            parts = [lone(messages[0], producer=self.name, sequence_id=self._next)]
+        sent = Sent(self._next, values, parts)
         self._number += len(values)
         self._next += len(values)
         self.left -= 1
         self.waiting.append(sent)
         return sent
 
-    def _send(self, link: Link, sent: Sent) -> None:
+    async def _send(self, link: Link, sent: Sent) -> None:
         sent.times += 1
+        for number in range(sent.receipts, len(sent.parts) - 1):
+            self._send_part(link, sent, number)
+            await self._between_chunks(link)
         self.work.truth.is_sent(sent.values, self._owner, self._topic_epoch, self._loop.now)
+        self._send_part(link, sent, len(sent.parts) - 1)
+
+    def _send_part(self, link: Link, sent: Sent, number: int) -> None:
+        in_chunks = len(sent.parts) > 1
         link.send(
             "send",
-            sent.data,
+            sent.parts[number],
             producer_id=PRODUCER_ID,
             sequence_id=sent.first,
             num_messages=len(sent.values),
-            highest_sequence_id=sent.last,
+            **({"is_chunk": True} if in_chunks else {"highest_sequence_id": sent.last}),
         )
+
+    async def _between_chunks(self, link: Link) -> None:
+        """Raises Lost where the connection is gone, or the program dies."""
+        pause_s = self.chunks_rng.choice(PAUSES_S)
+        if self.chunks_rng.random() < DIES_BETWEEN_CHUNKS and not self.work.over:
+            self.work.world.ghost.meet("producer's program died between chunks")
+            self._dies()
+            raise Lost("its program died between chunks")
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        if link.gone:
+            self.work.world.ghost.meet("connection lost between chunks")
+            raise Lost("the connection is gone between chunks")
 
     def _heard(self, link: Link, name: str, part: Any) -> None:
         if name == "send_receipt":
@@ -235,12 +272,13 @@ class ProducerModel:
         invariants.receipts_come_in_the_order_of_batches(
             ghost, self.process.name, part.sequence_id, waiting
         )
-        sent = self.waiting.popleft()
+        sent = self.waiting[0]
         ledger, offset = signed(part.message_id.ledgerId), signed(part.message_id.entryId)
         ghost.meet("receipt")
         if offset < 0:
             ghost.meet("receipt of what was stored before")
-            allowed = 1 if sent.times > 1 and work.truth.deduplicates else 0
+            before = work.truth.deduplicates or sent.receipts > 0
+            allowed = 1 if sent.times > 1 and before else 0
             invariants.a_message_is_stored_as_often_as_it_was_sent(
                 ghost, f"duplicate of {sent.values[0]!r}", 1, allowed
             )
@@ -257,6 +295,15 @@ class ProducerModel:
             )
             work.rows_are(self.partition, offset, sent.values)
             work.batches.receipt(self.partition, end)
+        if sent.receipts and min(offset, sent.offset) >= 0:
+            invariants.chunks_of_a_message_have_one_id(
+                ghost, self.process.name, sent.offset, offset
+            )
+        sent.receipts, sent.offset = sent.receipts + 1, max(sent.offset, offset)
+        if len(sent.parts) > 1:
+            ghost.meet("receipt of a chunk")
+        if sent.receipts == len(sent.parts):
+            self.waiting.popleft()
         self._received = max(self._received, sent.last)
         for value in sent.values:
             work.truth.received[value] = work.world.loop.now

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from spark_ledger.broker.owned_topic import EPOCH_BITS
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import decode_header
-from spark_ledger.topic.entry.pulsar_columns import decoded
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment
 from tests.simulation import invariants
+from tests.simulation.brokers.chunks import StoredChunks
 from tests.simulation.ghost import Ghost
 from tests.simulation.topic_ghost import LogGhost
 
@@ -53,6 +53,9 @@ class Truth:
     newest: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """By partition and owner: the newest of these that is stored."""
 
+    def __post_init__(self) -> None:
+        self.chunks = StoredChunks(self.ghost)
+
     def is_sent(self, messages: list[Message], owner: str, topic_epoch: int, now_s: float) -> None:
         for message in messages:
             if topic_epoch:
@@ -68,8 +71,8 @@ class Truth:
 
     # -- seals ----------------------------------------
 
-    def sealed(self, live: LiveSegment, seal: SealLive) -> tuple[Message, ...]:
-        """The rows that the seal brings in, judged."""
+    def sealed(self, live: LiveSegment, seal: SealLive) -> tuple[Message | None, ...]:
+        """What the seal brings in at each offset, judged; None: it has no row."""
         last = self._ended_at(live.ledger_id)
         entries = self._entries(live, last)
         rows = [len(messages) for messages, _ in entries]
@@ -90,7 +93,10 @@ class Truth:
         if entries and live.first_entry:
             self.ghost.meet("segment within a ledger")
         found = [message for messages, _ in entries for message in messages]
+        self.chunks.sealed(live, found, seal.rowless)
         for offset, message in enumerate(found, live.base):
+            if message is None:
+                continue
             self._store(message, live.owner)
             self._in_order_of_epochs(message, (live.partition, live.owner, live.epoch))
             self._after_who_is_alone(message, offset, live)
@@ -155,11 +161,27 @@ class Truth:
 
     def _entries(
         self, live: LiveSegment, last: int
-    ) -> list[tuple[list[Message], list[tuple[str, int]]]]:
-        """Of each entry of the segment up to that its messages, and its batches' producers with
-        their last sequence ids."""
-        every = self.ghost.ledgers[live.ledger_id].submitted
-        return [_decoded(payload) for payload in every[live.first_entry : last + 1]]
+    ) -> list[tuple[list[Message | None], list[tuple[str, int]]]]:
+        """Of each entry of the segment up to that what it has at each offset, and its batches'
+        producers with their last sequence ids."""
+        found, offset = [], live.base
+        for payload in self.ghost.ledgers[live.ledger_id].submitted[live.first_entry : last + 1]:
+            header = decode_header(payload)
+            body = memoryview(payload)[header.body_at :]
+            messages: list[Message | None] = []
+            for _, data in pulsar_batch.unframed(body, header.rows):
+                at = offset + len(messages)
+                messages += self.chunks.messages(live.partition, at, data)
+            found.append((messages, [*_producers(body, header.rows)]))
+            offset += header.rows
+        return found
+
+    def has_row(self, partition: int, offset: int) -> bool:
+        """Of an offset that is confirmed: it is not that of a chunk before the last one."""
+        assert self.log is not None
+        live = self.log.state.partitions[partition].live
+        submitted = [] if live is None else self.ghost.ledgers[live.ledger_id].submitted
+        return self.chunks.has_row(partition, offset, live, submitted)
 
     def confirmed(self, partition: int) -> int:
         """One past the last offset that may be told of."""
@@ -184,7 +206,7 @@ class Truth:
     def at_the_end(self) -> None:
         """Each message with a receipt is there."""
         assert self.log is not None
-        there = dict.fromkeys(self.stored)
+        there: dict[Message | None, None] = dict.fromkeys(self.stored)
         for held in self.log.state.partitions:
             if held.live is not None:
                 last = self._closed_at(held.live.ledger_id)
@@ -201,12 +223,6 @@ def place_of(message: Message) -> tuple[str, tuple[int, int]]:
     return lane, (int(life), int(number))
 
 
-def _decoded(payload: bytes) -> tuple[list[Message], list[tuple[str, int]]]:
-    header = decode_header(payload)
-    body = memoryview(payload)[header.body_at :]
-    return [*_messages(body, header.rows)], [*_producers(body, header.rows)]
-
-
 def _producers(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
     """Of each batch, as far as its message is whole."""
     for _, data in pulsar_batch.unframed(body, rows):
@@ -214,14 +230,3 @@ def _producers(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
             chunk = pulsar_batch.is_last_chunk(data)
             batch = pulsar_batch.parse(pulsar_batch.chunk_in(data) if chunk else data)
             yield batch.metadata.producer_name, batch.last_sequence_id
-
-
-def _messages(body: memoryview, rows: int) -> Iterator[Message]:
-    for _, data in pulsar_batch.unframed(body, rows):
-        yield from values_of(bytes(data))
-
-
-def values_of(batch: bytes) -> list[bytes]:
-    """The values of a batch's messages."""
-    column = decoded([pulsar_batch.parse(batch)]).column("value")
-    return list(column.to_pylist())

@@ -1,7 +1,7 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: whoever is told something is judged at that moment (invariants B1 to B16); when all is
+Always true: whoever is told something is judged at that moment (invariants B1 to B18); when all is
 well again each batch gets its receipt and each consumer gets to the end; then the last broker stops
 in good order, or is killed.
 """
@@ -91,6 +91,9 @@ class BrokerWork:
         self.condemned_s = rng.choice((None, None, None, 1.5))
         """How often a janitor takes brokers that live for gone."""
         self.lives_on = self.world.loop.random_for("living brokers").random() < LIVING_SHARE
+        self.chunks = "chunks" in work.plan.also
+        """Producers send some messages in chunks."""
+        self.truth.chunks.any_sent = self.chunks
         self.places: Places
         self.batches = BatchReads(self)
         self.over = False

@@ -140,6 +140,31 @@ def who_is_alone_is_not_fenced(ghost: Ghost, who: str, others: list[str]) -> Non
     require(bool(others), "B15", f"{who} is fenced, and is the only one that wants to be")
 
 
+@invariant("B17")
+def a_message_in_chunks_is_whole(ghost: Ghost, who: str, names: list[Any], must: list[Any]) -> None:
+    """The chunks that a last chunk names, and those that a consumer is given one after another, are
+    those of one message, each once and in order."""
+    require(names == must, "B17", f"{who}: chunks {names}, a message has {must}")
+
+
+@invariant("B17")
+def chunks_of_a_message_have_one_id(ghost: Ghost, who: str, first: int, got: int) -> None:
+    """The receipts of a message's chunks have the offset of its last one."""
+    require(got == first, "B17", f"{who}: receipts of one message have offsets {first} and {got}")
+
+
+@invariant("B18")
+def the_last_message_is_the_last_with_a_row(
+    ghost: Ghost, who: str, told: int, has_row: bool, given: int, confirmed: int
+) -> None:
+    """A consumer that asks for the last message hears of one that is confirmed and has a row, and
+    that is not before what it was given on that connection: so it knows whether it has all."""
+    what = f"{who} hears that offset {told} is the last, was given up to {given}"
+    right = given <= told < confirmed and (has_row or told < 0)
+    row = "has a row" if has_row else "has none"
+    require(right, "B18", f"{what}; it {row}, and {confirmed} offsets are confirmed")
+
+
 @invariant("B16")
 def a_read_has_what_had_a_receipt_before(
     ghost: Ghost, partition: int, found: int, told: int

@@ -14,6 +14,7 @@ from spark_ledger.broker.owner import live_writer, ownership, topic_commits
 from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
+from spark_ledger.broker.producer import ChunkRun
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
@@ -36,6 +37,7 @@ SERVES: Mapping[str, Any] = {
     "operators": False,
     "lasting": False,
 }
+IN_CHUNKS = {**SERVES, "also": ("chunks",)}
 CUT = {**SERVES, "faults": ("slow network", "partition", "clog")}
 CLEANED = {**SERVES, "churn": True, "faults": ("pause", "slow network")}
 
@@ -345,6 +347,21 @@ def looks_once(look: Any) -> Any:
     return looked
 
 
+def receipt_of_each_chunk(received: Any) -> Any:
+    """Each chunk has its receipt once it is stored, as a message by itself has."""
+
+    def at_once(self: Any, ledger: int, entries: Any) -> None:
+        message, offset = self._message, next(iter(entries))
+        for send, number in message.sends:
+            if send == self._sends[0]:
+                message.producer.answer(number, 1, message.producer.receipt(send, offset))
+                message.sends.remove((send, number))
+                break
+        message.producer.connection.stored(self.waiting_bytes)
+
+    return at_once
+
+
 EVERY = (
     Mutant(
         *("sent before the open was read back", "hazard 28", LiveWriter, "_open_or_seal"),
@@ -450,6 +467,10 @@ EVERY = (
     Mutant(
         *("read that does not wait for what was taken", "broker", LiveEnds, "look"),
         *(looks_once, {**SERVES, "faults": ()}),
+    ),
+    Mutant(
+        *("receipt of each chunk by itself", "chunks", ChunkRun, "_received"),
+        *(receipt_of_each_chunk, IN_CHUNKS),
     ),
     Mutant(
         *("two that bury each other are not spared", "hazard 74", Burials, "spares"),
