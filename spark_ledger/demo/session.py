@@ -75,7 +75,7 @@ def start(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),  # docs/spark.md, first lines
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),  # docs/spark.md, Setup
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
     }
     if delta:

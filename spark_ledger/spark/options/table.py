@@ -50,7 +50,10 @@ USER_METADATA_CHARS_MAX = 8192
 MIB = 1 << 20
 
 
-_TLS = "Leave it out: connections are not encrypted, and who reaches the ports may read and write."
+_TLS = (
+    "Leave it out: connections are not encrypted, and anyone with access to the ports may read and"
+    " write."
+)
 _DEFAULTED = "Leave it out: there is nothing like it to set here."
 _RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
 _GROUP = "Leave it out, or name a durable cursor with subscription."
