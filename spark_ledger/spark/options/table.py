@@ -149,7 +149,7 @@ def _outage_timeout(uses: tuple[Use, ...]) -> Option:
     return Option(
         *("outageTimeout", uses, Millis(), "5m"),
         "how long the query waits while the metadata store is away before it fails with "
-        "`LEDGER_UNAVAILABLE` (see Outages); `0`: 15 s for each answer",
+        "`LEDGER_UNAVAILABLE` (see Outages); `0`: 15 s for each response",
     )
 
 
@@ -157,7 +157,7 @@ READ_OPTIONS = (
     _service_url(READ),
     Option(
         *("subscribe", READ, Text(), None),
-        "a topic, or several separated by commas; `load(...)` says the same",
+        "a topic, or several separated by commas; also the path of `load(...)`",
         aliases=("topic", "topics", "path"),
         default_says="one of three",
     ),
@@ -199,22 +199,22 @@ READ_OPTIONS = (
             Choice(("error", "latest", "earliest")),
             "error",
         ),
-        "where a partition starts that has no such row: `error`, `latest` or `earliest`",
+        "the start of a partition that has no such row: `error`, `latest` or `earliest`",
     ),
     Option(
         *("timeZone", READ, Zone(), None),
-        "of times in these options that say none, as `Europe/Berlin`, `UTC` or `+01:00`"
-        " (see below)",
+        "of times without a zone in these options, as `Europe/Berlin`, `UTC` or `+01:00`"
+        " (see Time zones)",
         default_says="the driver's, as the session's is",
     ),
     Option(
         *("startingSubscription", READ, Text(NAME_CHARS_MAX), None),
-        "start where the subscription of that name stands",
+        "start at the position of the subscription of that name",
     ),
     Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
     Option(
         *("endingTimestamp", (Use.BATCH_READ,), Text(64), None),
-        "end before the first row committed at or after it; where there is none, at the latest",
+        "end before the first row committed at or after it; if no such row is there, at the latest",
     ),
     Option(
         "endingOffsetsByTimestamp", (Use.BATCH_READ,), Text(), None, "the same for each partition"
@@ -237,11 +237,11 @@ READ_OPTIONS = (
     ),
     Option(
         *("minOffsetsPerTrigger", (Use.STREAM_READ,), Whole(), None),
-        "wait for so many rows, but no longer than the next option says; not under `availableNow`",
+        "wait for so many rows, but no longer than `maxTriggerDelay`; not under `availableNow`",
     ),
     Option(
         *("maxTriggerDelay", (Use.STREAM_READ,), Millis(), "15m"),
-        "how long `minOffsetsPerTrigger` may hold rows back",
+        "the longest time that `minOffsetsPerTrigger` holds rows back",
     ),
     Option(
         *("minPartitions", READ, Whole(), None),
@@ -272,7 +272,7 @@ READ_OPTIONS = (
         "of the topic's registered schema (see Typed values)",
     ),
     Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
-    Option("includeMetadata", READ, Flag(), "false", "adds the columns that say where a row lies"),
+    Option("includeMetadata", READ, Flag(), "false", "adds columns with the place of a row"),
     Option(
         *("includeProducer", READ, Flag(), "false"),
         "adds the name and the sequence id that a Pulsar producer gave a row",
@@ -297,15 +297,15 @@ WRITE_OPTIONS = (
     _service_url(WRITE),
     Option(
         *("topic", WRITE, Text(), None),
-        "where all rows go, made by the first write if it is not there; `save(...)`"
-        " and `start(...)` say the same. It goes before a column `topic`",
+        "the topic of all rows, made by the first write if it is not there; also the path of"
+        " `save(...)` and `start(...)`. It goes before a column `topic`",
         aliases=("path",),
         default_says="the column `topic`",
     ),
     Option(
         *("partitions", WRITE, Whole(1, PARTITIONS_MAX), "1"),
-        "of a topic that this write makes; asking the topic of option `topic` for another"
-        " number than it has is an error",
+        "of a topic that this write makes; another number than the topic of option `topic` has"
+        " is an error",
     ),
     Option(
         *(
@@ -352,7 +352,8 @@ WRITE_OPTIONS = (
     ),
     Option(
         *("txnAppId", (Use.BATCH_WRITE,), Text(NAME_CHARS_MAX), None),
-        "with `txnVersion`: who writes, see Exactly once. A streaming write has its query id",
+        "with `txnVersion`: the name of the writer (see Exactly once). A streaming write has its"
+        " query id",
     ),
     Option(
         *("txnVersion", (Use.BATCH_WRITE,), Whole(0), None),
@@ -361,15 +362,15 @@ WRITE_OPTIONS = (
     ),
     Option(
         *("onReplay", WRITE, Choice(("fail", "skip", "append")), None),
-        "what becomes of a query's batch whose number was committed with other rows (see Exactly"
-        " once): `fail`; `skip` keeps what was committed; `append` writes it too, also where its"
-        " number is lower, and goes on from there. In a batch write: with `txnAppId`, inside"
+        "for a query's batch whose number was committed with other rows (see Exactly once):"
+        " `fail`; `skip` keeps the committed rows; `append` writes the new rows too, also under a"
+        " lower number, and goes on from there. In a batch write: with `txnAppId`, inside"
         " `foreachBatch`",
         default_says="`fail`; complete mode replaces",
     ),
     Option(
         *("overwriteHeld", WRITE, Flag(), "false"),
-        "of a write that replaces rows: `true` takes rows away that a subscription holds, too",
+        "of a write that replaces rows: `true` also removes rows that a subscription holds",
     ),
     Option(
         *("badRecordsTopic", WRITE, Text(), None),
@@ -381,7 +382,7 @@ WRITE_OPTIONS = (
     ),
     Option(
         *("maxInFlightBytes", WRITE, Bytes(MIB), "64m"),
-        "what a task holds in memory: gathered and not acknowledged",
+        "bytes that a task holds in memory: gathered and not acknowledged",
     ),
     _outage_timeout(WRITE),
     Option(
@@ -393,8 +394,8 @@ WRITE_OPTIONS = (
     Option(
         *("schemaMode", WRITE, Choice(("validate", "evolve", NO_SCHEMA)), "validate"),
         "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
-        "`evolve` it where that is compatible, or `none`: compare and register nothing; "
-        "of `binary` and `string`: `none` writes to a topic that has a schema all the same",
+        "`evolve` it if that is compatible, or `none`: compare and register nothing; "
+        "of `binary` and `string`: `none` writes to a topic that has a schema, too",
     ),
     Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
 )
