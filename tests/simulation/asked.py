@@ -161,7 +161,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("topics", "password", "announce", "delayed", "churn"), _flag),
     **dict.fromkeys(("old_readers", "over_budget", "tight"), _flag),
     **dict.fromkeys(
-        ("operators", "lasting", "own_policy", "page_cache", "healing", "brokers"), _flag
+        ("operators", "lasting", "own_policy", "page_cache", "healing", "brokers", "ledgers"), _flag
     ),
     "racks": _racks,
     **dict.fromkeys(("faults", "without"), _classes),

@@ -146,4 +146,5 @@ class Audit:
         for client, writer in self._work.writers:
             if client.process.alive:
                 counts[f"bytes in flight of {writer.ledger_id}"] = writer.inflight_bytes
+                counts[f"bytes held by {writer.ledger_id}"] = writer.held_bytes
         return {what: count for what, count in counts.items() if count}

@@ -40,6 +40,15 @@ TIGHT = with_settings(
     scrub_interval_s=6.0,
 )
 """Small logs and caches; collection, compaction and scrub without a rest."""
+LEDGERS = with_settings(
+    STORAGE,
+    flush_interval_s=20.0,
+    tombstone_sweep_s=20.0,
+    disk_check_s=20.0,
+    gc_interval_s=2.3,
+    overreplicated_wait_s=1.9,
+)
+"""Where ledgers alone matter: what a bookie does by itself is rare, but that it lets copies go."""
 CLIENT = ClientConfig(
     inflight_bytes=32 * KIB,
     read_ahead_bytes=16 * KIB,
@@ -48,3 +57,18 @@ CLIENT = ClientConfig(
     entry_bytes_max=8 * KIB,
     directory_refresh_s=15.0,
 )
+SHORT = CLIENT.model_copy(
+    update={
+        "replica_timeout_s": 1.5,
+        "read_timeout_s": 1.5,
+        "recovery_timeout_s": 8.0,
+        "metadata_timeout_s": 2.5,
+        "session_timeout_s": 5.0,
+        "spare_grace_s": 3.0,
+        "speculative_read_delay_s": 0.1,
+        "slow_add_s": 0.7,
+    }
+)
+"""Where ledgers alone matter: whoever waits in vain goes on soon."""
+REQUEST_S = 1.5
+"""There: what the metadata store does not answer by then has failed."""

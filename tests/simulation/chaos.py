@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulation import disk_faults as _more
 from tests.simulation import plan as plans
-from tests.simulation.faults import EVENTS, STEADY
+from tests.simulation.faults import EVENTS, STEADY, Fault
 from tests.simulation.invariants import Violation
 from tests.simulation.plan import Plan
+from tests.simulation.strikes import NAME as STRIKE
+from tests.simulation.strikes import Moment, struck
 from tests.simulation.world import BookieNode, World
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Chaos:
         self.plan = plan
         self.work = work
         self.injected: list[Injected] = []
+        self.heals = False
+        """The chaos is over: nothing more happens."""
         self._drawn = 0
         self._rng = world.loop.random_for("chaos")
         self._lost: dict[str, None] = {}
@@ -77,6 +81,7 @@ class Chaos:
 
     async def heal(self) -> None:
         """Everything up and calm; every bookie serves when it returns."""
+        self.heals = True
         self.world.trace.note("chaos", "heals")
         self.world.calm()
         for task in self._tasks:
@@ -94,12 +99,15 @@ class Chaos:
         for node in self.world.nodes:
             await self._replace(node)
 
-    def _inject(self, name: str) -> None:
+    def strike(self, moment: Moment) -> None:
+        self._inject(STRIKE, lambda chaos, rng: struck(chaos, rng, moment))
+
+    def _inject(self, name: str, fault: Fault | None = None) -> None:
         """The one place through which every fault goes."""
         index, self._drawn = self._drawn, self._drawn + 1
         if name in self.plan.without or index in self.plan.skip:
             return
-        fault = STEADY.get(name) or EVENTS[name]
+        fault = fault or STEADY.get(name) or EVENTS[name]
         detail = fault(self, self.world.loop.random_for(f"chaos {index} {name}"))
         if detail:
             self.injected.append(Injected(index, self.world.loop.now, name, detail))

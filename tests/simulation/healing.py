@@ -122,7 +122,8 @@ class Healing:
         self._calm = rng.random() < 0.3
         """Nothing is done to healers but what the chaos does to everybody."""
         ghost = self._world.ghost
-        ghost.calm_repair = self._calm and {*chaos.plan.faults} <= CALM
+        calm = self._calm and not chaos.plan.ledgers  # where strikes hold up everybody
+        ghost.calm_repair = calm and {*chaos.plan.faults} <= CALM
         self._jumps = "clock jump" in chaos.plan.faults
         self._minds: dict[Client, _Mind] = {}
         self._end = self._world.loop.now + chaos.plan.chaos_s

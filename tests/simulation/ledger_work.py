@@ -83,7 +83,7 @@ class LedgerWork:
                 await self._open_for_later(self.onlooker, writer.ledger_id)
             await self.append(client, writer)
             self.writer_of.pop(writer.ledger_id)
-            await asyncio.sleep(client.rng.uniform(0, 3))
+            await asyncio.sleep(client.rng.uniform(0, 0.3 if self.plan.ledgers else 3))
 
     def _durability(self, client: Client) -> str:
         cached = self.plan.page_cache and client.rng.random() < 0.5
@@ -152,9 +152,10 @@ class LedgerWork:
 
     async def _next_to_recover(self, client: Client) -> int | None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(client.rng.uniform(0.2, 6)):
+            async with asyncio.timeout(client.rng.uniform(0.2, 1.5 if self.plan.ledgers else 6)):
                 return await self._races.get()
-        return client.rng.choice(self.made) if self.made else None
+        among = [i for i in self.made if self._open(i)] if self.plan.ledgers else self.made
+        return client.rng.choice(among) if among else None
 
     async def recover_one(self, client: Client, ledger_id: int) -> None:
         begun_s = self.world.loop.now
@@ -169,6 +170,11 @@ class LedgerWork:
         ledger = ghost.ledgers[ledger_id]
         invariants.all_opens_end_at_the_same_entry(ghost, ledger, reader.last_add_confirmed)
         await self.read(client, reader, 0, reader.last_add_confirmed, recovered_s=begun_s)
+
+    async def rescue(self, ledger_id: int) -> None:
+        """One more recovers the ledger, beside whoever does."""
+        rescuer = await self.world.client("rescuer")
+        await rescuer.run(self.recover_one(rescuer, ledger_id), f"recovers {ledger_id}")
 
     async def take_over(self, ledger_id: int, more_s: float) -> None:
         """Recover a ledger whose writer stands still, and then let the writer go on."""

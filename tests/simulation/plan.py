@@ -14,10 +14,20 @@ QUORUMS = (
     *((4, 3, 2), (4, 3, 2), (5, 3, 2), (5, 3, 2), (4, 2, 2), (5, 2, 2), (4, 3, 3), (4, 2, 1)),
 )
 """E, Qw, Qa: mostly such as bear a loss, more than half of them striped."""
+QUORUMS_OF_LEDGERS = (
+    *((2, 2, 2), (2, 2, 2), (3, 2, 2), (3, 3, 2), (3, 3, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3)),
+)
+"""Where Qa is Qw no copy is to spare, and a missing one shows."""
+FAULTS_OF_LEDGERS = (
+    *("loss", "slow network", "duplicate", "partition", "clog", "slow receiver", "kill", "restart"),
+    *("blank", "hang", "overload", "unknown outcomes", "lagging store", "missed watches"),
+    *("slow store", "suspension", "expiry", "stall", "pause", "zombie", "client killed"),
+)
+"""Beside the strikes (strikes.py): none that harms a disk otherwise than as a whole."""
 DISK_LOSSES = ("blank", "bit rot", "lost directory")  # of a run over budget all are on
 """Classes that use up the budget of losses."""
 OVER_BY = 2
-WITHIN_BUDGET = ("topics", "page_cache", "lasting", "healing")
+WITHIN_BUDGET = ("topics", "page_cache", "lasting", "healing", "ledgers")
 """What no run over budget has: whose actors, or whose judges, count on every acked entry."""
 LARGE = (0, 0, 300, 300, 65)
 """Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
@@ -119,6 +129,8 @@ class Plan:
     and the budget of losses is for what was not yet (healing.py)."""
     brokers: bool = False
     """Brokers serve a topic to producers and consumers (brokers/work.py)."""
+    ledgers: bool = False
+    """Ledgers alone, many and short, and strikes where they are decided (strikes.py)."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -171,6 +183,7 @@ class Plan:
             *(["page cache"] if self.page_cache else []),
             *(["healing"] if self.healing else []),
             *(["brokers"] if self.brokers else []),
+            *(["ledgers"] if self.ledgers else []),
         ]
 
     def _numbers(self) -> str:
@@ -236,6 +249,32 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         plan = replace(plan, also=(*plan.also, *chunks))
     heals = _beside(of_each, "healing") < HEALING and not over_budget
     return healed(plan, alone=_beside(of_each, "losses alone") < ALONE) if heals else plan
+
+
+def of_ledgers(plan: Plan, rng: random.Random) -> Plan:
+    """The plan with ledgers alone: short ones, on few disks; in half of them bookies are lost one
+    after another, and copies are made elsewhere."""
+    quorum = rng.choice(QUORUMS_OF_LEDGERS)
+    share = rng.choice((0.0, 0.0, 0.1, 0.3))
+    alone = Plan(
+        quorum=quorum,
+        bookies=quorum[0] + rng.choice((0, 1, 1, 2)),
+        faults=tuple(name for name in FAULTS_OF_LEDGERS if rng.random() < share),
+        chaos_s=rng.uniform(3, 8),
+        between_s=rng.uniform(0.3, 2.0),
+        writers=rng.choice((1, 2, 2)),
+        recoverers=rng.choice((1, 1, 2)),
+        tailers=0,
+        topics=False,
+        entries=(1, rng.choice((4, 8, 12))),
+        streams=rng.choice((1, 2)),
+        delayed=plan.delayed,
+        add_timeout_s=8.0,
+        ledgers=True,
+    )
+    if rng.random() < 0.5:
+        return alone
+    return replace(healed(alone, alone=True), chaos_s=1.5 * alone.chaos_s)
 
 
 def within_budget(plan: Plan) -> Plan:

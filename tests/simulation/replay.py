@@ -1,6 +1,7 @@
 """A run in one line: a seed, how its plan differs from what the seed draws, the mutant in it."""
 
 import json
+import random
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.chaos import Plan, draw_plan
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop
-from tests.simulation.plan import WITHIN_BUDGET, within_budget
+from tests.simulation.plan import WITHIN_BUDGET, of_ledgers, within_budget
 from tests.simulation.scenario import SeedFailed, run_seed
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def changed_plan(seed: int, changes: Mapping[str, Any]) -> Plan:
     unknown = [name for name in changes if name not in known]
     if unknown:
         raise ValueError(f"a plan has no {unknown[0]!r}; it has {', '.join(known)}")
-    if changes.get("healing"):
+    if changes.get("ledgers"):
+        plan = of_ledgers(plan, random.Random(f"ledgers {seed}"))
+    elif changes.get("healing"):
         plan = replace(plan, lasting=False)
     made = replace(plan, **{name: _like(known[name], value) for name, value in changes.items()})
     asked = next((name for name in WITHIN_BUDGET if changes.get(name)), None)
@@ -59,7 +62,8 @@ def _like(known: Any, value: Any) -> Any:
 
 def changes_of(seed: int, plan: Plan) -> dict[str, Any]:
     """What makes `plan` of the seed's own, ready for JSON."""
-    drawn, changes = drawn_plan(seed), {}
+    changes: dict[str, Any] = {"ledgers": True} if plan.ledgers else {}
+    drawn = changed_plan(seed, changes)
     for each in fields(plan):
         value = getattr(plan, each.name)
         if value != getattr(drawn, each.name):

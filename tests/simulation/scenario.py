@@ -15,17 +15,21 @@ from tests.kit.settings import with_settings
 from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
 from tests.simulation.brokers.work import BrokerWork
-from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
+from tests.simulation.budgets import CLIENT, LEDGERS, REQUEST_S, SHORT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
+from tests.simulation.copies import every_entry_has_its_copies
 from tests.simulation.healing import SESSION_S, Healing, draw_settings
 from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.lasting import a_core_goes_on, cut_for_ever
+from tests.simulation.ledger_limits import draw_limits
+from tests.simulation.ledger_limits import limited as ledgers_limited
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import NAME, SETTINGS, LimboWork
 from tests.simulation.local_files import small_blocks
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.operators import NAME as OPERATOR
 from tests.simulation.operators import LedgerOperator, TopicOperator
+from tests.simulation.strikes import Strikes
 from tests.simulation.topic_cursors import TopicCursors
 from tests.simulation.topic_fresh import a_fresh_reader_reads_all
 from tests.simulation.topic_idle import follow_often
@@ -109,8 +113,12 @@ class Scenario:
         self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
         self.healing = Healing(chaos, self._healing_rng) if self.plan.healing else None
-        alone = self.healing is None  # which loses disks by itself
+        alone = self.healing is None and not self.plan.ledgers  # else disks are lost, or more
         world.ghost.only_overload = alone and set(self.plan.faults) == {"overload"}
+        if self.plan.ledgers:
+            limits = draw_limits(world.loop.random_for("limits of ledgers"))
+            self._until_the_end.enter_context(ledgers_limited(limits))
+            Strikes(chaos)
         actors = await self._start(world)
         await chaos.run()
         await chaos.heal()
@@ -120,9 +128,10 @@ class Scenario:
         world.ghost.only_overload = False
         world.check()
         await self._finish(world, actors)
-        await one_bookie_hangs(world, self.plan)
-        await a_reader_waits(world, self.plan)
-        await a_core_goes_on(world, self.plan)
+        if not self.plan.ledgers:
+            await one_bookie_hangs(world, self.plan)
+            await a_reader_waits(world, self.plan)
+            await a_core_goes_on(world, self.plan)
         await self._audit(world)
         world.check()
         return Outcome(
@@ -145,23 +154,26 @@ class Scenario:
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
         if self.plan.racks:
             choices["racks"] = self.plan.racks
-        limits = TIGHT if self.plan.tight else STORAGE
+        limits = TIGHT if self.plan.tight else LEDGERS if self.plan.ledgers else STORAGE
         if self.plan.places:
             self._until_the_end.enter_context(small_blocks())
         world = self.world = World(
             with_settings(
                 limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places
             ),
-            CLIENT.model_copy(update=choices),
+            (SHORT if self.plan.ledgers else CLIENT).model_copy(update=choices),
             (self.plan.journals, self.plan.directories),
             racks.policy(self.plan),
         )
         world.ghost.discovered = self._discovered
         garbled = "garbled copies" in self.plan.faults
         world.ghost.answers_come_whole = not garbled and not self.plan.places
-        if self.plan.healing:
+        if self.plan.ledgers:
+            world.store.faults.request_timeout_s = REQUEST_S
+        if self.plan.healing or self.plan.ledgers:
             world.store.faults.session_timeout_s = SESSION_S
-        self._until_the_end.enter_context(counted(world.ghost))
+        if not self.plan.ledgers:
+            self._until_the_end.enter_context(counted(world.ghost))
         world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
         number = racks.banned(self.plan)
         world.ghost.banned = "" if number is None else f"b{number + 1}:1"
@@ -201,6 +213,9 @@ class Scenario:
             self.ledgers.onlooker = await world.client("onlooker")
         for name, count, work in kinds:
             for _ in range(count):
+                if self.plan.ledgers:
+                    tasks.append(asyncio.create_task(self._kept_going(world, name, work)))
+                    continue
                 client = await world.client(name)
                 tasks.append(client.run(work(client), "works"))
         if self.plan.topics:
@@ -208,6 +223,19 @@ class Scenario:
         if self.healing is not None:
             tasks += [asyncio.create_task(one, name=name) for name, one in self.healing.actors()]
         return tasks
+
+    async def _kept_going(
+        self, world: World, name: str, work: Callable[[Client], Coroutine[Any, Any, None]]
+    ) -> None:
+        """One process after another, until the chaos' time is over."""
+        end = world.loop.now + self.plan.chaos_s
+        while world.loop.now < end:
+            client = await world.client(name)
+            doing = client.run(work(client), "works")
+            (outcome,) = await asyncio.gather(doing, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                raise outcome
+            await asyncio.sleep(0.1)
 
     async def _start_topics(self, world: World) -> list["asyncio.Task[Any]"]:
         work = self.topics = TopicWork(world, self.plan)
@@ -283,5 +311,7 @@ class Scenario:
         if self.healing is not None:
             await self.healing.ends()
         await self.limbo.ends()
+        if self.plan.ledgers:
+            await every_entry_has_its_copies(world)
         await audit.nothing_is_left()
         world.observers.situations.at_the_end()

@@ -315,6 +315,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (at(x, closed(2)), 2, HALF),
     ),
     (
+        *("39", I.every_entry_has_its_copies),
+        lambda g, x: (at(x, closed(1)), {"a": {0, 1}, "b": {0}, "c": {1}}),
+        lambda g, x: (at(x, closed(1)), {"a": {0, 1}, "b": {0}, "c": set()}),
+    ),
+    (
         *("22", I.the_closed_tail_is_on_an_ack_quorum),
         lambda g, x: (x, IN_RECOVERY, closed(2)),
         lambda g, x: (x, IN_RECOVERY, closed(2, fragments=(Fragment(0, ("a", "d", "e")),))),

@@ -18,6 +18,7 @@ from tests.simulation.mutants.brokers import SERVES
 from tests.simulation.parallel import Chunk, Tally
 from tests.simulation.scenario import run_seed
 from tests.simulation.sometimes import SOMETIMES, missed
+from tests.simulation.strikes import NAME as STRIKE
 from tests.simulation.warm import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,8 @@ SEEDS, NOT_SLOW = 250, 80
 PROCESSES = 2
 FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
+OF_LEDGERS = 12
+"""Seeds of ledgers alone (--plan '{"ledgers": true}')."""
 HOSTED = 34
 """A seed in which a process of production heals (service.py): what it publishes is in the store."""
 DELETED = 5
@@ -32,7 +35,7 @@ DELETED = 5
 CHECK = "ledger.LedgerStore.check_registered"
 JUDGED = [
     *(str(number) for number in range(1, 26)),
-    *("29", "30", "31", "32", "33", "34", "35", "36", "37", "38"),
+    *("29", "30", "31", "32", "33", "34", "35", "36", "37", "38", "39"),
     *(f"T{number}" for number in range(1, 18)),
     *(f"R{number}" for number in range(1, 6)),
     *(f"B{number}" for number in range(1, 17)),
@@ -92,12 +95,24 @@ def test_every_invariant_is_a_function():
 @pytest.mark.slow
 def test_every_invariant_was_judged(total):
     unjudged = [name for name in JUDGED if name not in total.checks]
-    assert set(unjudged) <= {"33", "B13"}  # by the tests below
+    assert set(unjudged) <= {"33", "39", "B13"}  # by the tests below
 
 
 def test_a_subscription_that_its_only_consumer_deletes_is_looked_for_where_one_does():
     plan = replay.changed_plan(DELETED, SERVES)
     assert "B13" in run_seed(DELETED, plan).checks
+
+
+def test_ledgers_alone_keep_every_invariant_and_all_their_copies():
+    runs = [
+        run_seed(seed, replay.changed_plan(seed, {"ledgers": True}))
+        for seed in range(FIRST, FIRST + OF_LEDGERS)
+    ]
+    for name in ("8", "22", "39", "R1", "R2"):
+        assert any(name in run.checks for run in runs), name
+    strikes = [fault for run in runs for fault in run.injected if fault.name == STRIKE]
+    assert len(strikes) > OF_LEDGERS
+    assert run_seed(FIRST, runs[0].plan).digest == runs[0].digest
 
 
 def test_overload_alone_is_judged_where_there_is_nothing_else_and_not_counted_elsewhere():

@@ -81,6 +81,8 @@ class World:
         self.store.listeners.append(self.observers.committed)
         self.nodes: list[BookieNode] = []
         self.clients: list[Client] = []
+        self.newcomers: list[Callable[[Client], None]] = []
+        """Called with each client that starts."""
         self.drained: dict[str, None] = {}
         """Bookies that an operator has drained: they are read-only."""
         self.exit_keeps: Keep = "random"
@@ -559,6 +561,8 @@ class Client:
         store = WatchedLedgerStore(*parts, world.placement)
         store.observers, store.client = world.observers, self.name
         self.ledgers = store
+        for look in world.newcomers:
+            look(self)
 
     def run(self, work: Coroutine[Any, Any, Any], name: str = "") -> "asyncio.Task[Any]":
         """Run `work` as a task of this process."""

@@ -85,6 +85,7 @@ from tests.simulation.invariants.reads import (
 from tests.simulation.invariants.records import (
     an_id_of_its_own_is_never_taken,
     closed_never_changes,
+    every_entry_has_its_copies,
     every_move_is_a_row_of_the_table,
     fragments_rise_within_what_is_confirmed,
     members_are_where_they_may_be,
@@ -272,6 +273,7 @@ __all__ = [
     "retention_goes_by_the_stores_time",
     "rows_come_to_the_topic_they_were_written_for",
     "success_is_of_ones_own_or_earlier_rows",
+    "every_entry_has_its_copies",
     "the_closed_tail_is_on_an_ack_quorum",
     "the_length_is_the_sum_of_the_payloads",
     "the_same_seed_gives_the_same_run",

@@ -1,5 +1,6 @@
-"""The ledger's record and what recovery does to it: 3, 17, 18, 19, 22, 23, T15."""
+"""The ledger's record and what recovery does to it: 3, 17, 18, 19, 22, 23, 39, T15."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -189,6 +190,24 @@ def the_closed_tail_is_on_an_ack_quorum(
         )
         whole = whole and len(holders) == len(members)
     ghost.meet("closed with its tail on " + ("the whole write set" if whole else "an ack quorum"))
+
+
+@invariant("39")
+def every_entry_has_its_copies(
+    ghost: Ghost, ledger: LedgerGhost, has: Mapping[str, Collection[int]]
+) -> None:
+    """In the end each entry of a closed ledger is at Qa members of those that its record names;
+    what was at a member that lost its disk counts as if it were there still."""
+    assert ledger.record.last_entry is not None
+    for entry_id in range(ledger.record.last_entry + 1):
+        members = write_set(ledger.record, entry_id)
+        holders = [b for b in members if entry_id in has.get(b, ()) or ghost.bookie(b).wiped]
+        require(
+            len(holders) >= ledger.ack_quorum,
+            "39",
+            f"ledger {ledger.ledger_id} is CLOSED at {ledger.record.last_entry}; of {members}"
+            f" only {holders} have entry {entry_id}, or lost it with their disk",
+        )
 
 
 @invariant("23")

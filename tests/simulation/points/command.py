@@ -17,7 +17,16 @@ from typing import NamedTuple
 
 from tests.simulation import replay
 from tests.simulation.asked import MUTANT_HELP, at_least
-from tests.simulation.points import background, brokers, deeds, healing, owners, take_overs
+from tests.simulation.points import (
+    background,
+    brokers,
+    deeds,
+    healing,
+    healing_beside,
+    ledgers,
+    owners,
+    take_overs,
+)
 from tests.simulation.points.enumerate import (
     Deed,
     Point,
@@ -34,6 +43,8 @@ DEEDS: tuple[Deed, ...] = (
     *owners.DEEDS,
     *background.DEEDS,
     *healing.DEEDS,
+    *healing_beside.DEEDS,
+    *ledgers.DEEDS,
     *brokers.DEEDS,
     *take_overs.DEEDS,
 )

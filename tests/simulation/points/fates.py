@@ -18,6 +18,8 @@ WRITES = ("create", "set", "delete", "multi")
 ENDLESS = 1 << 62
 BROKEN_S = 0.3
 """So long the session has no connection after an answer was lost."""
+AWAY_S = 26.0
+"""The same, where that lasts: calls to the store are given up, and later ones are not sent."""
 
 Send = Callable[..., Awaitable[Any]]
 
@@ -29,6 +31,8 @@ class Fate(Enum):
     PAUSED = "paused"  # its answer is heard when the process goes on
     ANSWER_LOST = "answer lost"  # of a write that was applied
     REQUEST_LOST = "request lost"  # of a write: it was not applied, which its sender cannot tell
+    ANSWER_LOST_AWAY = "answer lost, store away"  # for longer than a call to it is tried
+    REQUEST_LOST_AWAY = "request lost, store away"
     BESIDE = "beside"  # others act before its answer is heard, in no time: its session is whole
 
     def meets(self, call: str) -> bool:
@@ -78,9 +82,10 @@ class Boundary:
             return await send()
         if self._fate in (Fate.KILLED, Fate.PAUSED, Fate.BESIDE):
             return await self._halt(send)
-        if self._fate is Fate.ANSWER_LOST:
+        if self._fate in (Fate.ANSWER_LOST, Fate.ANSWER_LOST_AWAY):
             await send()
-        self._client.session.suspend(BROKEN_S)
+        away = self._fate in (Fate.ANSWER_LOST_AWAY, Fate.REQUEST_LOST_AWAY)
+        self._client.session.suspend(AWAY_S if away else BROKEN_S)
         raise OutcomeUnknown("the answer was lost at a point")
 
     async def _halt(self, send: Send) -> Any:

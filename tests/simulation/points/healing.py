@@ -256,7 +256,7 @@ async def a_member_lost_of_who_writes(stage: Stage) -> None:
 async def a_member_to_be_drained(stage: Stage) -> None:
     assert isinstance(stage, HealingStage)
     await stage.ledgers_made()
-    await _somebody_heals(stage)
+    await somebody_heals(stage)
 
 
 async def a_member_drained_and_listed(stage: Stage) -> None:
@@ -273,10 +273,10 @@ async def a_member_of_who_is_idle_to_be_drained(stage: Stage) -> None:
     assert isinstance(stage, HealingStage)
     await stage.ledgers_made(lives=True)
     stage.idle = True
-    await _somebody_heals(stage)
+    await somebody_heals(stage)
 
 
-async def _somebody_heals(stage: Stage) -> None:
+async def somebody_heals(stage: Stage) -> None:
     """All the while."""
     client = await stage.world.client("healer")
     auditor, worker = Auditor(client.ledgers, TOKENS), Worker(client.ledgers, TOKENS)
