@@ -40,7 +40,7 @@ FORBIDDEN = {
 }
 DOC_COLUMNS_MAX = 140
 # What is there today; each of the three only falls (`python -m tests.tidy.dialect` counts them).
-RULED_OUT_PER_THOUSAND_LINES_MAX = 72.0
+RULED_OUT_PER_THOUSAND_LINES_MAX = 66.0
 BINDINGS_MAX = 1062
 CLASS_NAMES_TWICE_MAX = 41
 RANDOM_MODULE = re.compile(r"random\.(?!Random$)\w+")
