@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bookie_server.api.entry import crc32c
 from spark_ledger.broker.wire.commands import unsigned
 from spark_ledger.broker.wire.frames import SIZES, Span
-from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry import pulsar_batch, pulsar_codecs
 from spark_ledger.topic.entry.pulsar_batch import varint
 
 KEY_BYTES = 6
@@ -167,9 +167,9 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int
         return -1
     if kind:
         found.unpacked += unpacked
-        most = (len(batch) - end) * pulsar_batch.RATIOS_MAX.get(kind, 0)
-        known = kind in pulsar_batch.RATIOS_MAX
-        if not known or not 0 <= unpacked <= most or found.unpacked > UNPACKED_MAX:
+        if kind not in pulsar_codecs.KINDS or unpacked < 0 or found.unpacked > UNPACKED_MAX:
+            return -1
+        if pulsar_codecs.fault_of(kind, memoryview(batch)[end:], unpacked) is not None:
             return -1
     checked = pulsar_batch.CRC_FROM
     rest = batch[checked:] if len(batch) <= _SMALL_BYTES else memoryview(batch)[checked:]

@@ -10,7 +10,6 @@ offset.
 """
 
 import struct
-import zlib
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from bookie_server.api.entry import Buffer, crc32c
 from spark_ledger import errors
+from spark_ledger.topic.entry import pulsar_codecs
 from spark_ledger.topic.entry.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -48,13 +48,8 @@ _PRODUCER_NAME, _NAME_AT, _NAME_BYTES_MAX = 0x0A, HEAD.size + 2, 127
 """The tag of metadata's first field, where its text is, and up to where its size is one byte."""
 _SIZE = struct.Struct(">I")
 _WORD = 2**64 - 1
-_NONE, _LZ4, _ZLIB, _ZSTD, _SNAPPY = range(5)
-RATIOS_MAX = {_LZ4: 255, _ZLIB: 1032, _ZSTD: 1 << 15, _SNAPPY: 22}
-"""How many bytes a byte can become at most, by a codec's format; RATIO_BEYOND_BYTES more."""
-RATIO_BEYOND_BYTES = 128 << 10
 MESSAGE_BYTES_MIN = 6
 """Of a message in a batch: the size of its metadata, and the size of its value there."""
-_ARROW_CODECS = {_LZ4: "lz4_raw", _ZSTD: "zstd", _SNAPPY: "snappy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +176,7 @@ def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True)
     metadata alone. Raises errors.BadEntry."""
     last = parse(chunk_in(data))
     if not value:
-        last.metadata.compression = _NONE
+        last.metadata.compression = pulsar_codecs.NONE
         return Batch(b"", last.metadata, 0)
     size = sum(map(len, earlier)) + len(last.data) - last.payload_at
     if size > CHUNKED_BYTES_MAX:
@@ -238,17 +233,17 @@ def payload_of(batch: Batch) -> Buffer:
         )
     data = memoryview(batch.data)[batch.payload_at :]
     kind, size = batch.metadata.compression, batch.metadata.uncompressed_size
-    if kind == _NONE:
+    if kind == pulsar_codecs.NONE:
         return data
     if (fault := fault_of(batch)) is not None:
         raise errors.BadEntry(fault)
-    return _decompressed(kind, data, size) if size else b""
+    return pulsar_codecs.decompressed(kind, data, size) if data else b""
 
 
 def unpacked_bytes(batch: Batch) -> int:
     """What its payload takes, decompressed, as it declares."""
     size = len(batch.data) - batch.payload_at
-    if batch.metadata.compression == _NONE or batch.encrypted:
+    if batch.metadata.compression == pulsar_codecs.NONE or batch.encrypted:
         return size
     return int(batch.metadata.uncompressed_size)
 
@@ -256,21 +251,26 @@ def unpacked_bytes(batch: Batch) -> int:
 def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
     """Why a batch cannot be decoded, as far as that is known without decompressing it. Not `whole`:
     its payload is a chunk of one."""
-    metadata, packed = batch.metadata, len(batch.data) - batch.payload_at
+    metadata, payload = batch.metadata, memoryview(batch.data)[batch.payload_at :]
     kind, size = metadata.compression, unpacked_bytes(batch)
-    if kind != _NONE and kind not in RATIOS_MAX:
+    if kind not in pulsar_codecs.KINDS:
         return f"a batch with the unknown compression {kind}"
     most = CHUNKED_BYTES_MAX if batch.is_chunk else UNCOMPRESSED_BYTES_MAX
     if size > most:
         return f"a batch of {size} bytes, decompressed; at most {most} are taken"
     if batch.encrypted:
         return None
-    if whole and kind != _NONE and size > packed * RATIOS_MAX[kind] + RATIO_BEYOND_BYTES:
-        return f"a batch of {packed} bytes cannot be {size} bytes, decompressed"
+    fault = None
+    if kind != pulsar_codecs.NONE and whole:
+        fault = pulsar_codecs.fault_of(kind, payload, size)
+    elif kind != pulsar_codecs.NONE and not metadata.chunk_id:
+        fault = pulsar_codecs.fault_of_begin(kind, payload, size)
+    if fault is not None:
+        return fault
     if batch.batched and whole:
         if batch.messages * MESSAGE_BYTES_MIN > size:
             return f"a batch of {size} bytes cannot have {batch.messages} messages"
-        if kind == _NONE:
+        if kind == pulsar_codecs.NONE:
             return _fault_of_first(batch)
     return None
 
@@ -290,20 +290,6 @@ def _fault_of_first(batch: Batch) -> str | None:
     if head > size - _SIZE.size:
         return f"a batch of {size} bytes whose first message has {head} bytes of metadata"
     return None
-
-
-def _decompressed(kind: int, data: memoryview, size: int) -> bytes:
-    try:
-        if kind == _ZLIB:
-            found = zlib.decompressobj().decompress(data, size + 1)
-        else:
-            codec = pa.Codec(_ARROW_CODECS[kind])
-            found = codec.decompress(data, decompressed_size=size, asbytes=True)
-    except (zlib.error, pa.ArrowException, OSError) as error:
-        raise errors.BadEntry(f"a damaged batch: {error}") from error
-    if len(found) != size:
-        raise errors.BadEntry(f"a batch of {len(found)} bytes says {size}")
-    return found
 
 
 # -- several batches in an entry ---------------------------------------------------------------

@@ -496,10 +496,28 @@ def undecodable(which):
         "size": (batch_of(few, sequence_id=1, compression=1, uncompressed=9 << 20), "cannot be"),
         "noise": (noise, "first message"),
         "count": (batch_of(few, sequence_id=1, says=40), "cannot have 40 messages"),
+        "nothing declared": (compressed(2, zlib.compress(b"data")), "declares 0"),
+        "0 declared": (compressed(2, zlib.compress(b"data"), uncompressed_size=0), "declares 0"),
+        "snappy": (
+            compressed(4, pa.compress(bytes(9000), "snappy", asbytes=True), uncompressed_size=10),
+            "has 9000",
+        ),
     }[which]
 
 
-@pytest.mark.parametrize("which", ["codec", "lone codec", "zeros", "size", "noise", "count"])
+def compressed(kind, payload, **declared):
+    """A lone message."""
+    said = {"producer_name": "p", "sequence_id": 1, "publish_time": 1}
+    return built(MessageMetadata(compression=kind, **said, **declared), payload)
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        *("codec", "lone codec", "zeros", "size", "noise", "count"),
+        *("nothing declared", "0 declared", "snappy"),
+    ],
+)
 def test_a_batch_that_can_never_be_decoded_is_refused_and_has_no_receipt(which):
     batch, what = undecodable(which)
     runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 2)]))

@@ -68,10 +68,16 @@ BOMB = batch_of(
     uncompressed=130 << 20,
     compress=lambda _: ZSTD.compress(bytes(130 << 20), asbytes=True),
 )
+LESS = batch_of(  # decompresses to less than it declares, as only decompressing shows
+    [message(b"v" * 9)] * 3,
+    compression=1,
+    uncompressed=90,
+    compress=lambda data: pa.compress(data, "lz4_raw", asbytes=True),
+)
 BAD = pytest.mark.parametrize(
     "batch",
-    [NOISE, UNKNOWN_CODEC, COUNTS, ENCRYPTED, BOMB],
-    ids=["noise", "unknown codec", "other count", "encrypted", "130 MiB of zeros"],
+    [NOISE, UNKNOWN_CODEC, COUNTS, ENCRYPTED, BOMB, LESS],
+    ids=["noise", "unknown codec", "other count", "encrypted", "130 MiB of zeros", "less"],
 )
 
 
@@ -104,6 +110,23 @@ def test_raw_gives_the_stored_bytes_as_the_value_of_one_row(batch):
 
     assert rows[2:] == [(1002, None, batch), (1005, None, b"z")]
     assert met == (1, 3)
+
+
+@pytest.mark.parametrize("size", [None, 0, 10, 2000])
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+def test_a_stored_message_of_another_size_than_it_declares_is_met_and_no_empty_row(kind, size):
+    value, declared = b"real data " * 100, {} if size is None else {"uncompressed_size": size}
+    metadata = MessageMetadata(producer_name="p", publish_time=1, compression=kind, **declared)
+    codecs = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
+    payload = zlib.compress(value) if kind == 2 else pa.compress(value, codecs[kind], asbytes=True)
+    batch = built(metadata, payload)
+    entry = of_batches((2, GOOD), (1, batch), (1, AFTER))
+
+    with pytest.raises(errors.BadEntry, match="offset 1002 "):
+        read(entry)
+    rows, met = read(entry, OnBadEntry.SKIP)
+    assert ([offset for offset, _, _ in rows], met) == ([1000, 1001, 1003], (1, 1))
+    assert read(entry, OnBadEntry.RAW)[0][2] == (1002, None, batch)
 
 
 def test_of_a_bad_batch_that_begins_before_the_read_no_row_is_raw():

@@ -1,0 +1,155 @@
+"""The codecs of Pulsar's batches: the size that compressed bytes show, and decompressing. Pure.
+
+Always true: the size that a batch's metadata declares is compared with its bytes, without
+decompressing them as far as they show it, and with what they decompress to; no other size is given
+out. LZ4 is its block format, which does not have the size; Snappy begins with it; a ZSTD frame has
+it as a rule, ZLIB never.
+"""
+
+import struct
+import zlib
+
+import pyarrow as pa
+
+from spark_ledger import errors
+
+KINDS = range(5)
+NONE, LZ4, ZLIB, ZSTD, SNAPPY = KINDS
+RATIOS_MAX = {LZ4: 255, ZLIB: 1032, ZSTD: 1 << 15, SNAPPY: 22}
+"""How many bytes a byte can become at most, by a codec's format; RATIO_BEYOND_BYTES more."""
+RATIO_BEYOND_BYTES = 128 << 10
+EMPTY_BYTES_MAX = 64
+"""No codec makes so many bytes of none: ZSTD, with all that its frame may have, 22."""
+_ARROW_CODECS = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
+_LZ4_MORE = 16  # than 256 of 255 bytes, at most
+_ZLIB_METHOD, _ZLIB_CHECK = 8, 31  # low half of the first byte; divisor of the first two
+_SNAPPY_SIZE_BYTES_MAX = 5
+_ZSTD_MAGIC, _ZSTD_PASSED_OVER = 0xFD2FB528, 0x184D2A50  # the latter: any last half byte
+_ZSTD_BLOCKS_MAX = 1100  # of 128 KiB each, as an encoder makes them: more than a batch may have
+
+
+def fault_of(kind: int, data: memoryview, size: int) -> str | None:
+    """Why a payload cannot decompress to `size` bytes, as far as that is known without
+    decompressing it. One that may be empty is decompressed: it has EMPTY_BYTES_MAX at most."""
+    packed = len(data)
+    if not packed:
+        return f"a batch of 0 bytes cannot be {size} bytes, decompressed" if size else None
+    if size > packed * RATIOS_MAX[kind] + RATIO_BEYOND_BYTES:
+        return f"a batch of {packed} bytes cannot be {size} bytes, decompressed"
+    if kind == LZ4 and packed > size + size // 255 + _LZ4_MORE:
+        return f"a batch of {packed} bytes, compressed, has more than the {size} it declares"
+    if (fault := fault_of_begin(kind, data, size)) is not None or size:
+        return fault
+    try:
+        decompressed(kind, data, 0)
+    except errors.BadEntry:
+        return _not_empty(packed)
+    return None
+
+
+def fault_of_begin(kind: int, data: memoryview, size: int) -> str | None:
+    """The same of a payload of which `data` is the begin, or all."""
+    if not size and len(data) > EMPTY_BYTES_MAX:
+        return _not_empty(len(data))
+    data = data.cast("B")
+    try:
+        if kind == ZLIB and not _begins_zlib(data):
+            return "a batch that is no ZLIB, as it declares"
+        if kind == SNAPPY and (real := _snappy_size(data)) != size:
+            return f"a batch that declares {size} bytes has {real}, decompressed"
+        if kind == ZSTD:
+            return _fault_of_zstd(data, size)
+    except (IndexError, struct.error):  # it ends before: decompressing it shows that
+        return None
+    return None
+
+
+def decompressed(kind: int, data: memoryview, size: int) -> bytes:
+    """What a payload decompresses to, which is `size` bytes. Raises errors.BadEntry."""
+    try:
+        if kind == ZLIB:
+            return _inflated(data, size)
+        codec = pa.Codec(_ARROW_CODECS[kind])
+        if kind == LZ4 and size and _fits(codec, data, size - 1):
+            raise errors.BadEntry(f"a batch that declares {size} bytes has fewer, decompressed")
+        found = bytes(codec.decompress(data, decompressed_size=size, asbytes=True))
+    except (zlib.error, pa.ArrowException, OSError) as error:
+        raise errors.BadEntry(f"a damaged batch: {error}") from error
+    return found
+
+
+def _not_empty(packed: int) -> str:
+    return f"a batch of {packed} bytes, compressed, declares 0, decompressed"
+
+
+def _inflated(data: memoryview, size: int) -> bytes:
+    inflater = zlib.decompressobj()
+    found = inflater.decompress(data, size + 1)
+    if len(found) > size:
+        raise errors.BadEntry(f"a batch that declares {size} bytes has more, decompressed")
+    if len(found) < size or not (size or inflater.eof):
+        raise errors.BadEntry(f"a batch that declares {size} bytes ends after {len(found)}")
+    return found
+
+
+def _fits(codec: pa.Codec, data: memoryview, size: int) -> bool:
+    """Whether a block of LZ4 decompresses to `size` bytes or fewer: Arrow does not give the length,
+    and would give out whatever was in memory behind it."""
+    try:
+        codec.decompress(data, decompressed_size=size)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def _begins_zlib(data: memoryview) -> bool:
+    return data[0] & 15 == _ZLIB_METHOD and not (data[0] << 8 | data[1]) % _ZLIB_CHECK
+
+
+def _snappy_size(data: memoryview) -> int:
+    """Raises IndexError."""
+    size = 0
+    for at in range(_SNAPPY_SIZE_BYTES_MAX):
+        size |= (data[at] & 127) << 7 * at
+        if data[at] < 128:
+            break
+    return size
+
+
+# -- a frame of ZSTD ----------------------------------------------------------------------------
+#
+#     magic (4) | descriptor (1) | window (1)? | dictionary (0, 1, 2, 4) | size (0, 1, 2, 4, 8)
+#     | block: last, kind, size in 3 bytes, its bytes | ... | checksum (4)?
+#
+# A payload may be several frames, and others that are passed over. Clients make one.
+
+
+def _fault_of_zstd(data: memoryview, size: int) -> str | None:
+    """Raises IndexError, struct.error."""
+    (magic,) = struct.unpack_from("<I", data)
+    if magic & ~15 == _ZSTD_PASSED_OVER:
+        return None
+    if magic != _ZSTD_MAGIC:
+        return "a batch that is no ZSTD, as it declares"
+    descriptor = data[4]
+    alone, kind = descriptor & 32, descriptor >> 6
+    at = (5 if alone else 6) + (0, 1, 2, 4)[descriptor & 3]
+    if not kind and not alone:
+        return None
+    size_bytes = 1 << kind
+    real = int.from_bytes(data[at : at + size_bytes], "little") + (256 if kind == 1 else 0)
+    if len(data) < at + size_bytes or real == size:
+        return None
+    if real > size or _is_one_frame(data, at + size_bytes, bool(descriptor & 4)):
+        return f"a batch that declares {size} bytes has {real}, decompressed"
+    return None
+
+
+def _is_one_frame(data: memoryview, at: int, checksum: bool) -> bool:
+    """Whether a frame whose blocks begin at `at` is all there is. Raises IndexError."""
+    for _ in range(_ZSTD_BLOCKS_MAX):
+        head = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+        at += 3 + (1 if head >> 1 & 3 == 1 else head >> 3)  # kind 1: a byte that is repeated
+        if head & 1:
+            return at + (4 if checksum else 0) == len(data)
+    return False
