@@ -211,6 +211,12 @@ async def a_lost_entry(stage: Stage) -> None:
     await _damaged_at_its_end(stage)
 
 
+async def a_doubted_ledger(stage: Stage) -> None:
+    """The same, and the node is up: the ledger is in limbo for the entry."""
+    await a_lost_entry(stage)
+    await starts_and_walks(stage)
+
+
 async def a_surplus(stage: Stage) -> None:
     """The same, and it was seen once: what is here may go, but not what comes from now on."""
     await a_copy_of_anothers(stage)
@@ -291,6 +297,10 @@ async def adds_large(stage: Stage) -> None:
 async def rolls_a_direct_log(stage: Stage) -> None:
     for first in range(8, 20, 4):
         await stage.add(1, range(first, first + 4))
+
+
+async def reads(stage: Stage) -> None:
+    await stage.reads()
 
 
 async def flushes_alone(stage: Stage) -> None:
@@ -392,6 +402,7 @@ DEEDS = (
     Deed("collection of a surplus", LOGS, a_surplus, collects_and_is_named),
     Deed("walk after a lost fence", ONE, a_lost_fence, starts_and_walks),
     Deed("walk after a lost entry", ONE, a_lost_entry, starts_and_walks),
+    Deed("reads of a ledger in limbo", ONE, a_doubted_ledger, reads),
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
     Deed("adds of large entries", PLACED, filled, adds_large),
     Deed("roll of a direct log", PLACED, filled, rolls_a_direct_log),

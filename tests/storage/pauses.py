@@ -2,9 +2,9 @@
 
 Always true: a deed is prepared in the same way each time, so its waits are the same each time; at
 the n-th of them (stepping.py) the call of the disk, the index or the metadata store stands still,
-entries come, a fence, a flush and reads, and a ledger is deleted or not; then it goes on. A call of
-the store fails, too. Nothing stays under way, and what the node promised holds at once, and after a
-crash.
+entries come, a fence, a flush and reads, a ledger in limbo is repaired, space is reclaimed, and a
+ledger is deleted or not; then it goes on. A call of the store fails, too. Nothing stays under way,
+and what the node promised holds at once, and after a crash.
 """
 
 import asyncio
@@ -21,6 +21,13 @@ ENDS_S = 120.0
 """Simulated: nothing takes longer after the wait is over."""
 DELETES = 3
 """At every so manieth wait a ledger is deleted."""
+RECLAIMS = (
+    deeds.collects,
+    deeds.compacts,
+    deeds.reclaims_beside_a_flush,
+    deeds.collects_and_is_named,
+)
+"""A node has one pass at a time."""
 UNSERVED = (deeds.stops, deeds.rebuilds, deeds.rebuilds_without_states)
 PAUSED = tuple(deed for deed in deeds.DEEDS if deed.act not in UNSERVED)
 """Deeds after which the node serves."""
@@ -66,7 +73,7 @@ async def _held(deed: Deed, number: int, fails: bool) -> None:
     await asyncio.wait({acting, held}, return_when=asyncio.FIRST_COMPLETED)
     if number % DELETES == 1:
         stage.delete(1)
-    others = [asyncio.ensure_future(each) for each in _others(stage)]
+    others = [asyncio.ensure_future(each) for each in _others(stage, deed)]
     if held.done() and not fails:
         await asyncio.wait({acting, *others}, timeout=LONG_S)
         stage.rig.steps.let_go()
@@ -77,7 +84,7 @@ async def _held(deed: Deed, number: int, fails: bool) -> None:
     await _holds(stage, "random" if number % 2 else "none")
 
 
-def _others(stage: Stage) -> list[Coroutine[Any, Any, None]]:
+def _others(stage: Stage, deed: Deed) -> list[Coroutine[Any, Any, None]]:
     """What comes while something stands still: what is new, and what is there, once more."""
     if not stage.rig.running:
         return []
@@ -93,6 +100,9 @@ def _others(stage: Stage) -> list[Coroutine[Any, Any, None]]:
     ]
     if not stage.rig.is_flushing:
         work.append(stage.flushed())
+    work += map(stage.repaired, stage.model.ledgers)
+    if deed.act not in RECLAIMS:
+        work.append(stage.rig.reclaim())
     return work
 
 

@@ -78,6 +78,12 @@ class Stage(Case):
         for ledger in self.model.ledgers.values():
             await self._read_range(ledger, 0, ledger.next_entry)
 
+    async def repaired(self, ledger_id: int) -> None:
+        """If the ledger is in limbo it is compared, what it lacks is copied, and limbo cleared."""
+        ledger = self.model.ledgers[ledger_id]
+        if not ledger.clearing:
+            await self._compare(ledger, repair=True, clear=True)
+
     async def flushed(self) -> None:
         """Everything stored so far is in its final place, and the checkpoint past it."""
         await self.rig.flush()
@@ -97,5 +103,5 @@ class Stage(Case):
             await self.rig.walked()
 
     async def verify(self) -> None:
-        await self._verify()
+        await self._verify(restarted=False)
         await self._works()
