@@ -113,7 +113,7 @@ class LedgerStore:
                 except IdSpent:
                     if ledger_id is not None:
                         raise
-                    record = replace(record, ledger_id=await self._ids.next())
+                    record = replace(record, ledger_id=await self._ids.next(self.breaks))
 
     async def create_several(
         self,
@@ -142,7 +142,7 @@ class LedgerStore:
         """Of a new ledger; by its creator, which is drawn, it is known again where the write's
         outcome is not. Raises what `create` raises."""
         if ledger_id is None:
-            ledger_id = await self._ids.next()
+            ledger_id = await self._ids.next(self.breaks)
         try:
             ensemble = await self._new_ensemble(quorum)
         except NotEnoughBookies:  # none registers while the metadata store is held
@@ -236,6 +236,12 @@ class LedgerStore:
         with self._while_open():
             async for ledger_id in self.cluster.records.list():
                 yield ledger_id
+
+    @property
+    def breaks(self) -> int:
+        """Once it is another number, ids that were allocated before are not to be used
+        (ClusterGuard.breaks)."""
+        return self.cluster.records.guard.breaks
 
     async def allocate_ids(self, count: int) -> range:
         """`count` consecutive ledger ids that no other caller gets. Raises Unavailable."""

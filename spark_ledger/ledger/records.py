@@ -6,7 +6,8 @@ was lost is never repeated blindly: sync, read again, judge again (transitions.p
 read after a sync. A record the store would not take is refused before it is sent, for there its
 refusal looks like a lost response. A listing is whole or an error. An id is handed out once; ids
 rise from FIRST_ID; a block whose response was lost is left unused (a gap), never handed out a
-second time. Errors of the store leave here as errors of spark_ledger.errors.
+second time. A record is made by a multi that fails while the store is held, and of no id of an
+earlier epoch. Errors of the store leave here as errors of spark_ledger.errors.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.deletions import ConditionFailed, Deletions
 from spark_ledger.ledger.transitions import Done, Move, Refused
 from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.cluster import IDS_PER_EPOCH, ClusterGuard
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.hold import FIRST_ID, decode_counter, encode_counter
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
@@ -78,7 +80,8 @@ class OutcomeUnresolved(Unavailable):
 
 
 class IdSpent(OutcomeUnresolved):
-    """A ledger of this id may have been made and deleted: it is not made again. Take another id."""
+    """A ledger of this id may have been made and deleted, or the id is of an earlier epoch: it is
+    not made. Take another id."""
 
 
 class LedgerRecords:
@@ -89,6 +92,7 @@ class LedgerRecords:
         self._waiting: deque[_Waiting] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._deletions = Deletions(metadata)
+        self.guard = ClusterGuard(metadata)
 
     async def read(
         self, ledger_id: int, *, fresh: bool = False, watch: Watcher | None = None
@@ -130,9 +134,9 @@ class LedgerRecords:
         be. A lost response is told by the record's creator token.
 
         Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
-        OutcomeUnresolved, Unavailable; IdSpent if the response was lost and there is no record: it
-        may have been made, closed and deleted by others meanwhile, and bookies may have met and
-        forgotten it.
+        OutcomeUnresolved, Unavailable, MetadataHeld (nothing was written); IdSpent if the response
+        was lost and there is no record: it may have been made, closed and deleted by others
+        meanwhile, and bookies may have met and forgotten it; also if the id is of an earlier epoch.
         """
         value = _encoded(record, NEW_RECORD_BYTES_MAX)
         unknown = False
@@ -169,9 +173,10 @@ class LedgerRecords:
             for record, value in zip(records, values, strict=True)
         ]
         try:
+            guard = await self._not_held([record.ledger_id for record in records])
             topics = dict.fromkeys(record.topic for record in records)
             checks = [Check(paths.topic(topic), ANY_VERSION) for topic in topics]
-            await self.metadata.multi((*checks, *creates))
+            await self.metadata.multi((*guard, *checks, *creates))
         except MultiFailed:
             return [await self.create(record) for record in records]
         except OutcomeUnknown:  # made or not: an id that may be spent is not used
@@ -311,23 +316,38 @@ class LedgerRecords:
             raise _unavailable("the ledgers cannot be listed", failure) from failure
 
     async def _make(self, record: LedgerRecord, value: bytes) -> None:
-        """Raises NodeExists, OutcomeUnknown, TopicDeleted, StoreError."""
+        """Raises NodeExists, OutcomeUnknown, TopicDeleted, IdSpent, MetadataHeld, StoreError."""
         path = paths.ledger(record.ledger_id)
-        if not record.topic:
-            return await self.metadata.create(path, value, parents=True)
-        operations = (Check(paths.topic(record.topic), ANY_VERSION), Create(path, value))
+        topic = [Check(paths.topic(record.topic), ANY_VERSION)] if record.topic else []
         while True:
+            guard = await self._not_held([record.ledger_id])
+            operations = (*guard, *topic, Create(path, value))
             try:
                 return await self.metadata.multi(operations)
             except MultiFailed as failure:
+                if failure.index < len(guard):
+                    await self.guard.look()
+                    continue
                 if not isinstance(failure.cause, NoNode):
                     raise failure.cause from None
-                if failure.index == 0:
+                if failure.index < len(operations) - 1:
                     raise TopicDeleted(
                         f"there is no topic {record.topic} to make a ledger for"
                     ) from None
             with suppress(NodeExists, OutcomeUnknown):
                 await self.metadata.create(path.rpartition("/")[0], parents=True)
+
+    async def _not_held(self, ledger_ids: Sequence[int]) -> Sequence[Check]:
+        """For the multi that makes records of these ids. Raises IdSpent, MetadataHeld,
+        StoreError."""
+        checks = await self.guard.checks()
+        for ledger_id in ledger_ids:
+            if ledger_id // IDS_PER_EPOCH < self.guard.epoch:
+                raise IdSpent(
+                    f"ledger id {ledger_id} was given out before the metadata store was accepted:"
+                    f" its epoch is {self.guard.epoch} now"
+                )
+        return checks
 
     async def _reread(self, ledger_id: int, unknown: bool) -> VersionedRecord:
         """The record after a sync. Raises OutcomeUnresolved for Unavailable when a write with an
@@ -391,14 +411,15 @@ class LedgerIds:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._block = range(0)
+        self._block, self._breaks = range(0), 0
         self._allocating = asyncio.Lock()
 
-    async def next(self) -> int:
-        """One id; callers at the same time share a block. Raises Unavailable, MetadataHeld."""
+    async def next(self, breaks: int = 0) -> int:
+        """One id; callers at the same time share a block, as long as `breaks` is the same
+        (ClusterGuard). Raises Unavailable, MetadataHeld."""
         async with self._allocating:
-            if not self._block:
-                self._block = await self.allocate(BLOCK_IDS)
+            if not self._block or breaks != self._breaks:
+                self._block, self._breaks = await self.allocate(BLOCK_IDS), breaks
             first, self._block = self._block[0], self._block[1:]
             return first
 

@@ -150,6 +150,9 @@ class ClusterGuard:
         self._epoch: int | None = None
         self._refused = False
         """By the last look."""
+        self.breaks = 0
+        """How often a look found a hold, or another epoch: ledger ids that were taken before that
+        and are left over are not used."""
 
     @property
     def epoch(self) -> int:
@@ -178,10 +181,13 @@ class ClusterGuard:
             return True
         if (refusal := _refusal(node.value)) is not None:
             self._refused = True
+            self.breaks += 1
             raise refusal
         before, self._refused = self._epoch, False
         self._learn(node)
-        return before in (None, self._epoch)
+        same = before in (None, self._epoch)
+        self.breaks += not same
+        return same
 
     def _learn(self, node: Versioned) -> None:
         self._version, self._epoch = node.version, decode(node.value).epoch

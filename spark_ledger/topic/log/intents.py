@@ -136,7 +136,7 @@ class Intents:
         self.store = store
         self._ledgers = ledgers
         self._rng = rng
-        self._ids: dict[str, tuple[float, deque[int]]] = {}
+        self._ids: dict[str, tuple[float, int, deque[int]]] = {}
         self._allocating = asyncio.Lock()
         self._beaten: dict[str, float] = {}
 
@@ -258,15 +258,16 @@ class Intents:
     async def ledger_id(self, intent: Intent) -> int:
         """A ledger id that only this intent may use, out of a block recorded under it.
 
-        Raises errors.LedgerFenced when the intent is not open any more.
+        Raises errors.LedgerFenced when the intent is not open any more, errors.MetadataHeld.
         """
         with reachable(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
                 now_s = asyncio.get_running_loop().time()
-                since_s, ids = self._ids.get(intent.id, (now_s, deque[int]()))
-                if not ids or now_s - since_s >= IDS_KEPT_S:
+                breaks = self._ledgers.breaks
+                since_s, taken, ids = self._ids.get(intent.id, (now_s, breaks, deque[int]()))
+                if not ids or taken != breaks or now_s - since_s >= IDS_KEPT_S:
                     ids = deque(await self._record_block(intent))
-                    _hold(self._ids, intent.id, (now_s, ids))
+                    _hold(self._ids, intent.id, (now_s, breaks, ids))
                 return ids.popleft()
 
     async def _record_block(self, intent: Intent) -> range:

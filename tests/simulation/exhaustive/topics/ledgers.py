@@ -34,6 +34,10 @@ class ModelLedgers:
         self._records = LedgerRecords(process)
         self._ids = LedgerIds(process)
 
+    @property
+    def breaks(self) -> int:
+        return self._records.guard.breaks
+
     async def make(self, ledger_id: int, *, intent: str, topic: str, creator: str) -> int:
         """A ledger without entries; its record's version."""
         record = LedgerRecord(
