@@ -321,7 +321,7 @@ class LedgerRecords:
         topic = [Check(paths.topic(record.topic), ANY_VERSION)] if record.topic else []
         while True:
             guard = await self._not_held([record.ledger_id])
-            operations = (*guard, *topic, Create(path, value))
+            operations: Sequence[Operation] = [*guard, *topic, Create(path, value)]
             try:
                 return await self.metadata.multi(operations)
             except MultiFailed as failure:
