@@ -303,6 +303,11 @@ async def reads(stage: Stage) -> None:
     await stage.reads()
 
 
+async def gives_up(stage: Stage) -> None:
+    """Reads; their caller may give them up."""
+    await stage.reads()
+
+
 async def flushes_alone(stage: Stage) -> None:
     await stage.flushed()
 
@@ -402,6 +407,7 @@ DEEDS = (
     Deed("collection of a surplus", LOGS, a_surplus, collects_and_is_named),
     Deed("walk after a lost fence", ONE, a_lost_fence, starts_and_walks),
     Deed("walk after a lost entry", ONE, a_lost_entry, starts_and_walks),
+    Deed("reads that are given up", ONE, flushed, gives_up),
     Deed("reads of a ledger in limbo", ONE, a_doubted_ledger, reads),
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
     Deed("adds of large entries", PLACED, filled, adds_large),

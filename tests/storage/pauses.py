@@ -3,8 +3,8 @@
 Always true: a deed is prepared in the same way each time, so its waits are the same each time; at
 the n-th of them (stepping.py) the call of the disk, the index or the metadata store stands still,
 entries come, a fence, a flush and reads, a ledger in limbo is repaired, space is reclaimed, and a
-ledger is deleted or not; then it goes on. A call of the store fails, too. Nothing stays under way,
-and what the node promised holds at once, and after a crash.
+ledger is deleted or not; then it goes on, or its caller has given it up. A call of the store fails,
+too. Nothing stays under way or counted; what the node promised holds at once, and after a crash.
 """
 
 import asyncio
@@ -76,11 +76,17 @@ async def _held(deed: Deed, number: int, fails: bool) -> None:
     others = [asyncio.ensure_future(each) for each in _others(stage, deed)]
     if held.done() and not fails:
         await asyncio.wait({acting, *others}, timeout=LONG_S)
+        if deed.act is deeds.gives_up:
+            acting.cancel()
         stage.rig.steps.let_go()
     async with asyncio.timeout(ENDS_S):
-        await asyncio.gather(acting, *others)
+        await asyncio.gather(*others)
+        await asyncio.wait([acting])
+        if not acting.cancelled():
+            acting.result()
         await stage.flushed()
     await stage.verify()
+    stage.is_at_rest()
     await _holds(stage, "random" if number % 2 else "none")
 
 

@@ -11,7 +11,7 @@ from bookie_server.api.status import Status
 from bookie_server.logs.index import LedgerState
 from tests.simulation.disk import Keep
 from tests.storage.case import Case
-from tests.storage.model import Begun, entry_of
+from tests.storage.model import Begun, Broken, entry_of
 from tests.storage.rig import Shape
 
 
@@ -83,6 +83,12 @@ class Stage(Case):
         ledger = self.model.ledgers[ledger_id]
         if not ledger.clearing:
             await self._compare(ledger, repair=True, clear=True)
+
+    def is_at_rest(self) -> None:
+        """Nothing is under way, so nothing counts as waiting."""
+        held = self.rig.bookie.responses.used
+        if held:
+            raise Broken(f"{held} bytes of responses are counted, and no read is under way")
 
     async def flushed(self) -> None:
         """Everything stored so far is in its final place, and the checkpoint past it."""

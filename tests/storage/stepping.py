@@ -58,7 +58,8 @@ class Steps:
 
     def let_go(self) -> None:
         assert self._go is not None
-        self._go.set_result(None)
+        if not self._go.done():  # else its caller has given it up
+            self._go.set_result(None)
 
     async def wait(self, what: str) -> None:
         """A wait of the node. Raises StoreUnavailable."""
