@@ -296,8 +296,9 @@ class SchemaNotRegistered(LedgerError):
 
     error_class, sql_state = "LEDGER_SCHEMA.NOT_REGISTERED", "42704"
     remedy = (
-        "Declare the columns with .schema(...) (and onOtherFormat=skip or null, where the topic has"
-        " rows of bytes too), or write to it once with valueFormat=arrow."
+        "Declare the columns with .schema(...); where the topic has rows of bytes, give"
+        " onOtherFormat=skip or null too. A topic without rows of bytes gets its schema by the"
+        " first write with valueFormat=arrow."
     )
 
 

@@ -130,6 +130,22 @@ class DirectLog:
         return bool(self._ended)
 
     @property
+    def written(self) -> GrowingLog | None:
+        """The log to which large entries go."""
+        return self._log
+
+    async def end_written(self) -> None:
+        """End that log, unless something is being written to it; a flush seals it. Raises
+        DiskFailed; then the log has no footer."""
+        if self._task is not None or (log := self._log) is None:
+            return
+        self._log = None  # what is put meanwhile goes to a new one
+        try:
+            await log.end(self._disk)
+        finally:
+            self._ended[log.log_id] = None
+
+    @property
     def wait_s(self) -> float:
         """Seconds in which half of what is pending should be written."""
         now_s = asyncio.get_running_loop().time()

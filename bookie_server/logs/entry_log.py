@@ -269,14 +269,27 @@ class EntryLogs:
 
     async def _finish(self, log: "GrowingLog") -> None:
         self._current = None
-        await log.append_footer()
-        await log.sync(self._disk)
-        await log.file.close()
+        await log.end(self._disk)
         self._filled.append(log.log_id)
 
     async def begin(self) -> "GrowingLog":
         """A new log; whoever writes it says when it is sealed."""
         return await self._make(SUFFIX)
+
+    @property
+    def written(self) -> "GrowingLog | None":
+        """The log that `write` appends to."""
+        return self._current
+
+    async def end_written(self) -> None:
+        """End that log, which is sealed then: the index has all of it, and no `write` is under way.
+        Raises DiskFailed; then the log has no footer."""
+        if (log := self._current) is not None:
+            self._current = None
+            try:
+                await log.end(self._disk)
+            finally:
+                self.seal(log.log_id)
 
     def seal(self, log_id: int) -> None:
         """See `sealed`: of a log from `begin`."""
@@ -409,6 +422,20 @@ class GrowingLog:
             size, before = self._shares.get(ledger_id, _NO_SHARE)
             size += added[ledger_id] + count * RECORD_HEADER_BYTES
             self._shares[ledger_id] = LedgerShare(size, before + count)
+
+    @property
+    def shares(self) -> dict[int, LedgerShare]:
+        """What it has of each ledger so far."""
+        return dict(self._shares)
+
+    async def end(self, disk: Disk) -> None:
+        """Write the footer, durably, and close the file, which is done in any case. Raises
+        DiskFailed."""
+        try:
+            await self.append_footer()
+            await self.sync(disk)
+        finally:
+            await self.file.close()
 
     async def append_footer(self) -> None:
         """The footer ends where the file ends: what fills it up comes before it."""

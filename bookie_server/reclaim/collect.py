@@ -29,7 +29,10 @@ Always true of collection:
 
 Always true of a directory's logs (StoreLogs): a ledger is called dead only while the index points
 to nothing of it and the node takes nothing more for it, and it is asked again before a log goes
-because of that; a log whose map cannot be read is left alone and tried again by the next pass.
+because of that; a log whose map cannot be read is left alone and tried again by the next pass. A
+log that is written is ended early, if most of it is dead and nothing comes: so that it may go, or
+be compacted. One of which something lives leaves a small log behind, so only one flush's and one
+direct log are ended so between two compactions.
 """
 
 import asyncio
@@ -75,6 +78,15 @@ class Tombstones:
         return buried
 
 
+class Dying(NamedTuple):
+    """Which logs that are written are ended before they are full: nothing came for `idle_s`, and
+    they have so many bytes of dead ledgers, and a smaller share of living ones."""
+
+    live_share_max: float
+    dead_bytes_min: int
+    idle_s: float
+
+
 class StoreLogs:
     """The sealed entry logs of one directory: their maps, and which ledgers in them are dead.
     `lives`: whether the node knows a ledger, and not as deleted: then nothing of it is dead."""
@@ -92,6 +104,31 @@ class StoreLogs:
         self._pace = pace
         self._dead_kept = 0
         self._looking = asyncio.Lock()
+        self._written: dict[int, tuple[int, float]] = {}  # where each log ends, and since when
+        self.may_end_living = True
+        """Whether `end_dying` may end a log in which something lives: then it turns False."""
+
+    async def end_dying(self, now_s: float, dying: Dying) -> None:
+        """End those of the logs that are written which are `dying`. Raises DiskFailed."""
+        before, self._written = self._written, {}
+        may_end_living = self.may_end_living
+        for log in self.store.written_logs():
+            end, since_s = before.get(log.log_id, (0, now_s))
+            since_s = since_s if end == log.file.end else now_s
+            end = log.file.end
+            self._written[log.log_id] = end, since_s
+            if now_s - since_s < dying.idle_s or end < dying.dead_bytes_min:
+                continue
+            written = LogMap(log.log_id, end, end, log.shares, has_footer=False)
+            await self._find_dead(written)
+            live = written.live_bytes(self.dead)
+            is_dying = (
+                live < dying.live_share_max * written.record_bytes
+                and written.record_bytes - live >= dying.dead_bytes_min
+            )
+            if is_dying and (not live or may_end_living):
+                self.may_end_living = self.may_end_living and not live
+                await self.store.end_written(log, end)
 
     async def look(self) -> None:
         """Get to know the logs that were sealed since the last look, and forget those that went.

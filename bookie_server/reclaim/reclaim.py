@@ -25,7 +25,7 @@ from bookie_server.ledgers.peers import Peers
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.index import EVERY_LEDGER
 from bookie_server.logs.scan import LogMap
-from bookie_server.reclaim.collect import GarbageCollector, StoreLogs, Tombstones
+from bookie_server.reclaim.collect import Dying, GarbageCollector, StoreLogs, Tombstones
 from bookie_server.reclaim.compact import Compactor
 from bookie_server.reclaim.scrub import Scrub
 from bookie_server.storage.storage import LedgerStorage
@@ -33,6 +33,7 @@ from spark_ledger.metadata import unrecorded as unrecorded_ledgers
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
+DYING_SHARE = 64  # of the largest log: less than that dead, a log that is written is not ended
 COPY_MARGIN_BYTES = 1 << 20  # header, fillers, footer and map of a copy
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -83,6 +84,11 @@ class Reclaim:
         self._tombstones = Tombstones(ledgers, self._records)
         self._collector = GarbageCollector(storage, ledgers, self._records, bookie_id, peers)
         self._pace = Pace(config.compaction_bytes_per_s)
+        self._dying = Dying(
+            config.major_compaction_share,
+            config.entry_log_bytes_max // DYING_SHARE,
+            config.gc_interval_s,
+        )
         self._directories: dict[str, _Directory] = {}
         self.scrub = Scrub(lambda: storage.stores, storage.quarantine, config)
         self.facts = Facts()
@@ -139,6 +145,7 @@ class Reclaim:
         for logs in directories:
             with _left_alone_when_it_fails(logs):
                 removed = logs.removed
+                await logs.end_dying(asyncio.get_running_loop().time(), self._dying)
                 await logs.look()
                 self.facts.freed_bytes += await logs.remove_dead_logs()
                 self.facts.logs_removed += logs.removed - removed
@@ -193,6 +200,7 @@ class Reclaim:
     async def compact(self, below: float) -> None:
         """Compact every log with a live share under `below` whose copy fits the disk."""
         for directory in self._living():
+            directory.logs.may_end_living = True
             await directory.compactor.redo()
             chosen: list[LogMap] = []
             with _left_alone_when_it_fails(directory.logs):

@@ -32,7 +32,7 @@ from bookie_server.disk.monitor import DiskMonitor
 from bookie_server.journal import checkpoint
 from bookie_server.journal.checkpoint import BadCheckpoint, Marks
 from bookie_server.logs.direct_log import DirectLog
-from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs
+from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     Changes,
@@ -130,6 +130,21 @@ class DirectoryStore:
             if locations or marks or changes.states or changes.forgotten:
                 await self.index.sync()
         self.direct_log.settle(puts, marks)
+
+    def written_logs(self) -> list[GrowingLog]:
+        """Those that are written: by flushes, and with large entries."""
+        written = (self.logs.written, self.direct_log.written)
+        return [log for log in written if log is not None]
+
+    async def end_written(self, log: GrowingLog, end: int) -> None:
+        """End one of these that ends at `end` still. Raises DiskFailed."""
+        async with self.index_lock:  # no flush writes
+            if log.file.end != end:
+                return
+            if log is self.logs.written:
+                await self.logs.end_written()
+            elif log is self.direct_log.written:
+                await self.direct_log.end_written()
 
     async def forget_replayed_logs(self) -> None:
         """The index has all that it needs of the direct logs of earlier runs: durable when it

@@ -210,9 +210,9 @@ class Consumer:
         hint = ""
         if isinstance(error, UNREADABLE) and not self._lossy:
             hint = " The policy on_lost_rows=skip of the topic passes over such rows."
-        what = (self.name, does, self.place.partition.number, self._position)
+        what = (self.name, does, self.place.partition.title, self._position)
         _log.error(
-            "consumer '%s' %s of partition %d at offset %d: %s%s",
+            "consumer '%s' %s of %s at offset %d: %s%s",
             *(*what, error, hint),
             exc_info=unknown,
         )
@@ -281,9 +281,9 @@ class Consumer:
             chunk = await self._chunk(offset)
             if chunk is None:
                 _log.warning(
-                    "a message of %d chunks is passed over: the one at offset %d of partition %d is"
-                    " the last, and the one at offset %d is not kept any more",
-                    *(len(offsets) + 1, last.offset, partition.number, offset),
+                    "a message of %d chunks is passed over: the one at offset %d of %s is the"
+                    " last, and the one at offset %d is not kept any more",
+                    *(len(offsets) + 1, last.offset, partition.title, offset),
                 )
                 self.place.acks.add(last.offset, last.end)
                 return

@@ -140,7 +140,8 @@ def status(
         store = metadata.standing(url)
     except Unavailable as error:
         if service_url:
-            raise
+            remedy = "Check the service URL, and that the ZooKeeper that it names runs."
+            raise Unavailable(error.what, remedy) from None
         remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
         raise Unavailable(error.what, remedy) from None
     if json:

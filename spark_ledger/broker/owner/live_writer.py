@@ -19,8 +19,7 @@ Always true:
 - what a producer sent that has gone is not sent to a ledger any more; what is under way is decided;
 - the chunks of a message are stored before its last one, whichever ledgers they go to, and that is
   sent with the offsets that they have then;
-- of a topic with deduplication a batch whose last sequence id its producer has sent before is not
-  stored again, whoever owned the partition then: seals tell how far each producer had come.
+- with deduplication no batch is stored twice: seals have each producer's last sequence id.
 Who appends bounds the bytes that wait (connection.py); entries under way are bounded here.
 """
 
@@ -478,7 +477,8 @@ class LiveWriter:
             except errors.TxnConflict as error:
                 _log.info("another was faster: %s", error)
             except (errors.LedgerError, StoreError) as error:
-                _log.warning("partition %d stays closed: %s", self._number, error)
+                topic = self._commits.topic.name
+                _log.warning("partition %d of %s stays closed: %s", self._number, topic, error)
                 if self._closing:
                     raise
             await asyncio.sleep(pause_s)

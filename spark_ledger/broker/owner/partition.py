@@ -69,6 +69,7 @@ class Partition:
         catch_up: Callable[[], Awaitable[None]] = _nothing_heard,
     ) -> None:
         self.number = number
+        self.title = f"partition {number} of topic {topic.name}"
         self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
         """What message ids call it."""
         self.ledger = names.ledger_number(topic.id)

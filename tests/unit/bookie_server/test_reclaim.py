@@ -101,6 +101,67 @@ def test_a_deleted_ledgers_space_comes_back_by_itself_and_it_is_forgotten():
     on_a_node(test)
 
 
+def test_an_idle_bookie_gives_back_the_log_that_it_writes_when_all_of_it_is_dead():
+    async def test(node):
+        await delete(node, 1, 2, 3, 4)
+        await asyncio.sleep(SETTINGS.tombstone_sweep_s + 2 * SETTINGS.gc_interval_s)
+        await asyncio.sleep(2 * SETTINGS.gc_interval_s)
+        assert log_bytes(node) == 0
+
+    on_a_node(test, entry_log_bytes_max=1024 * KIB)
+
+
+def test_an_idle_bookie_compacts_the_log_that_it_writes_when_most_of_it_is_dead():
+    async def test(node):
+        await delete(node, 1, 2, 3)
+        await asyncio.sleep(SETTINGS.tombstone_sweep_s + 4 * SETTINGS.gc_interval_s)
+        await asyncio.sleep(SETTINGS.minor_compaction_s + SETTINGS.gc_interval_s)
+        assert log_bytes(node) < 20 * PAYLOAD
+        await whole(node, 4)
+        await node.crash()
+        await whole(node, 4)
+
+    on_a_node(test, entry_log_bytes_max=1024 * KIB, minor_compaction_share=0.4)
+
+
+def test_a_log_that_is_written_is_not_ended_while_it_grows_or_lives_or_has_little_dead():
+    async def test(node):
+        (path,) = node.files(node.ledger_disk, "entrylog")
+        await delete(node, 1)  # a quarter
+        await asyncio.sleep(1000)
+        await fill(node, 4, 1, first=16)
+        assert [path] == node.files(node.ledger_disk, "entrylog")
+        await delete(node, 2, 3)
+        for count in range(60):
+            await fill(node, 4, 1, first=17 + count)
+        assert [path] == node.files(node.ledger_disk, "entrylog")
+
+    on_a_node(test, entry_log_bytes_max=1024 * KIB)
+
+
+def test_between_two_compactions_one_log_that_lives_is_ended_early():
+    async def test(node):
+        ended = []
+        for round_ in range(4):
+            first = 10 + 4 * round_
+            await node.create_ledger(*range(first, first + 4))
+            for ledger_id in range(first, first + 4):
+                await fill(node, ledger_id, 16)
+            await delete(node, *range(first + 1, first + 4))
+            await asyncio.sleep(200)
+            ended.append(len(node.files(node.ledger_disk, "entrylog")))
+        assert ended == [1, 2, 2, 2]  # the first one; a compaction comes after 100,000 s
+        await whole(node, 10, 14, 18, 22)
+
+    on_a_node(
+        test,
+        ledgers=0,
+        entry_log_bytes_max=1024 * KIB,
+        minor_compaction_s=100_000.0,
+        major_compaction_s=100_000.0,
+    )
+
+
 def test_a_late_writer_of_a_forgotten_ledger_is_refused():
     """BK#4462: a ledger deleted here and forgotten was created anew by a zombie's add."""
 

@@ -42,6 +42,7 @@ class Tail:
     def __init__(self):
         data = bytes(BATCH_BYTES)
         self.number = self.shown = self.start = 0
+        self.title = "partition 0 of topic t"
         self.ledger = 77
         self.end = BATCHES
         self.stored = [Stored(at, 1, data, False) for at in range(BATCHES)]

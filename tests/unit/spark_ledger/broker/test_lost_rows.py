@@ -76,7 +76,7 @@ def test_a_consumer_at_rows_that_cannot_be_read_stays_and_says_so_once_and_goes_
         assert partition.reads > 5
         assert not ended
         assert len([one for one in caplog.records if "pauses" in one.message]) == 1
-        assert "partition 0 at offset 1" in caplog.text
+        assert "partition 0 of topic t at offset 1" in caplog.text
         partition.gone.clear()  # a bookie that has them is back
         await asyncio.sleep(0.05)
         assert [at for at, _ in one.link.messages] == [0, 1, 2]
@@ -115,7 +115,10 @@ def test_by_the_policy_rows_that_are_lost_are_passed_over_and_need_no_acknowledg
         for offset in (0, 2, 3):
             one.place.acks.add(offset, offset + 1)
         assert one.place.acks.durable == 4
-        assert "passes over rows that cannot be read of partition 0 at offset 1" in caplog.text
+        assert (
+            "passes over rows that cannot be read of partition 0 of topic t at offset 1"
+            in caplog.text
+        )
 
     with caplog.at_level(logging.WARNING):
         play(act)

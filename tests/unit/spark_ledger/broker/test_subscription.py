@@ -26,6 +26,7 @@ class Batches:
 
     def __init__(self, *sizes, number=0):
         self.number = self.shown = number
+        self.title = f"partition {number} of topic t"
         self.ledger = LEDGER
         self.listeners, self.stored, self.start, self.end = {}, [], 0, 0
         self.held, self.holes = SimpleNamespace(end_offset=0), []
