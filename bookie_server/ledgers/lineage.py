@@ -55,16 +55,22 @@ def judged(
     if found is None or found.cluster_id != seen.cluster_id:
         return Verdict.FOREIGN, ""
     if found.epoch < seen.epoch:
-        return Verdict.OLDER, f"it has epoch {found.epoch}, a bookie has seen {seen.epoch}"
+        return (
+            Verdict.OLDER,
+            f"the store has epoch {found.epoch}, and a bookie has seen epoch {seen.epoch}",
+        )
     if next_id is not None and id_max >= next_id:
-        return Verdict.OLDER, f"a bookie has ledger {id_max}, the next id is {next_id}"
+        return (
+            Verdict.OLDER,
+            f"a bookie has ledger {id_max}, and the next ledger id of the store is {next_id}",
+        )
     if found.epoch > seen.epoch:
         return Verdict.ACCEPTED, ""
     number = chains.missing(seen.links, chain)
     if number is None:
         return Verdict.OURS, ""
-    newest = "no link" if chain is None else f"{chain.newest} as its newest"
-    return Verdict.OLDER, f"link {number}, which a bookie has seen, is not in it; it has {newest}"
+    newest = "no link is there" if chain is None else f"the newest there is {chain.newest}"
+    return Verdict.OLDER, f"the store lacks link {number}, which a bookie has seen; {newest}"
 
 
 def highest_id(states: Iterable[LedgerState]) -> int:
@@ -146,7 +152,7 @@ class Lineage:
         states = [] if self.storage is None else self.storage.states()
         verdict, why = judged(self._seen, found, chain, await self._next_id(), highest_id(states))
         if verdict is Verdict.OLDER:
-            text = f"{why}: it was restored from a copy, or is another copy's successor"
+            text = f"{why}: this is an older copy of the store, or goes on from one"
             epoch = max(self._seen.epoch, 0 if found is None else found.epoch)
             wanted = Hold(text, self._bookie_id, epoch)
             found = await hold.put(self._store, self._seen.cluster_id, wanted)

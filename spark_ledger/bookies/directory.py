@@ -30,7 +30,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import net
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import names_in, read
 
@@ -403,8 +403,10 @@ _BY_STATE = {
 
 async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     """Every bookie ever seen, by id, with what it registered, a `state` (WRITABLE, READ_ONLY or
-    DOWN) and how many ledgers it lists as in limbo. Raises StoreUnavailable."""
+    DOWN), how many ledgers it lists as in limbo, and why the store is `held`, if it is: then no
+    bookie registers. Raises StoreUnavailable."""
     await store.sync()
+    held = await _why_held(store)
     bookies: dict[str, dict[str, Any]] = {}
     for state, folder in _BY_STATE.items():
         for bookie_id, record in (await _those_in(store, folder)).items():
@@ -413,7 +415,18 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
         record["limbo_ledgers"] = len(await names_in(store, paths.limbo(bookie_id)))
         start = await read(store, paths.bookie_start(bookie_id))
         record["twin"] = start is not None and bool(_plain(start.value).get("twin"))
+        if held:
+            record["held"] = held
     return [bookies[bookie_id] for bookie_id in sorted(bookies)]
+
+
+async def _why_held(store: MetadataStore) -> str:
+    node = await read(store, paths.CLUSTER)
+    try:
+        hold = None if node is None else cluster.decode(node.value).hold
+    except cluster.BadClusterRecord:  # `metadata status` reports it
+        return ""
+    return "" if hold is None else hold.why
 
 
 def told(bookie: dict[str, Any]) -> dict[str, Any]:
@@ -421,10 +434,12 @@ def told(bookie: dict[str, Any]) -> dict[str, Any]:
     down."""
     why = bookie.get("reason") or bookie.get("degraded") or ""
     if bookie["state"] == DOWN:
-        why = (
-            "not registered: it is down, cannot reach ZooKeeper, or waits for"
-            " `spark-ledger metadata accept`"
-        )
+        why = "not registered: it is down, or cannot reach ZooKeeper"
+        if bookie.get("held"):
+            why = (
+                "not registered: no bookie registers while the metadata store is held; it serves"
+                " open ledgers and reads if its process runs"
+            )
         if bookie.get("twin"):
             why = (
                 "two processes served as it, from copies of its directories, and ended: give one of"

@@ -191,10 +191,13 @@ def unrecorded(
 ) -> None:
     """Ledgers of which bookies keep copies though they have no record and were not deleted: the
     metadata store was restored from an older copy, a record was lost, or an earlier version of
-    Spark Ledger deleted them. Bookies tell of them once in overreplicated_wait_s (an hour)."""
+    Spark Ledger deleted them. Bookies count them once in overreplicated_wait_s (an hour), and once
+    more when the metadata store is held."""
     from spark_ledger.metadata.unrecorded import listed, name_as_deleted
 
-    kept, counted_ms = with_ledgers(service_url, lambda ledgers: reached(listed(ledgers.metadata)))
+    kept, counted_ms, held = with_ledgers(
+        service_url, lambda ledgers: reached(listed(ledgers.metadata))
+    )
     chosen = {i: bookies for i, bookies in kept.items() if not ids or i in ids}
     named: list[int] = []
     if delete and chosen:
@@ -206,12 +209,17 @@ def unrecorded(
         )
     if json:
         rows_of = [{"ledger": i, "bookies": bookies} for i, bookies in chosen.items()]
-        print_json({"ledgers": rows_of, "named_as_deleted": named, "counted_ms": counted_ms})
+        facts = {"ledgers": rows_of, "named_as_deleted": named, "counted_ms": counted_ms}
+        print_json({**facts, "held": held or None})
         return
+    if held:
+        print(f"the metadata store is held ({held}): `spark-ledger metadata status` has the sizes")
     rows = [(i, ", ".join(bookies)) for i, bookies in chosen.items()]
     print_table(("LEDGER", "KEPT BY"), rows, NONE_UNRECORDED)
     for bookie_id, at_ms in counted_ms.items():
-        print(f"bookie {bookie_id} counted at {in_utc(at_ms)}; what has come since is not in it")
+        print(
+            f"bookie {bookie_id} counted at {in_utc(at_ms)}; ledgers that came later are not listed"
+        )
     if delete:
         print(f"named as deleted: {len(named)}")
 
@@ -221,13 +229,14 @@ NONE_UNRECORDED = "no ledger is known to be kept without a record; bookies count
 
 async def reached(work: "Awaitable[T]") -> "T":
     """Raises errors.LedgerError for what the store raises."""
+    from spark_ledger.metadata.cluster import BadClusterRecord
     from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
     from spark_ledger.metadata.store_calls import reachable
 
     try:
         with reachable("asking for ledgers without a record"):
             return await work
-    except BadDeletedSet as damage:
+    except (BadClusterRecord, BadDeletedSet) as damage:
         raise UnsupportedFormat(str(damage)) from damage
 
 

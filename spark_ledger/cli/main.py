@@ -19,6 +19,7 @@ FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
 ]
 FOLDER = Path(".spark-ledger")
+NO_BROKERS = "no brokers (`spark-ledger broker start` starts one)"
 app = App(
     help="Spark Ledger: a storage engine for streams.",
     no_args_is_help=True,
@@ -72,7 +73,9 @@ def up(
     json: JsonOption = False,
 ) -> None:
     """Start a cluster on this machine in the background; it takes ledgers when this returns (where
-    its metadata store is held it is up, and this fails)."""
+    its metadata store is held it is up, and this fails). It starts no process again that dies:
+    `spark-ledger broker start` starts a broker in the place of one that was killed, `spark-ledger
+    down` and then `up` start ZooKeeper, the bookies and the broker."""
     from spark_ledger.local import background
 
     background.refuse_too_few(data_dir, bookies)
@@ -129,7 +132,7 @@ def status(
     ] = None,
 ) -> None:
     """The bookies and brokers of the cluster: of the one that `up` started, or at the service
-    URL."""
+    URL. Ends with status 1 while its metadata store is held."""
     from spark_ledger.local import background
 
     if not service_url and data_dir is None:
@@ -148,11 +151,12 @@ def status(
         held = None if store.cluster.hold is None else store.cluster.hold.why
         about = {"epoch": store.cluster.epoch, "held": held}
         print_json({"service_url": url, "bookies": found, "brokers": brokers, "metadata": about})
+        metadata.end_as(store)
         return
     print(f"cluster at {url}")
     print(f"metadata: {metadata.sentence(store)}")
     if store.cluster.hold is not None:
-        print("take the store as it is with `spark-ledger metadata accept`, or bring a newer back")
+        print("put a newer copy of the store back, or run `spark-ledger metadata accept`")
     columns = ("BOOKIE", "STATE", "FRAMES", "FREE", "REASON")
     rows = [
         (
@@ -165,7 +169,8 @@ def status(
         for b in found
     ]
     print_table(columns, rows, "no bookies")
-    print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in brokers], "no brokers")
+    print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in brokers], NO_BROKERS)
+    metadata.end_as(store)
 
 
 @app.command()

@@ -21,6 +21,11 @@ app = App(
 )
 REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
 SHOWN = 50
+UNLISTED = (
+    "not listed, for no bookie has them, and lost with an accept: rows of small commits (Spark's;"
+    " the commit itself has them), topics, policies, schemas, subscriptions and their positions, as"
+    " far as they are newer than this store"
+)
 
 
 def standing(service_url: str) -> "Status":
@@ -39,6 +44,7 @@ def plain(status: "Status") -> dict[str, Any]:
         "epoch": cluster.epoch,
         "newest_link": None if newest is None else {"number": newest[0], "token": newest[1]},
         "held": None if held is None else {"why": held.why, "bookie": held.by},
+        "not_listed": None if held is None else UNLISTED,
         "unnamed": [
             {"ledger": ledger, "last_entry": last, "bytes": size}
             for ledger, (last, size) in status.missing.items()
@@ -60,10 +66,12 @@ def sentence(status: "Status") -> str:
 
 @app.command("status")
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """Its epoch, the newest link of its chain, and whether it is held."""
+    """Its epoch, the newest link of its chain, and whether it is held; then it ends with status
+    1."""
     found = standing(resolve_service_url(service_url))
     if json:
         print_json(plain(found))
+        end_as(found)
         return
     held, newest = found.cluster.hold, found.newest
     print_facts(
@@ -76,6 +84,13 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
     )
     if held is not None:
         _show(found)
+    end_as(found)
+
+
+def end_as(found: "Status") -> None:
+    """A command that shows how the cluster is ends with status 1 while the store is held."""
+    if found.cluster.hold is not None:
+        raise typer.Exit(1)
 
 
 @app.command("accept")
@@ -84,8 +99,10 @@ def accept(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Take a store that went back in time as it is: first lists what bookies have and it does not
-    name. Ids of new ledgers are then above all that were given out before."""
+    """Take a store that went back in time as it is. First it lists the ledgers that bookies have
+    and the store does not name, then it asks. Ids of new ledgers are then above all that were given
+    out before. With --json and without --yes it prints the list, and after the question the
+    outcome."""
     from spark_ledger.metadata import hold
 
     url = resolve_service_url(service_url)
@@ -103,37 +120,44 @@ def accept(
     if not json:
         print(f"the metadata store is held: {before.cluster.hold.why}")
         _show(before)
-        print("stop producers first: what they send to open ledgers until then is in none of them")
+        print("stop producers first: rows that they send to ledgers of this list are in no topic")
+    elif not yes:
+        print_json({"accepted": False, **plain(before)})
     if not yes:
-        question = "Take it as it is? What bookies have without a name stays there, unread."
+        question = "Accept the store as it is? The ledgers listed stay on the bookies, unread."
         typer.confirm(question, abort=True, err=json)
     after = asyncio.run(of_store(url, hold.accept))
     if json:
         print_json({"accepted": True, **plain(before), "epoch": after.cluster.epoch})
     else:
         print(f"accepted: {sentence(after)}")
-        print("start the brokers, consumers and queries that ran through it again: they may have")
-        print("read rows that are in no topic any more, and brokers serve those until then")
+        print("brokers begin anew with their topics within some ten seconds; queries that ran")
+        print(
+            "meanwhile have to be started again: one that has read rows which are in no topic any"
+        )
+        print("more ends with an error, and goes on under a new checkpoint (docs/operations.md)")
 
 
 def _show(found: "Status") -> None:
-    """What would be without a name."""
+    """What an accept gives up, as far as bookies have it."""
     missing = found.missing
     size = in_units(sum(size for _, size in missing.values()))
     cut = any(one.ledgers > len(one.missing) for one in found.reports)
     least = "at least " if cut else ""
-    print(f"bookies have {least}{counted(len(missing), 'ledger')} that it does not name, {size}")
+    ledgers = counted(len(missing), "ledger")
+    print(f"bookies have {least}{ledgers} that the store does not name, {size}")
     shown = [
         (ledger, last + 1, in_units(size)) for ledger, (last, size) in [*missing.items()][:SHOWN]
     ]
-    print_table(("LEDGER", "ENTRIES", "SIZE"), shown, "no such ledgers")
+    print_table(("LEDGER", "ENTRIES", "SIZE"), shown, "no ledgers to list")
+    print(UNLISTED)
     if len(missing) > SHOWN:
         print(f"... and {least}{len(missing) - SHOWN} more (--json lists them)")
     others = sorted({i for one in found.reports for i in one.others})
     buried = sorted({i for one in found.reports for i in one.buried})
     if others:
-        print(f"ids that it gave out again, to other ledgers: {', '.join(map(str, others))}")
+        print(f"ids that the store gave out again, to other ledgers: {', '.join(map(str, others))}")
     if buried:
-        print(f"it names ledgers that bookies have buried: {', '.join(map(str, buried))}")
+        print(f"the store names ledgers that bookies have buried: {', '.join(map(str, buried))}")
     for bookie in found.silent:
-        print(f"bookie {bookie} has not reported: it is down, or compares its ledgers still")
+        print(f"bookie {bookie} has not reported: it is down, or still compares its ledgers")

@@ -64,6 +64,9 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
         print_json(rows)
         tell_unreadable("bookie", malformed)
         return
+    if held := next((bookie["held"] for bookie in found if bookie.get("held")), ""):
+        print(f"the metadata store is HELD: {held}")
+        print("no bookie registers until it is accepted: `spark-ledger metadata status`")
     columns = ("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     cells = [
         (

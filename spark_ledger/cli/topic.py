@@ -274,7 +274,8 @@ def repair(
     name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
     """Partitions that no broker can open: the bytes at the end of their live ledger, the copies,
-    and what would be done. It is done once you say yes."""
+    and what would be done. It is done once you say yes. Refused while the metadata store is held:
+    no broker opens a partition then."""
     from spark_ledger.topic.upkeep import live_repair
 
     async def look(client: "TopicClient") -> "list[Unopened]":

@@ -196,20 +196,28 @@ async def status(store: MetadataStore) -> Status:
         with reachable("reading how the metadata store stands"):
             found = await clusters.read(store)
             chain = chains.of_node(await read(store, paths.CHAIN))
-            names = await names_in(store, paths.HELD)
-            nodes = await store.get_many([paths.held(name) for name in names])
+            reports = await reports_of(store, found)
             known = await names_in(store, paths.BOOKIES_KNOWN)
     except (clusters.BadClusterRecord, chains.BadChain) as damage:
         raise errors.UnsupportedFormat(str(damage)) from damage
     if found is None:
         raise errors.Unavailable("there is no cluster at the service URL")
-    pairs = zip(names, nodes, strict=True)
-    told = [decode_report(name, node.value) for name, node in pairs if node is not None]
-    reports = [one for one in told if found.hold is not None and one.epoch == found.epoch]
     reported = {one.bookie_id for one in reports}
     silent = sorted(set(known) - reported) if found.hold is not None else []
     newest = None if chain is None else (chain.newest, chain.links[chain.newest])
     return Status(found, newest, reports, silent)
+
+
+async def reports_of(store: MetadataStore, cluster: Cluster | None) -> list[Report]:
+    """What bookies have reported since the cluster is held; nothing where it is not. Raises
+    StoreError."""
+    if cluster is None or cluster.hold is None:
+        return []
+    names = await names_in(store, paths.HELD)
+    nodes = await store.get_many([paths.held(name) for name in names])
+    pairs = zip(names, nodes, strict=True)
+    reports = [decode_report(name, node.value) for name, node in pairs if node is not None]
+    return [report for report in reports if report.epoch == cluster.epoch]
 
 
 async def accept(store: MetadataStore) -> Status:

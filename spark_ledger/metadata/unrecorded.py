@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from spark_ledger.metadata import deleted_ledgers, paths
+from spark_ledger.metadata import cluster, deleted_ledgers, hold, paths
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.store import (
@@ -50,16 +50,21 @@ async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int
 
 class Listed(NamedTuple):
     """The bookies that keep such a ledger, by its id; when each of these bookies counted them, by
-    the store's clock."""
+    the store's clock; why the store is held, empty where it is not."""
 
     bookies: Mapping[int, list[str]]
     counted_ms: Mapping[str, int]
+    held: str = ""
 
 
 async def listed(store: MetadataStore) -> Listed:
-    """Raises StoreError."""
-    await store.sync()
+    """While the store is held also what bookies reported since (hold.py), for they count nothing
+    then. Raises BadClusterRecord, StoreError."""
+    found = await cluster.read(store)
     bookies: dict[int, list[str]] = {}
+    for report in await hold.reports_of(store, found):
+        for ledger_id, _, _ in report.missing:
+            bookies.setdefault(ledger_id, []).append(report.bookie_id)
     counted_ms: dict[str, int] = {}
     for bookie_id in await names_in(store, paths.UNRECORDED):
         node = await read(store, paths.unrecorded(bookie_id))
@@ -67,8 +72,10 @@ async def listed(store: MetadataStore) -> Listed:
             continue
         counted_ms[bookie_id] = node.modified_ms
         for ledger_id in _ids(node.value):
-            bookies.setdefault(ledger_id, []).append(bookie_id)
-    return Listed(dict(sorted(bookies.items())), counted_ms)
+            if bookie_id not in (keepers := bookies.setdefault(ledger_id, [])):
+                keepers.append(bookie_id)
+    held = "" if found is None or found.hold is None else found.hold.why
+    return Listed(dict(sorted(bookies.items())), counted_ms, held)
 
 
 async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:

@@ -467,8 +467,7 @@ class LiveWriter:
         while self._queue or self._ended is not None or self._unsealed:
             try:
                 rolls = self._rolls and not self._closing
-                await self._open_or_seal(seal_only=not (self._queue or rolls))
-                return
+                return await self._open_or_seal(seal_only=not (self._queue or rolls))
             except TAKES_NO_ROWS:
                 raise
             except errors.LedgerFenced as error:  # the intent was given up for dead

@@ -14,7 +14,9 @@ from enum import Enum
 from spark_ledger import errors
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
+from spark_ledger.metadata.cluster import not_held
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.seal import Tail, sealed, tail_of
 from spark_ledger.topic.log.actions import Action, Hole
@@ -69,8 +71,10 @@ class Unopened:
 
 
 async def unopened(client: TopicClient, info: TopicInfo) -> list[Unopened]:
-    """The partitions of a topic that cannot be opened. Raises errors.Unavailable,
-    errors.DataUnavailable, errors.NoSuchLedger."""
+    """The partitions of a topic that cannot be opened. Raises errors.MetadataHeld (no partition is
+    opened then), errors.Unavailable, errors.DataUnavailable, errors.NoSuchLedger."""
+    with reachable(f"asking for partitions of {info.name.short} that cannot be opened"):
+        await not_held(client.store)
     state = await client.log(info.id).fold(fresh=True)
     lives = (held.live for held in state.partitions if held.live is not None)
     found = [await _looked_at(client, live) for live in lives]

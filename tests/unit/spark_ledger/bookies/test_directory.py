@@ -6,7 +6,7 @@ import json
 import pytest
 
 from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory, registered, told
-from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata import cluster, hold, paths
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
 from tests.simulation.store import SimStore
@@ -318,3 +318,17 @@ async def test_a_bookie_that_may_not_register_is_found_where_it_started_again():
     assert directory.address("b1") == "b1:3"
     assert not directory.is_registered("b1")
     await directory.close()
+
+
+@simulated
+async def test_a_bookie_that_does_not_register_under_a_hold_is_listed_with_the_hold():
+    store = SimStore()
+    session = store.session("b1")
+    await cluster.ensure(session, "c")
+    await session.create(f"{paths.BOOKIES_KNOWN}/b1", registration("h:1"), parents=True)
+    (bookie,) = await registered(session)
+    assert "held" not in told(bookie)["why"]
+    await hold.put(session, "c", cluster.Hold("older", "b1"))
+    (bookie,) = await registered(session)
+    assert bookie["held"] == "older"
+    assert "held" in told(bookie)["why"]

@@ -106,3 +106,20 @@ def test_nothing_is_named_while_the_store_is_held():
         assert await named(session, 4) == frozenset()
 
     run(main())
+
+
+def test_under_a_hold_what_bookies_reported_is_listed_too_until_the_store_is_accepted():
+    async def main():
+        store, session = await store_of()
+        await unrecorded.publish(session, "a", [7])
+        await hold.put(store.session("b1"), CLUSTER, Hold("older", "b1"))
+        for bookie, ids in (("a", [7, 8]), ("b", [8])):
+            missing = [(ledger_id, 0, 10) for ledger_id in ids]
+            await hold.publish(session, hold.Report(bookie, missing, (), (), len(ids)))
+        listed = await unrecorded.listed(session)
+        assert (listed.bookies, listed.held) == ({7: ["a"], 8: ["a", "b"]}, "older")
+        await hold.accept(store.session("person"))
+        listed = await unrecorded.listed(session)
+        assert (listed.bookies, listed.held) == ({7: ["a"]}, "")
+
+    run(main())

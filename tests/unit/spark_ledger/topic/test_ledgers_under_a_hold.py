@@ -2,6 +2,8 @@
 that was taken before is not used: a store that is put back, or accepted, may not have given it
 out."""
 
+import asyncio
+
 import pytest
 
 from spark_ledger import errors
@@ -11,6 +13,7 @@ from spark_ledger.metadata.cluster import IDS_PER_EPOCH, Hold
 from spark_ledger.metadata.store import Check, Create
 from tests.simulation.restoring import copied, go_back
 from tests.simulation.world import CLUSTER_ID
+from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import Stage, play
 from tests.unit.spark_ledger.topic.test_commit_cost import Counted
 
@@ -143,5 +146,20 @@ def test_a_new_ledger_costs_one_multi_with_a_check_of_the_hold(make):
         creates = [Create] * (2 if make is several else 1)
         assert kinds == [Check, *([] if make is plain else [Check]), *creates]
         assert counted.multis[0][0].path == paths.CLUSTER
+
+    play(act)
+
+
+def test_a_partition_that_stays_closed_is_logged_with_its_topic_and_opens_after_an_accept(caplog):
+    async def act(stage):
+        owner = await owner_of(stage)
+        await held(stage)
+        sent = owner.send([b"a"])
+        await asyncio.sleep(30)
+        (line,) = {r.getMessage() for r in caplog.records if "stays closed" in r.getMessage()}
+        assert str(stage.topic.name) in line
+        assert "metadata accept" in line
+        await accepted(stage)
+        await owner.all_stored(sent)
 
     play(act)

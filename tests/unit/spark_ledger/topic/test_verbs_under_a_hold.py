@@ -13,6 +13,7 @@ from spark_ledger.topic.schema.records import ClientSchema, Compatibility
 from spark_ledger.topic.schema.registry import SchemaRegistry
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.subscription.subscriptions import Subscriptions
+from spark_ledger.topic.upkeep import live_repair
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.simulation.restoring import copied
 from tests.simulation.world import CLUSTER_ID
@@ -152,5 +153,15 @@ def test_consumers_of_a_subscription_go_on_under_a_hold():
         await held(stage)
         cursor = await stage.client.subscriptions.open(stage.topic, "s", "q", "run")
         assert (await cursor.recovered()) == {0: 0}
+
+    play(act)
+
+
+def test_no_partition_is_reported_as_one_that_can_be_opened():
+    async def act(stage):
+        assert await live_repair.unopened(stage.client, stage.topic) == []
+        await held(stage)
+        with pytest.raises(errors.MetadataHeld, match="metadata accept"):
+            await live_repair.unopened(stage.client, stage.topic)
 
     play(act)
