@@ -30,7 +30,8 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import net
-from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import names_in, read
 
@@ -406,7 +407,7 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
     DOWN), how many ledgers it lists as in limbo, and why the store is `held`, if it is: then no
     bookie registers. Raises StoreUnavailable."""
     await store.sync()
-    held = await _why_held(store)
+    held = await why_held(store)
     bookies: dict[str, dict[str, Any]] = {}
     for state, folder in _BY_STATE.items():
         for bookie_id, record in (await _those_in(store, folder)).items():
@@ -418,15 +419,6 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
         if held:
             record["held"] = held
     return [bookies[bookie_id] for bookie_id in sorted(bookies)]
-
-
-async def _why_held(store: MetadataStore) -> str:
-    node = await read(store, paths.CLUSTER)
-    try:
-        hold = None if node is None else cluster.decode(node.value).hold
-    except cluster.BadClusterRecord:  # `metadata status` reports it
-        return ""
-    return "" if hold is None else hold.why
 
 
 def told(bookie: dict[str, Any]) -> dict[str, Any]:

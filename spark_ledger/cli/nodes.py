@@ -462,6 +462,7 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
         listed += "; ledgers of lost bookies are not listed while it is disabled"
     facts: dict[str, object] = {
         **({"ALARM": found.alarm} if found.alarm else {}),
+        **({"HELD": f"nothing is repaired: {found.held}"} if found.held else {}),
         "enabled": "yes" if found.enabled else "no",
         **_settings(found),
         "auditor": found.auditor or "none: no process hosts autorecovery",

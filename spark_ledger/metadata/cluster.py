@@ -108,6 +108,17 @@ def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
     return errors.MetadataHeld(f"the metadata store is held: {cluster.hold.why}")
 
 
+async def why_held(store: MetadataStore) -> str:
+    """As of this session's view, for people; empty where the cluster is not held. Raises
+    StoreError."""
+    node = await store_calls.read(store, paths.CLUSTER)
+    try:
+        found = None if node is None else decode(node.value)
+    except BadClusterRecord:  # `metadata status` reports it
+        return ""
+    return "" if found is None or found.hold is None else found.hold.why
+
+
 async def not_held(store: MetadataStore) -> list[Check]:
     """For a multi that fails once the cluster is held; none where there is no cluster's node.
     Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreUnavailable."""

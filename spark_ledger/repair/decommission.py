@@ -314,6 +314,8 @@ async def _left(
         now = await status.status(store)
         if bookie_id not in now.draining:
             hindrance = CANCELLED
+        elif now.held:
+            hindrance = "the metadata store is held: `spark-ledger metadata status`"
         elif not now.enabled:
             hindrance = "autorecovery is disabled: `spark-ledger autorecovery enable`"
         elif not now.auditor:

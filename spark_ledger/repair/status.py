@@ -14,6 +14,7 @@ from typing import Any
 from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, DamagedSettings, Settings
+from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import work_list
@@ -70,7 +71,8 @@ class Status:
     elsewhere, `down` the others. `under_replicated`: ledgers on the list that lack copies, or are
     to lose some; `by_reason`: how many ledgers are listed for each reason; `blocked` are stuck for
     now, and `damaged` lack entries that no bookie supplies. `unlisted`: ledgers that bookies keep
-    copies of that are gone, and so many are that they do not count as lost."""
+    copies of that are gone, and so many are that they do not count as lost. `held`: why the
+    metadata store is held, which stops repair, empty where it is not."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -86,6 +88,7 @@ class Status:
     damaged: int
     unlisted: int
     alarm: str
+    held: str
 
 
 async def status(store: MetadataStore) -> Status:
@@ -99,6 +102,7 @@ async def status(store: MetadataStore) -> Status:
             raise _damaged(damage) from damage
         found = await _found(store)
         draining = await autorecovery.draining(store)
+        held = await why_held(store)
     reasons = Counter(why for work in works for why in {reason.why for reason in work.reasons})
     known = found or Found()
     gone = {*known.lost, *known.too_many}
@@ -114,6 +118,7 @@ async def status(store: MetadataStore) -> Status:
         damaged=sum(bool(work.damaged) for work in works),
         unlisted=known.unlisted if settings.enabled else 0,
         alarm=alarm(known.too_many) if settings.enabled else "",
+        held=held,
     )
 
 

@@ -461,13 +461,13 @@ class LiveWriter:
     # -- opening -----------------------------------------------------------------------------
 
     async def _patiently_open(self) -> None:
-        """Open a ledger if something waits, seal one of which something is not decided; what passes
-        is tried again."""
+        """Open a ledger if something waits, seal one that is not decided; retry what passes."""
         pause_s = PAUSE_S
         while self._queue or self._ended is not None or self._unsealed:
             try:
                 rolls = self._rolls and not self._closing
-                return await self._open_or_seal(seal_only=not (self._queue or rolls))
+                await self._open_or_seal(seal_only=not (self._queue or rolls))
+                return
             except TAKES_NO_ROWS:
                 raise
             except errors.LedgerFenced as error:  # the intent was given up for dead

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.errors import BadConfig, LedgerError, NotEnoughBookies
-from spark_ledger.metadata import autorecovery, ledger_record, paths, unrecorded
+from spark_ledger.metadata import autorecovery, hold, ledger_record, paths, unrecorded
+from spark_ledger.metadata import cluster as clusters
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.repair import status
 from spark_ledger.repair.decommission import begin, cancel, decommission, forget
 from spark_ledger.repair.service import Autorecovery
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, put, simulated
@@ -401,3 +403,22 @@ async def test_an_odd_name_cancels_nothing(name):
     assert await autorecovery.draining(ledgers.metadata) == ["a"]
     with pytest.raises(BadConfig, match="was ever registered"):
         await begin(ledgers, name)
+
+
+@simulated
+async def test_a_hold_of_the_metadata_store_is_what_hinders_and_status_names_it():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    for _ in range(4):
+        await ledger_of(ledgers, 1)
+    healing = await heals(ledgers)
+    session = ledgers.metadata
+    await clusters.ensure(session, "c")
+    assert (await status.status(session)).held == ""
+    await hold.put(session, "c", clusters.Hold("older", "b"))
+    looks = [left async for left in one_look(ledgers, "a")]
+    assert "the metadata store is held" in looks[0].hindrance
+    assert (await status.status(session)).held == "older"
+    await hold.accept(session)
+    assert (await until_done(ledgers, "a"))[-1].ledgers == 0
+    await ended(healing)
