@@ -113,10 +113,10 @@ async def why_held(store: MetadataStore) -> str:
     StoreError."""
     node = await store_calls.read(store, paths.CLUSTER)
     try:
-        found = None if node is None else decode(node.value)
+        record = None if node is None else decode(node.value)
     except BadClusterRecord:  # `metadata status` reports it
         return ""
-    return "" if found is None or found.hold is None else found.hold.why
+    return "" if record is None or record.hold is None else record.hold.why
 
 
 async def not_held(store: MetadataStore) -> list[Check]:

@@ -60,9 +60,9 @@ class Listed(NamedTuple):
 async def listed(store: MetadataStore) -> Listed:
     """While the store is held also what bookies reported since (hold.py), for they count nothing
     then. Raises BadClusterRecord, StoreError."""
-    found = await cluster.read(store)
+    record = await cluster.read(store)
     bookies: dict[int, list[str]] = {}
-    for report in await hold.reports_of(store, found):
+    for report in await hold.reports_of(store, record):
         for ledger_id, _, _ in report.missing:
             bookies.setdefault(ledger_id, []).append(report.bookie_id)
     counted_ms: dict[str, int] = {}
@@ -74,7 +74,7 @@ async def listed(store: MetadataStore) -> Listed:
         for ledger_id in _ids(node.value):
             if bookie_id not in (keepers := bookies.setdefault(ledger_id, [])):
                 keepers.append(bookie_id)
-    held = "" if found is None or found.hold is None else found.hold.why
+    held = "" if record is None or record.hold is None else record.hold.why
     return Listed(dict(sorted(bookies.items())), counted_ms, held)
 
 
