@@ -64,8 +64,8 @@ class MetadataHeld(Unavailable):
 
     error_class, sql_state = "LEDGER_METADATA.HELD", "55000"
     remedy = (
-        "Bring the newest metadata back, or take this one as it is: `spark-ledger metadata"
-        " accept`, which first lists what would stay without a name."
+        "Put the newest copy of the metadata store back, or take this one as it is: `spark-ledger"
+        " metadata accept`, which first lists the ledgers that this one does not name."
     )
 
 

@@ -22,9 +22,9 @@ app = App(
 REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
 SHOWN = 50
 UNLISTED = (
-    "not listed, for no bookie has them, and lost with an accept: rows of small commits (Spark's;"
-    " the commit itself has them), topics, policies, schemas, subscriptions and their positions, as"
-    " far as they are newer than this store"
+    "an accept also gives up what no bookie has and nothing can list: rows of small commits (the"
+    " commit itself has them), topics, policies, schemas, subscriptions and their positions that are"
+    " newer than this store"
 )
 
 
