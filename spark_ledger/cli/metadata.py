@@ -23,8 +23,8 @@ REPORTS_WAIT_S, REPORTS_PAUSE_S = 10.0, 0.5
 SHOWN = 50
 UNLISTED = (
     "an accept also gives up what no bookie has and nothing can list: rows of small commits (the"
-    " commit itself has them), topics, policies, schemas, subscriptions and their positions that are"
-    " newer than this store"
+    " commit itself has them), topics, policies, schemas, subscriptions and their positions that"
+    " are newer than this store"
 )
 
 
