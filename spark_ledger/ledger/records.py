@@ -321,6 +321,8 @@ class LedgerRecords:
         topic = [Check(paths.topic(record.topic), ANY_VERSION)] if record.topic else []
         while True:
             guard = await self._not_held([record.ledger_id])
+            if not (guard or topic):
+                return await self.metadata.create(path, value, parents=True)
             operations: Sequence[Operation] = [*guard, *topic, Create(path, value)]
             try:
                 return await self.metadata.multi(operations)
