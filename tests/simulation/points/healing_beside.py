@@ -5,9 +5,11 @@ Always true: as in healing.py; what is done beside a call is done in no time.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Create, Operation
 from spark_ledger.repair.decommission import decommission
 from tests.simulation.invariants import require
 from tests.simulation.ledger_limits import REQUESTS
@@ -84,16 +86,17 @@ async def a_ledger_is_almost_made(stage: Stage) -> None:
 
 
 async def _makes(stage: BesideStage, client: Client, asked: asyncio.Event) -> None:
-    plain = client.session.create
+    plain = client.session.multi
 
-    async def create(path: str, value: bytes = b"", **options: Any) -> None:
-        if path.startswith(paths.LEDGERS):
-            stage.chosen = value.decode()
-            asked.set()
-            await stage.goes_on_making.wait()
-        await plain(path, value, **options)
+    async def multi(operations: Sequence[Operation]) -> None:
+        for made in operations:
+            if isinstance(made, Create) and made.path.startswith(paths.LEDGERS):
+                stage.chosen = made.value.decode()
+                asked.set()
+                await stage.goes_on_making.wait()
+        await plain(operations)
 
-    client.session.create = create  # type: ignore[method-assign]
+    client.session.multi = multi  # type: ignore[method-assign]
     await client.ledgers.create(*QUORUM)
 
 
