@@ -23,6 +23,12 @@ SLACK_S = 1.0
 """For the calls that a look takes, where the store is not slow."""
 BEHIND = ("stall", "suspension", "expiry", "pause", "clock jump", "slow store", "unknown outcomes")
 """Classes after which a look may take as long as it likes, and the error alone is certain."""
+WITHOUT_BODIES = (
+    *("kill", "power", "power everywhere", "power cut while writing", "restart", "blank"),
+    *("hang", "loss", "partition", "clog", "lost directory", "directory away"),
+)
+"""Classes in which the bookies may be away that have the body of a commit that was heard of: until
+one is back the state before it is the newest that can be read."""
 
 
 async def follow_often(work: TopicWork, client: Client) -> None:
@@ -44,9 +50,10 @@ async def follow_often(work: TopicWork, client: Client) -> None:
 
 async def _poll(work: TopicWork, client: Client, followed: Followed) -> None:
     """As a driver does: what is known of each topic, or, if that does not agree, all anew."""
-    world, bound_s = work.world, _age_s_max(work, client)
+    world = work.world
     states = [follower.state() for _, follower in followed]
-    for (log, _), state in zip(followed, states, strict=True):
+    for (log, follower), state in zip(followed, states, strict=True):
+        bound_s = _age_s_max(work, client, heard=follower.behind)
         ends = state.end_offsets()
         before = work.ghost.ends_told.setdefault((client.name, log.topic_id), {})
         invariants.an_end_never_goes_back(world.ghost, log.topic_id, before, ends)
@@ -59,10 +66,12 @@ async def _poll(work: TopicWork, client: Client, followed: Followed) -> None:
     work.judge_states(states)
 
 
-def _age_s_max(work: TopicWork, client: Client) -> float:
-    """How old a state may be that is given out and not refused."""
+def _age_s_max(work: TopicWork, client: Client, *, heard: bool) -> float:
+    """How old a state may be that is given out and not refused; `heard`: of a commit that is not in
+    it."""
     lag_s = 5.0 if "lagging store" in work.plan.faults else 0.0
     connected = client.session.session_state is SessionState.CONNECTED
-    if connected and not any(name in BEHIND for name in work.plan.faults):
+    late = (*BEHIND, *WITHOUT_BODIES) if heard else BEHIND
+    if connected and not any(name in late for name in work.plan.faults):
         return REREAD_S + REARM_S + lag_s + SLACK_S
     return UNCONFIRMED_S_MAX + lag_s + SLACK_S
