@@ -147,8 +147,9 @@ class Journals:
     def is_under_way(self, ledger_id: int) -> bool:
         """Whether something of the ledger was appended and is not durable, or was in a journal that
         failed and is not in its final place yet."""
-        live = self._live.values()
-        return ledger_id in self._unrelieved or any(one.is_under_way(ledger_id) for one in live)
+        journals = self._live.values()
+        under_way = any(journal.is_under_way(ledger_id) for journal in journals)
+        return under_way or ledger_id in self._unrelieved
 
     def relieve(self, reliefs: Sequence[Appended], error: Exception | None = None) -> None:
         """The flush has ended: what was in a failed journal is in its final place; with `error`,

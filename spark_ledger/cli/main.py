@@ -169,7 +169,9 @@ def status(
         for b in found
     ]
     print_table(columns, rows, "no bookies")
-    print_table(("BROKER", "URL"), [(one["id"], one["url"]) for one in brokers], NO_BROKERS)
+    print_table(
+        ("BROKER", "URL"), [(broker["id"], broker["url"]) for broker in brokers], NO_BROKERS
+    )
     metadata.end_as(store)
 
 

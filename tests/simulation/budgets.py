@@ -69,6 +69,6 @@ SHORT = CLIENT.model_copy(
         "slow_add_s": 0.7,
     }
 )
-"""Where ledgers alone matter: whoever waits in vain goes on soon."""
+"""Where ledgers alone matter: a process that waits in vain goes on soon."""
 REQUEST_S = 1.5
 """There: what the metadata store does not answer by then has failed."""

@@ -172,7 +172,7 @@ class LedgerWork:
         await self.read(client, reader, 0, reader.last_add_confirmed, recovered_s=begun_s)
 
     async def rescue(self, ledger_id: int) -> None:
-        """One more recovers the ledger, beside whoever does."""
+        """One more process recovers the ledger, beside those that do."""
         rescuer = await self.world.client("rescuer")
         await rescuer.run(self.recover_one(rescuer, ledger_id), f"recovers {ledger_id}")
 

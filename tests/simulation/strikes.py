@@ -2,7 +2,7 @@
 record or a work list, or asks a bookie for something.
 
 Always true: a strike is a fault like all others: it goes through chaos.py, within the budget of
-losses, and draws from a generator of its own; it hits who calls, or somebody whom the call is
+losses, and draws from a generator of its own; it hits the caller, or a process that the call is
 about, so short a time after the call began that it may come before, while or after that is carried
 out. Strikes come in rows: for a second after one the next is more probable.
 
@@ -78,7 +78,7 @@ class Strikes:
         plain: Callable[..., Coroutine[Any, Any, Any]] = getattr(client.session, name)
 
         async def write(what: Any, *more: Any, **options: Any) -> Any:
-            touched = [what] if isinstance(what, str) else [one.path for one in what]
+            touched = [what] if isinstance(what, str) else [operation.path for operation in what]
             decisive = [path for path in touched if path.startswith(DECISIVE)]
             if decisive and self._is_drawn(self._store):
                 self._strike(Moment(client, None, ledger_of(decisive)))
@@ -165,13 +165,13 @@ def taken_over(chaos: "Chaos", rng: random.Random, moment: Moment) -> str:
 
 
 def overtaken(chaos: "Chaos", rng: random.Random, moment: Moment) -> str:
-    """Who calls stands still until another has recovered the ledger."""
-    told, process = taken_over(chaos, rng, moment), moment.client.process
-    if told and process.alive:
+    """The caller stands still until another process has recovered the ledger."""
+    taken, process = taken_over(chaos, rng, moment), moment.client.process
+    if taken and process.alive:
         process.pause()
         chaos.after(rng.choice((0.1, *STILL_S)), process.resume)
-        return f"{told}, while {moment.client.name} stands still"
-    return told
+        return f"{taken}, while {moment.client.name} stands still"
+    return taken
 
 
 def _bookie(chaos: "Chaos", rng: random.Random, moment: Moment) -> BookieNode | None:
@@ -212,7 +212,7 @@ def hung(chaos: "Chaos", rng: random.Random, moment: Moment) -> str:
 
 
 def cut(chaos: "Chaos", rng: random.Random, moment: Moment) -> str:
-    """One way between who calls and a bookie."""
+    """One way between the caller and a bookie."""
     node, seconds, outward = _bookie(chaos, rng, moment), rng.choice(STILL_S), rng.random() < 0.5
     if node is None:
         return ""

@@ -42,7 +42,7 @@ AT_REST = 3
 
 
 class TopicRest:
-    """Of one run. `undecidable`: ledgers whose end nobody can say (undecided.py)."""
+    """Of one run. `undecidable`: ledgers whose end no process can decide (undecided.py)."""
 
     def __init__(self, work: TopicWork, undecidable: Callable[[LedgerGhost], bool]) -> None:
         self.work = work

@@ -25,7 +25,7 @@ class Undecided:
 
     def is_undecidable(self, ledger: LedgerGhost) -> bool:
         """Whether in some write set a member lost its disk, or what was on it, and together with
-        those whose tail was torn they are an ack quorum: then nobody can say what was acked."""
+        those whose tail was torn they are an ack quorum: then what was acked cannot be decided."""
         fragment = ledger.recovered_from or ledger.record.last_fragment
         lost, torn = self._doubtful(ledger.ledger_id)
         for entry_id in range(ledger.record.ensemble_size):

@@ -114,9 +114,8 @@ class BatchCopies:
     """Batches on their way to entries of ENTRY_BYTES, or of one larger batch."""
 
     def __init__(self, entry_bytes_max: int) -> None:
-        self._entry_bytes = min(
-            ENTRY_BYTES, entry_bytes_max // 2
-        )  # the header is in the other half
+        # an entry's header and the lengths of its batches are in the other half
+        self._entry_bytes = min(ENTRY_BYTES, entry_bytes_max // 2)
         self._gathered: dict[int, _Gathered] = {}
 
     def add(self, part: Copied) -> Iterator[EncodedEntry]:

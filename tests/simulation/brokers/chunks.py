@@ -50,8 +50,8 @@ def values_of(batch: Batch) -> list[bytes]:
 
 
 def name_of(batch: Batch) -> Name:
-    said = batch.metadata
-    return said.uuid, said.chunk_id, said.num_chunks_from_msg
+    metadata = batch.metadata
+    return metadata.uuid, metadata.chunk_id, metadata.num_chunks_from_msg
 
 
 def names_of_all(last: Name) -> list[Name]:
@@ -129,7 +129,7 @@ class StoredChunks:
         return [*values_of(pulsar_batch.put_together(payloads, data))]
 
     def sealed(self, live: "LiveSegment", rows: Sequence[bytes | None], rowless: Rowless) -> None:
-        """A segment is, with these rows; what its seal has of those that are none is right (B5)."""
+        """A segment is, with these rows; its seal counts the offsets without a row right (B5)."""
         are = Rowless()
         for at, row in enumerate(rows):
             if row is None:

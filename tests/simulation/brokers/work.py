@@ -1,9 +1,9 @@
 """Brokers in a run: several of them serve one topic to producers, consumers and readers, while
 Spark commits to the same partitions, and brokers die, stand still, are stopped and come.
 
-Always true: whoever is told something is judged at that moment (invariants B1 to B18); when all is
-well again each batch gets its receipt and each consumer gets to the end; then the last broker stops
-in good order, or is killed.
+Always true: each answer that a client gets is judged at that moment (invariants B1 to B18); when
+all is well again each batch gets its receipt and each consumer gets to the end; then the last
+broker stops in good order, or is killed.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from tests.simulation.world import Client
 SPARK = "spark beside brokers"
 TOPIC = f"persistent://public/default/{BROKERED}"
 DECIDED_S = 20.0
-"""Simulated: nobody else has closed a ledger for so long."""
+"""Simulated: no other process has closed a ledger for so long."""
 END_S = 150.0
 """Simulated: after healing all who use brokers come to the end within that."""
 FORGOTTEN_S = 20.0
@@ -405,14 +405,14 @@ class BrokerWork:
             await asyncio.sleep(AGAIN_S)
 
     async def _decide(self) -> None:
-        """Where the end of a ledger can be decided by nobody its partition, or its subscription,
-        waits for an operator, who declares the lost bookies gone. Then all come to the end."""
+        """Where no process can decide the end of a ledger its partition, or its subscription, waits
+        for an operator, who declares the lost bookies gone. Then all come to the end."""
         undecided = Undecided(self.world)
         before: list[LedgerGhost] = []
         while True:
             await asyncio.sleep(DECIDED_S)
-            ledgers = [one for one in self.world.ghost.ledgers.values() if not one.deleted]
-            stuck = [one for one in ledgers if one.record.state is LedgerState.IN_RECOVERY]
+            ledgers = [made for made in self.world.ghost.ledgers.values() if not made.deleted]
+            stuck = [made for made in ledgers if made.record.state is LedgerState.IN_RECOVERY]
             for ledger in stuck:
                 if ledger in before and undecided.is_undecidable(ledger):
                     client = await self.world.client("operator of undecided ledgers")

@@ -155,12 +155,12 @@ def chunks_of_a_message_have_one_id(ghost: Ghost, who: str, first: int, got: int
 
 @invariant("B18")
 def the_last_message_is_the_last_with_a_row(
-    ghost: Ghost, who: str, told: int, has_row: bool, given: int, confirmed: int
+    ghost: Ghost, who: str, answered: int, has_row: bool, given: int, confirmed: int
 ) -> None:
     """A consumer that asks for the last message hears of one that is confirmed and has a row, and
     that is not before what it was given on that connection: so it knows whether it has all."""
-    what = f"{who} hears that offset {told} is the last, was given up to {given}"
-    right = given <= told < confirmed and (has_row or told < 0)
+    what = f"{who} hears that offset {answered} is the last, was given up to {given}"
+    right = given <= answered < confirmed and (has_row or answered < 0)
     row = "has a row" if has_row else "has none"
     require(right, "B18", f"{what}; it {row}, and {confirmed} offsets are confirmed")
 

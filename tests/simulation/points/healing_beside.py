@@ -46,7 +46,7 @@ def _of(stage: Stage) -> BesideStage:
 
 
 async def a_member_lacks_all(stage: Stage) -> None:
-    """It lost its ledger directory, and says so."""
+    """It lost its ledger directory, and reports that."""
     stage = _of(stage)
     await stage.ledgers_made()
     await its_ledgers_are_closed(stage)

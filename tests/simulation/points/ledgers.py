@@ -1,7 +1,6 @@
-"""Deeds at one ledger: who changes its ensemble while it writes, and who recovers it, one process
-after another.
+"""Deeds at one ledger: its writer changes the ensemble; processes recover it, one after another.
 
-Always true: nothing but a fate is left to chance. Of the entries that nobody acknowledged to a
+Always true: nothing but a fate is left to chance. Of the entries that were not acknowledged to the
 writer one member has a copy; a member is down when recovery begins, and back before the next
 process comes; in the end all bookies are up, and each entry of the closed ledger has as many
 copies at the members that its record names as the ledger promises.

@@ -1,5 +1,5 @@
-"""A direct log that reclaim ends before it is full: nothing that was told is lost, and it is sealed
-by a flush alone."""
+"""A direct log that reclaim ends before it is full: no entry with a location is lost, and
+it is sealed by a flush alone."""
 
 import asyncio
 

@@ -8,9 +8,9 @@ from spark_ledger.errors import Unavailable
 
 
 def test_the_version_is_told():
-    told = CliRunner().invoke(app, ["--version"])
+    result = CliRunner().invoke(app, ["--version"])
 
-    assert (told.exit_code, told.output.strip()) == (0, spark_ledger.__version__)
+    assert (result.exit_code, result.output.strip()) == (0, spark_ledger.__version__)
 
 
 def test_status_that_reaches_no_zookeeper_does_not_advise_itself(monkeypatch):
@@ -18,8 +18,8 @@ def test_status_that_reaches_no_zookeeper_does_not_advise_itself(monkeypatch):
         raise Unavailable("no ZooKeeper answers")
 
     monkeypatch.setattr("spark_ledger.cli.main.registered", unreachable)
-    told = CliRunner().invoke(app, ["status", "--service-url", "zk://127.0.0.1:1/ledger"])
+    result = CliRunner().invoke(app, ["status", "--service-url", "zk://127.0.0.1:1/ledger"])
 
-    assert isinstance(told.exception, Unavailable)
-    assert "ZooKeeper" in told.exception.remedy
-    assert "spark-ledger status" not in told.exception.remedy
+    assert isinstance(result.exception, Unavailable)
+    assert "ZooKeeper" in result.exception.remedy
+    assert "spark-ledger status" not in result.exception.remedy

@@ -274,6 +274,15 @@ def test_a_person_sees_the_bytes_and_the_copies_and_what_would_be_done():
     play(act)
 
 
+async def six_small_segments(stage):
+    """Each of 20 rows, and in a ledger of its own."""
+    for version in range(6):
+        intent = await stage.intent()
+        rows = [b"%d of %d" % (row, version) for row in range(20)]
+        await stage.commit(intent, version, await stage.written(intent, rows))
+        await stage.client.cache.close()
+
+
 def test_a_merge_that_meets_a_foreign_entry_leaves_its_segments_as_they_are_and_ends(
     caplog, monkeypatch
 ):
@@ -283,11 +292,7 @@ def test_a_merge_that_meets_a_foreign_entry_leaves_its_segments_as_they_are_and_
     monkeypatch.setattr(compactor, "parts_of", met)
 
     async def act(stage):
-        for version in range(6):
-            intent = await stage.intent()
-            rows = [b"%d of %d" % (row, version) for row in range(20)]
-            await stage.commit(intent, version, await stage.written(intent, rows))
-            await stage.client.cache.close()
+        await six_small_segments(stage)
 
         done = await compactor.compact(stage.client, "t")
 
@@ -302,11 +307,7 @@ def test_a_merge_in_another_process_that_meets_a_foreign_entry_is_not_planned_ag
         raise errors.BadEntry("topic 't', partition 0, offset 3: another program's")
 
     async def act(stage):
-        for version in range(6):
-            intent = await stage.intent()
-            rows = [b"%d of %d" % (row, version) for row in range(20)]
-            await stage.commit(intent, version, await stage.written(intent, rows))
-            await stage.client.cache.close()
+        await six_small_segments(stage)
         executor = await stage.another()
         compaction = compactor.Compaction(stage.client, stage.topic)
         (task,) = await compaction.plan()
