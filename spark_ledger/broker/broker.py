@@ -456,9 +456,10 @@ class Broker:
             if await self._guard.look():
                 return
             self.client.forget_logs()
-            self.cursors.doubt_all()
+            accepted = errors.LedgerFenced("an older metadata store was accepted")
+            self.cursors.fail_all(accepted)
             for topic in self.opened():
-                topic.give_up(errors.LedgerFenced("an older metadata store was accepted"))
+                topic.give_up(accepted)
 
     async def _watch(self) -> None:
         """See other brokers die, and take what falls on this one of what they had; see others

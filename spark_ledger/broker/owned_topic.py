@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,8 +34,9 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 REREAD_S = 60.0
 """How often the head of a topic is read without a change."""
 RELEASE_S = 5.0
-CATCH_UP_S = 0.1
-"""So long a read of a partition waits at most for a commit that was heard of."""
+CATCH_UP_S, CERTAIN_S = 0.1, 5.0
+"""So long a read of a partition waits at most for a commit that was heard of, and for a look
+whether the store is the same after a new connection to it."""
 LET_GO_S = 1.0
 """So long a consumer's close waits at most until its subscription is free."""
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
@@ -132,9 +134,10 @@ class OwnedTopic:
         await one.writer.start()
         return one
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self) -> int:
         if self._follower.behind:
             await self._follower.caught_up(CATCH_UP_S)
+        return await self._follower.certain(CERTAIN_S)
 
     def has(self, number: int) -> bool:
         return number in self._partitions
@@ -146,8 +149,11 @@ class OwnedTopic:
             raise elsewhere(self.info, number)
         return found
 
-    def _heard(self) -> None:
-        for partition in self._partitions.values():
+    def _heard(self, another_store: bool) -> None:
+        for number, partition in list(self._partitions.items()):
+            if another_store:
+                partition.forget()
+                self._send_consumers_away(number)  # where they are is of the other one, too
             partition.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
@@ -469,7 +475,8 @@ class OwnedTopic:
         async def start() -> Mapping[int, int]:
             return self.state.start_offsets() if earliest else await self._ends()
 
-        cursor = await self._cursors.open(self.info, name, start)
+        history = partial(self._follower.certain, CERTAIN_S)
+        cursor = await self._cursors.open(self.info, name, start, history)
         made = Subscription(name, kind, cursor)
 
         def failed() -> None:

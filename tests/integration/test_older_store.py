@@ -8,9 +8,11 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
 from spark_ledger import LedgerClient, errors
@@ -19,6 +21,7 @@ from spark_ledger.metadata import hold
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.topic import blocking
+from tests.integration.test_broker import connected
 from tests.integration.test_topics import read_all, write_and_commit
 from tests.kit.processes import eventually
 
@@ -133,6 +136,63 @@ def test_a_store_put_back_while_all_runs_is_held_and_goes_on_after_accept(cluste
             ledgers.append(client.create_ledger(3, 3, 2))
             ledgers[-1].close()
     assert all(one.ledger_id >= IDS_PER_EPOCH for one in ledgers)
+
+
+async def positions_of(topics: Any, info: Any) -> dict[int, int]:
+    (subscription,) = await topics.client.subscriptions.list(info.id)
+    return dict(subscription.positions)
+
+
+def test_a_consumer_gets_what_an_accepted_store_has_and_nothing_is_started_again(cluster, tmp_path):
+    topics = blocking.topics(cluster.service_url)
+    info = topics.run(topics.client.topics.create("t", 1))
+    write_and_commit(topics, info, 0, [b"early"] * 10)
+    new = [b"new %d" % number for number in range(15)]
+    with connected(cluster.broker_url) as client:
+        earliest = pulsar.InitialPosition.Earliest
+        consumer = client.subscribe("t", "s", initial_position=earliest)
+
+        def receive(count: int) -> list[bytes]:
+            messages = [consumer.receive(60_000) for _ in range(count)]
+            for message in messages:
+                consumer.acknowledge(message)
+            return [message.data() for message in messages]
+
+        assert receive(10) == [b"early"] * 10
+        assert eventually(lambda: topics.run(positions_of(topics, info))[0] == 10, 30)
+        copy = Copy(cluster, tmp_path / "copy")
+        for version in (1, 2):
+            write_and_commit(topics, info, version, [b"given up"] * 50)
+        assert receive(100) == [b"given up"] * 100
+        with LedgerClient(cluster.service_url) as ledgers:
+            for _ in range(20):  # beyond the ids that the copy gave out
+                writer = ledgers.create_ledger(3, 3, 2)
+                writer.append(b"an entry, so that bookies know the ledger")
+                writer.close()
+
+        copy.put_back()
+        assert eventually(lambda: standing(cluster).cluster.hold is not None, 60)
+        command(cluster, "metadata", "accept", "--yes")
+        assert eventually(lambda: registered(cluster) == 3, 60)
+        with pytest.raises(errors.LedgerFenced, match="accepted"):  # this process began before it
+            write_and_commit(topics, info, 1, [b"new"])
+        for version in (1, 2, 3):
+            write_and_commit(topics, info, version, new[5 * version - 5 : 5 * version])
+
+        got: dict[bytes, None] = {}  # each may come once more, from before the accept was seen
+        while len(got) < len(new):
+            got |= dict.fromkeys(data for data in receive(1) if data != b"given up")
+        assert list(got) == new
+
+        def are_acknowledged() -> bool:
+            """What was acknowledged before the broker saw the accept comes once more."""
+            with suppress(pulsar.Timeout):
+                message = consumer.receive(200)
+                assert message.data() in new
+                consumer.acknowledge(message)
+            return topics.run(positions_of(topics, info))[0] == 10 + len(new)
+
+        assert eventually(are_acknowledged, 30)
 
 
 def test_a_store_put_back_while_all_is_stopped_deletes_nothing(fresh_cluster, tmp_path):

@@ -80,13 +80,14 @@ class Keeping:
 async def follow(
     follower: TopicFollower,
     name: TopicName,
-    heard: Callable[[], None],
+    heard: Callable[[bool], None],
     gone: Callable[[Exception], None],
 ) -> None:
-    """Call `heard` after each commit to the topic, until it is deleted or its follower has failed
+    """Call `heard` after each commit to the topic, with whether what was known before is of a store
+    that was given up, until it is deleted or its follower has failed
     for good; then `gone` is called with the reason. What passes is logged once as long as it lasts,
     and tried again with pauses."""
-    seen, pause_s = -1, AGAIN_S
+    seen, histories, pause_s = -1, follower.log.histories, AGAIN_S
     while True:
         try:
             state = await follower.beyond(seen)
@@ -94,7 +95,8 @@ async def follow(
             if state.deleted:
                 gone(errors.TopicDeleted(f"topic {name} was deleted"))
                 return
-            heard()
+            before, histories = histories, follower.log.histories
+            heard(before != histories)
         except Exception as error:
             if follower.failure is not None:
                 gone(follower.failure)

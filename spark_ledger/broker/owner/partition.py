@@ -51,8 +51,9 @@ LOOK_S, SEALED_S = 0.02, 10.0
 """How often it is looked whether a ledger that ended was sealed, and for how long."""
 
 
-async def _nothing_heard() -> None:
-    """The state that is known is the newest."""
+async def _nothing_heard() -> int:
+    """The state that is known is the newest, of one history."""
+    return 0
 
 
 class Partition:
@@ -66,7 +67,7 @@ class Partition:
         number: int,
         state: Callable[[], TopicState],
         budget: TailBudget,
-        catch_up: Callable[[], Awaitable[None]] = _nothing_heard,
+        catch_up: Callable[[], Awaitable[int]] = _nothing_heard,
     ) -> None:
         self.number = number
         self.title = f"partition {number} of topic {topic.name}"
@@ -80,7 +81,7 @@ class Partition:
         self._client = client
         self._topic = topic
         self._state = state
-        self._catch_up = catch_up
+        self._catch_up, self._history = catch_up, 0
         self._budget = budget
         self._tail, self._read = Tail(budget), Tail(budget.apart)
         self._start = self._end = 0
@@ -122,7 +123,7 @@ class Partition:
     def stored(self, offset: int, run: Waiting) -> None:
         """A producer's batches are confirmed."""
         if offset < self._stored_end:
-            self._forget()
+            self.forget()
         end = offset + sum(run.counts)
         last = Stored(end - run.counts[-1], run.counts[-1], run.batches[-1], run.batched)
         self._stored_end = end
@@ -134,7 +135,14 @@ class Partition:
         self._tail.add(offset, run.counts, run.batches, run.batched)
         self.wake()
 
-    def _forget(self) -> None:
+    async def _compare(self) -> None:
+        """What is in memory is of the same store as the state, or forgotten. Raises as `state`."""
+        history = await self._catch_up()
+        if history != self._history:
+            self.forget()
+            self._history = history
+
+    def forget(self) -> None:
         """The metadata store went back in time: rows in memory are no rows of the topic any more,
         and their offsets are others' now."""
         self._tail, self._read = Tail(self._budget), Tail(self._budget.apart)
@@ -149,7 +157,7 @@ class Partition:
         removed. What is before rows that cannot be read comes by itself. `lossy`: without rows
         that are lost; where they are all that commits have, an empty batch is after them, as after
         each foreign entry. Raises as task_reader.fetch_kept."""
-        await self._catch_up()
+        await self._compare()
         offset = max(offset, self.start)
         found = self._tail.since(offset, bytes_max)
         if not found:  # what a consumer had no permits for comes again
@@ -222,7 +230,7 @@ class Partition:
     async def last(self) -> Stored | None:
         """The last batch with a row that is confirmed, None where there is none. Raises as
         `_read_at`."""
-        await self._catch_up()
+        await self._compare()
         until = end = self.end
         if self._last is not None and self._last_until == end and not self._is_gone(self._last.end):
             return self._last

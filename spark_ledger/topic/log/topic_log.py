@@ -74,6 +74,8 @@ class TopicLog:
         self._next: tuple[int, Versioned] | None = None  # a commit that was read beside head
         self._last: tuple[int, str] | None = None  # number and id of the commit folded last
         self._compared = store.connections
+        self.histories = 0
+        """How often what was folded turned out to be of another store, which was given up."""
         self._turn = asyncio.Lock()
 
     @property
@@ -90,6 +92,11 @@ class TopicLog:
     def trimmed(self) -> int:
         """Commits below it are not in the log any more; there may be more of them."""
         return self._trimmed
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the store was connected to again since it was compared with what is folded."""
+        return self._compared != self.store.connections
 
     async def fold(
         self, *, fresh: bool = False, watch: Watcher | None = None, heard: bool = False
@@ -145,6 +152,10 @@ class TopicLog:
 
     def forget(self) -> None:
         """The metadata store went back in time: the next fold reads everything anew."""
+        self.histories += 1
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._state = self._offered = self._next = self._last = None
         self._root_next = self._looked_at = self._trimmed = 0
 
@@ -153,8 +164,8 @@ class TopicLog:
     async def _fold(
         self, watch: Watcher | None, *, heard: bool = False, synced: bool = False
     ) -> TopicState:
-        connections = self.store.connections
-        doubted = connections != self._compared
+        before, connections = self._state, self.store.connections
+        doubted = self.is_doubted
         if doubted and not synced:
             await self.store.sync(self._head_path)
         node, self._next = await self._head_and_next(watch, heard)
@@ -172,6 +183,8 @@ class TopicLog:
                 problem = error
             else:
                 self._next = None
+                if self._state is None and before is not None and folded.next < before.next:
+                    self.histories += 1  # found by a checkpoint
                 self._state = _at_head(folded, self._state, node, head)
                 return self._state
             await self.store.sync(self._head_path)
@@ -186,11 +199,11 @@ class TopicLog:
         if known is None or not known.next:
             return
         if last is None or last[0] != known.next - 1:
-            self.forget()  # a checkpoint had it: that is read again
+            self._begin_anew()  # a checkpoint had it: that is read again
             return
         node = await look_up(self.store, paths.topic_log(self.topic_id, last[0]))
         if node is None and await read(self.store, paths.topic_checkpoint(self.topic_id)):
-            self.forget()  # a checkpoint may have taken its place
+            self._begin_anew()  # a checkpoint may have taken its place
         elif node is None or records.decode_commit(node.value).commit_id != last[1]:
             self._forget(f"its commit {last[0]} is {'gone' if node is None else 'another'}")
 

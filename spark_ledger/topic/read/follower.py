@@ -43,8 +43,8 @@ class TopicFollower:
         self._folded = asyncio.Event()
         self._armed = False
         self._heard_times = self._folded_times = 0
-        self._went_back = 0  # how often: the metadata store was an older one then
         self._latest: tuple[TopicState, float] | None = None
+        self._history = log.histories  # of `_latest`
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self.listeners: dict[Callable[[TopicState], None], None] = {}
@@ -98,12 +98,28 @@ class TopicFollower:
                 while self._folded_times < heard_times:
                     await self._folded.wait()
 
+    async def certain(self, within_s: float) -> int:
+        """Return once `state` is of the store that this process is connected to, with the number of
+        its history (TopicLog.histories). Raises errors.Unavailable where that takes longer, and as
+        `state`."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self.log.is_doubted or self._history != self.log.histories:
+                    self.state()
+                    self._changed.set()
+                    await self._folded.wait()
+        except TimeoutError:
+            raise errors.Unavailable(
+                f"{self._named} was not compared with the metadata store in {within_s:.0f} s"
+            ) from None
+        return self._history
+
     async def beyond(self, number: int) -> TopicState:
         """The state once it has commit `number`, for as long as that takes, or is another store's.
         Raises as `state`."""
-        went_back = self._went_back
+        histories = self.log.histories
         while (state := self.state()).next <= number and not state.deleted:
-            if went_back != self._went_back:
+            if histories != self.log.histories:
                 return state
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._reread_s):
@@ -151,9 +167,8 @@ class TopicFollower:
         except BaseException:
             self._armed = self._armed and watch is None
             raise
-        if self._latest is not None and state.next < self._latest[0].next:
-            self._went_back += 1
         self._latest, self._folded_times = (state, began_s), heard_times
+        self._history = self.log.histories
         self._folded.set()
         self._folded = asyncio.Event()  # of the next fold
         for listener in list(self.listeners):

@@ -12,6 +12,9 @@ Always true:
 - a write checks that the subscription is as it was seen: after a seek, a deletion, or when another
   broker took this one for dead and has put its share into its own, `failure` is set, nothing more
   is written, and `on_failure` is called;
+- a position is not written to an older metadata store, where other rows may have its offset: the
+  topic's history is compared after each new connection, no write is made while the store is held,
+  and all cursors fail once a person accepted another store;
 - what cannot be read of one subscription ends its cursor alone;
 - `advance` waits for nothing; what was told last is written, MULTI_BYTES_MAX of values in a multi;
 - a step back is written with a new version of the subscriptions' node and of the subscription's
@@ -30,6 +33,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from spark_ledger import errors
+from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import (
     Check,
     Create,
@@ -38,6 +42,7 @@ from spark_ledger.metadata.store import (
     MultiFailed,
     Operation,
     OutcomeUnknown,
+    SessionState,
     Set,
     StoreError,
 )
@@ -64,6 +69,12 @@ MULTI_WRITES_MAX = 250
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+History = Callable[[], Awaitable[int]]
+"""The number of a topic's history (TopicLog.histories) in the store as it is connected to now."""
+
+
+async def _one_history() -> int:
+    return 0
 
 
 class ConsumerCursor:
@@ -91,6 +102,9 @@ class ConsumerCursor:
         self._seen = seen
         self._written = share
         self._version = version
+        self.history: History = _one_history
+        self.opened_in = 0
+        self._compared = -1  # the connection to the store on which the history was asked for last
         self._at = dict(share.at)
         self._highest = dict(share.at)  # that may have been read by others
 
@@ -224,8 +238,26 @@ class ConsumerCursor:
         known = (self._seen.record.epoch, self._seen.record.owner)
         if (seen.record.epoch, seen.record.owner) != known or mine is None:
             why = "another broker has what this one knew" if mine is None else "it was sought"
-            told = f"subscription '{self.name}' is to be opened again: {why}"
-            self.fail(errors.LedgerFenced(told, subscription=self.name))
+            self._open_again(why)
+
+    async def compare(self) -> None:
+        """Fail if the topic has another history than when this was opened: the offsets are of rows
+        of a metadata store that was given up, and this store has others at them.
+        Raises errors.Unavailable, errors.LedgerError as `history`."""
+        connections = self._nodes.store.connections
+        if connections != self._compared:
+            if await self.history() != self.opened_in:
+                self._open_again("the metadata store is an older one")
+            self._compared = connections
+
+    @property
+    def is_compared(self) -> bool:
+        """On the connection that a write which begins now is sent on."""
+        return _is_on(self._nodes.store, self._compared)
+
+    def _open_again(self, why: str) -> None:
+        text = f"subscription '{self.name}' is to be opened again: {why}"
+        self.fail(errors.LedgerFenced(text, subscription=self.name))
 
     def fail(self, error: errors.LedgerError) -> None:
         """It writes nothing more."""
@@ -248,6 +280,8 @@ class ConsumerCursors:
         self._store = store
         self._subscriptions = subscriptions
         self._rng = rng
+        self._guard = ClusterGuard(store)
+        self._late = ""  # why nothing was written in the last round
         self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
         self._opening: dict[str, object] = {}  # the last call of `open` that is under way
         self._changed = asyncio.Event()
@@ -263,13 +297,22 @@ class ConsumerCursors:
             one.doubt = True
         self.changed()
 
+    def fail_all(self, error: errors.LedgerError) -> None:
+        """Nothing more is written of any subscription that is open now."""
+        for cursor in list(self._open.values()):
+            cursor.fail(error)
+
     async def open(
-        self, topic: TopicInfo, name: str, start: Callable[[], Awaitable[Mapping[int, int]]]
+        self,
+        topic: TopicInfo,
+        name: str,
+        start: Callable[[], Awaitable[Mapping[int, int]]],
+        history: History = _one_history,
     ) -> ConsumerCursor:
         """The subscription, made at `start()` if it is not there; a cursor that this broker has of
-        it fails. Raises errors.SubscriptionBusy (a query uses it), errors.LedgerFenced (it is
-        opened again meanwhile), errors.TopicNotFound, errors.TopicDeleted, errors.OptionInvalid,
-        errors.Unavailable."""
+        it fails, and the new one does once `history()` is another. Raises errors.SubscriptionBusy
+        (a query uses it), errors.LedgerFenced (it is opened again meanwhile), errors.TopicNotFound,
+        errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
         turn = self._opening[path] = object()
@@ -277,12 +320,14 @@ class ConsumerCursors:
             self._open.pop(path).end("is opened again at this broker")
         try:
             with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
+                opened_in = await history()  # first: what is read is of this one or of a later
                 for tries in range(TRIES_MAX):
                     opened = await self._try_open(topic, nodes, name, start)
                     if self._opening.get(path) is not turn:
                         told = f"subscription '{name}' was opened again at this broker meanwhile"
                         raise errors.LedgerFenced(told, subscription=name)
                     if opened is not None:
+                        opened.history, opened.opened_in = history, opened_in
                         return self._opened(path, opened)
                     await asyncio.sleep(pause_s(self._rng, tries))
         finally:
@@ -304,6 +349,7 @@ class ConsumerCursors:
         name: str,
         start: Callable[[], Awaitable[Mapping[int, int]]],
     ) -> ConsumerCursor | None:
+        connection = self._store.connections
         seen = await nodes.read(name)
         if seen is None:
             await self._subscriptions.create_for_consumers(topic.id, name, await start())
@@ -315,7 +361,7 @@ class ConsumerCursors:
         if seen.record.ledger_id is not None:
             raise too_many(name)
         await nodes.ensure_shares(name)
-        return await self._with_share(nodes, seen)
+        return await self._with_share(nodes, seen, connection)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
         """A query had it, or a broker alone: what its cursor's ledger says goes into the record.
@@ -330,13 +376,17 @@ class ConsumerCursors:
         await cursor.recovered()
         await cursor.release()
 
-    async def _with_share(self, nodes: SubscriptionNodes, seen: Seen) -> ConsumerCursor | None:
+    async def _with_share(
+        self, nodes: SubscriptionNodes, seen: Seen, connection: int
+    ) -> ConsumerCursor | None:
         alive = await brokers_alive(self._store)
         mine = seen.shares.get(self.broker_id)
         gone = {b: one for b, one in seen.shares.items() if b not in alive or b == self.broker_id}
         at = newest(seen.record.epoch, (share for share, _ in gone.values()))
         share = Share(seen.record.epoch, True, at)
         path, value = nodes.share(seen.name, self.broker_id), records.encode_share(share)
+        if not _is_on(self._store, connection):
+            return None
         written = await self._multi(
             [
                 Check(nodes.path(seen.name), seen.version),
@@ -462,10 +512,17 @@ class ConsumerCursors:
                 for one in [one for one in dirty if one.goes_back]:
                     await self._write([one])
                 await self._write([one for one in dirty if not one.goes_back])
+                self._late = ""
             except (StoreError, errors.LedgerError) as error:
-                _log.warning("where consumers are is written later: %s", error)
+                if self._late != (late := str(error)):
+                    _log.warning("where consumers are is written later: %s", late)
+                self._late = late
             if any(one.dirty or one.is_to_be_read(late_s) for one in some):
                 self.changed()
+
+    async def _compare(self, cursor: ConsumerCursor) -> None:
+        with suppress(StoreError, errors.Unavailable):  # written later
+            await _apart(cursor, cursor.compare())
 
     def _end_released(self, some: list[ConsumerCursor]) -> None:
         """What nobody uses and is written fails, and is forgotten."""
@@ -481,6 +538,8 @@ class ConsumerCursors:
 
     async def _write(self, some: list[ConsumerCursor]) -> None:
         """Together, or, where one of them is not as it was seen, each by itself."""
+        await asyncio.gather(*map(self._compare, some))
+        some = [one for one in some if one.dirty and one.is_compared]
         at = 0
         while at < len(some):
             part: list[tuple[ConsumerCursor, Share, int, bool]] = []
@@ -499,11 +558,17 @@ class ConsumerCursors:
                 one.doubt = True
             if not part:
                 continue
+            operations = [*await self._guard.checks(), *operations]
+            if not all(one.is_compared for one, *_ in part):
+                return
             if await self._multi(operations):
                 for one, share, told, back in part:
                     one.doubt = False
                     one.was_written(share, told, back=back)
-            elif len(part) > 1:
+                continue
+            if not await self._guard.look():
+                self.fail_all(errors.LedgerFenced("an older metadata store was accepted"))
+            if len(part) > 1:
                 for one, *_ in part:
                     await _apart(one, one.look())
                     if one.dirty:
@@ -524,6 +589,11 @@ async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | N
         _log.exception("the position of subscription '%s' is not written: a defect", cursor.name)
         cursor.doubt = True
     return None
+
+
+def _is_on(store: MetadataStore, connection: int) -> bool:
+    """Whether a write that begins now is sent on that connection."""
+    return store.session_state is SessionState.CONNECTED and store.connections == connection
 
 
 def _nothing() -> None:

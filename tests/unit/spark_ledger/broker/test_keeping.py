@@ -57,6 +57,7 @@ class Followed:
 
     def __init__(self, *outcomes):
         self.outcomes, self.failure, self.calls = list(outcomes), None, 0
+        self.log = SimpleNamespace(histories=0)
 
     async def beyond(self, number):
         self.calls += 1
@@ -71,7 +72,7 @@ async def followed(follower, seconds):
     """What was heard within so many seconds, and why the following ended."""
     heard, gone = [], []
     task = asyncio.create_task(
-        follow(follower, "t", lambda: heard.append(follower.calls), gone.append)
+        follow(follower, "t", lambda another: heard.append(follower.calls), gone.append)
     )
     await asyncio.wait([task], timeout=seconds)
     over = task.done()

@@ -23,6 +23,7 @@ class Reading:
 
     async def made(self, stage, *, kept):
         self.heard = None  # the state that is known once the partition catches up
+        self.history = 0  # of the topic's log, once it does
         self.owner = owner = await owner_of(stage)
         self.state = await owner.commits.state()
         budget = TailBudget(1 << 20 if kept else 1)
@@ -41,6 +42,7 @@ class Reading:
 
     async def catch_up(self):
         self.state = self.heard or self.state
+        return self.history
 
     async def close(self):
         await self.owner.writer.close()
@@ -113,6 +115,20 @@ def test_what_is_in_memory_of_a_store_that_went_back_is_not_given_out_behind_new
         store(end + 1, b"after")
         assert [one.data for one in await partition.read(end + 1)] == [b"after"]
         assert partition.end == end + 2
+        await reading.close()
+
+    play(act)
+
+
+def test_what_is_in_memory_is_forgotten_once_the_topic_has_another_history():
+    async def act(stage):
+        reading = await Reading().made(stage, kept=True)
+        partition, end = reading.partition, reading.partition.end
+        partition.stored(end, SimpleNamespace(counts=[1], batches=[b"before"], batched=False))
+        assert [one.data for one in await partition.read(end)] == [b"before"]
+        reading.history = 1
+        assert await partition.read(end) == []
+        assert partition.end == end
         await reading.close()
 
     play(act)

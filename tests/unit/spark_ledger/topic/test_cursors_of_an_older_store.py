@@ -1,0 +1,100 @@
+"""Positions of consumers beside a metadata store that goes back in time."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import hold, paths
+from spark_ledger.metadata.cluster import Hold
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
+from tests.simulation.restoring import copied, go_back
+from tests.simulation.world import CLUSTER_ID
+from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.test_consumer_cursors import written
+from tests.unit.spark_ledger.topic.test_followed_older_store import committed
+
+NAME = "s"
+
+
+async def position(stage):
+    client = await stage.another()
+    return (await client.subscriptions.positions(stage.topic.id, NAME))[0]
+
+
+class Scene:
+    """A broker's cursor that is written at 1, behind the first of the topic's rows."""
+
+    async def made(self, stage):
+        self.writer, client = await stage.another(), await stage.another()
+        await committed(stage, self.writer, "r1", 0, [b"a"])
+        self.store = client.store
+        follower = await client.follow(stage.topic.id, "t", 60.0)
+        await client.store.create(paths.broker("a"), b"{}", ephemeral=True, parents=True)
+        self.cursors = ConsumerCursors(client.store, client.subscriptions, "a", client.rng)
+
+        async def start():
+            return {0: 0}
+
+        history = partial(follower.certain, 5.0)
+        self.cursor = await self.cursors.open(stage.topic, NAME, start, history)
+        await self.cursor.adopt(0, 1)
+        await self.moved(1)
+        return self
+
+    async def moved(self, offset):
+        self.cursor.advance(0, offset)
+        await written(self.cursor)
+
+
+@pytest.mark.parametrize("away_s", [0, 6])
+def test_a_position_among_rows_that_an_older_store_does_not_have_is_not_written_to_it(away_s):
+    async def act(stage):
+        scene = await Scene().made(stage)
+        copy = copied(stage.world.store)
+        await committed(stage, scene.writer, "r1", 1, [b"given up"] * 100)
+        await asyncio.sleep(5)  # until it is followed
+        if away_s:
+            scene.store.suspend(away_s)
+        scene.cursor.advance(0, 101)  # of the version that the copy has, too
+        await asyncio.sleep(away_s / 4)  # a write is made, and waits for a connection
+        go_back(stage.world.store, copy)
+        await asyncio.sleep(60)
+        assert await position(stage) == 1
+        assert isinstance(scene.cursor.failure, errors.LedgerFenced)
+
+    play(act)
+
+
+def test_a_position_is_written_again_to_an_older_store_that_has_all_rows():
+    async def act(stage):
+        scene = await Scene().made(stage)
+        await committed(stage, scene.writer, "r1", 1, [b"b"] * 100)
+        copy = copied(stage.world.store)
+        await scene.moved(50)
+        await scene.moved(60)
+        go_back(stage.world.store, copy)
+        assert await position(stage) == 1
+        await scene.moved(70)
+        assert await position(stage) == 70
+        assert scene.cursor.failure is None
+
+    play(act)
+
+
+def test_no_position_is_written_while_the_store_is_held_nor_after_an_accept():
+    async def act(stage):
+        scene = await Scene().made(stage)
+        await committed(stage, scene.writer, "r1", 1, [b"b"] * 100)
+        await hold.put(stage.world.store.session("bookie"), CLUSTER_ID, Hold("older", "b1"))
+        scene.cursor.advance(0, 50)
+        await asyncio.sleep(30)
+        assert await position(stage) == 1
+        assert scene.cursor.failure is None
+        await hold.accept(stage.world.store.session("person"))
+        await asyncio.sleep(30)
+        assert await position(stage) == 1
+        assert isinstance(scene.cursor.failure, errors.LedgerFenced)
+
+    play(act)
