@@ -11,17 +11,18 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
-from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic, elsewhere
-from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
+from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
 from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import TAIL_BYTES_MAX, TailBudget
+from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
+from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
@@ -54,18 +55,6 @@ ENTRY_OVERHEAD_BYTES = 48 << 10
 """Beside a message of the largest size: its metadata, and the offsets of other chunks of it."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """`auto_create`: a topic that a client names and that is not there is made, with so many
-    partitions (0: one that is not partitioned, as in Pulsar). `tail_bytes`: of batches kept in
-    memory for consumers at the end."""
-
-    auto_create: bool = True
-    auto_create_partitions: int = 0
-    tail_bytes: int = TAIL_BYTES_MAX
-    roll: RollLimits = field(default_factory=RollLimits)
 
 
 class StoreClock:
@@ -326,7 +315,7 @@ class Broker:
 
     async def partition(
         self, name: PartitionName, *, create: bool = True
-    ) -> tuple[OwnedTopic, Partition]:
+    ) -> tuple[OwnedTopic, OwnedPartition]:
         """The partition in this broker's hands, of a topic that is made where it is not there and
         settings allow it. Raises Refusal (another broker has it), errors of the topic layer."""
         info, number, partitions = await self._named(name, create=create)

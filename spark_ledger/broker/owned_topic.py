@@ -2,8 +2,7 @@
 
 Always true: a partition is served once what another owner left open there was sealed; when another
 broker has the partition, or the topic was deleted, its producers and consumers are sent away, to
-look it up again, and those of other partitions stay. Two exclusive producers of a partition, or two
-of one name, are never there together.
+look it up again, and those of other partitions stay.
 """
 
 import asyncio
@@ -15,14 +14,14 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from spark_ledger import errors
-from spark_ledger.broker.consumers import Consumer, PlaceInPartition, Subscription
-from spark_ledger.broker.owner.keeping import Keeping, follow, is_fenced
-from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.dispatch.consumers import Consumer, PlaceInPartition, Subscription
+from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
+from spark_ledger.broker.owner.keeping import Keeping, follow
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
-from spark_ledger.broker.producer import Producer
-from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
+from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
 from spark_ledger.metadata.store import Watcher
 from spark_ledger.metadata.store_calls import each
 from spark_ledger.topic.log.state import TopicState
@@ -40,19 +39,12 @@ whether the store is the same after a new connection to it."""
 LET_GO_S = 1.0
 """So long a consumer's close waits at most until its subscription is free."""
 UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
-EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
 COME_BACK_S = 10.0
 """For so long a seek waits for the consumers that it sent away."""
 
 _log = logging.getLogger(__name__)
-
-
-def elsewhere(topic: TopicInfo, partition: int) -> Refusal:
-    """The client is to look the partition up."""
-    why = f"another broker has partition {partition} of topic {topic.name}: look it up"
-    return Refusal(ServerError.SERVICE_NOT_READY, why)
 
 
 class OwnedTopic:
@@ -78,12 +70,9 @@ class OwnedTopic:
         self._limits = limits
         self._on_end = on_end
         self._on_closed = on_closed
-        self._partitions: dict[int, Partition] = {}
-        self._leaving: dict[int, Partition] = {}
+        self._partitions: dict[int, OwnedPartition] = {}
+        self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
-        self._producers: dict[int, list[Producer]] = {}
-        self._producers_waiting: dict[int, list[Producer]] = {}
-        self._exclusive_epochs: dict[int, int] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By subscription, as long as a call holds the lock or waits for it: each reader has a name
@@ -120,19 +109,20 @@ class OwnedTopic:
                 await self._follower.beyond((await self._commits.state()).next - 1)
             failed = {}
             for number, one in zip(new, opened, strict=True):
-                if isinstance(one, Partition):
+                if isinstance(one, OwnedPartition):
                     self._partitions[number] = one
                 else:
                     self._commits.epochs.pop(number, None)
                     failed[number] = one
             return failed
 
-    async def _open(self, number: int) -> Partition:
+    async def _open(self, number: int) -> OwnedPartition:
         state, budget = self._follower.state, self._budget
-        one = Partition(self._client, self.info, number, state, budget, self._catch_up)
-        one.writer = LiveWriter(self._commits, number, self._limits, one.stored)
-        await one.writer.start()
-        return one
+        log = Partition(self._client, self.info, number, state, budget, self._catch_up)
+        writer = log.open_end = LiveWriter(self._commits, number, self._limits, log.stored)
+        epoch = self._commits.epochs[number]
+        await writer.start()
+        return OwnedPartition(self.info, log, writer, epoch, self._aside)
 
     async def _catch_up(self) -> int:
         if self._follower.behind:
@@ -142,7 +132,7 @@ class OwnedTopic:
     def has(self, number: int) -> bool:
         return number in self._partitions
 
-    def partition(self, number: int) -> Partition:
+    def partition(self, number: int) -> OwnedPartition:
         """Raises Refusal where this broker does not have it."""
         found = self._partitions.get(number)
         if found is None:
@@ -152,9 +142,9 @@ class OwnedTopic:
     def _heard(self, another_store: bool) -> None:
         for number, partition in list(self._partitions.items()):
             if another_store:
-                partition.forget()
+                partition.log.forget()
                 self._send_consumers_away(number)  # where they are is of the other one, too
-            partition.wake()
+            partition.log.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic if there is none
@@ -183,7 +173,7 @@ class OwnedTopic:
 
         async def look(number: int) -> None:
             partition = self._partitions.get(number)
-            if partition is None or not await is_fenced(partition.writer, self.info.name):
+            if partition is None or not await partition.is_fenced():
                 return
             if self._partitions.get(number) is partition:
                 self._lose([number], UNDECIDED_S)
@@ -192,11 +182,15 @@ class OwnedTopic:
 
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
-            self._leaving[number] = self._partitions.pop(number)
+            self._leave(number)
             self._send_consumers_away(number)  # at once: they keep no subscription in use here
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
             self._aside(self._leave_to_others(numbers, decide_s))
+
+    def _leave(self, number: int) -> None:
+        partition = self._leaving[number] = self._partitions.pop(number)
+        partition.is_left = True
 
     def give_up(self, error: Exception) -> None:
         """Nobody has the topic: send everyone away, once it is decided what of the batches under
@@ -206,8 +200,8 @@ class OwnedTopic:
         self._ended = True
         _log.warning("topic %s is given up: %s", self.info.name, error)
         self._on_end(self)
-        self._leaving.update(self._partitions)
-        self._partitions.clear()
+        for number in list(self._partitions):
+            self._leave(number)
         self._aside(self._leave_to_others(list(self._leaving), end=True))
 
     async def _leave_to_others(
@@ -218,7 +212,7 @@ class OwnedTopic:
             async with asyncio.timeout(decide_s):
                 await asyncio.gather(*(one.close() for one in writers))
         for number in numbers:
-            self._send_away(number)
+            self._send_away(self._leaving[number])
             self._commits.epochs.pop(number, None)
             self._leaving.pop(number, None)
         if end:
@@ -231,11 +225,9 @@ class OwnedTopic:
         await self._commits.close()
         await self._on_closed(self)
 
-    def _send_away(self, number: int) -> None:
-        for some in (self._producers_waiting, self._producers):
-            for producer in some.pop(number, []):
-                producer.send_away()
-        self._send_consumers_away(number)
+    def _send_away(self, partition: OwnedPartition) -> None:
+        partition.send_producers_away()
+        self._send_consumers_away(partition.number)
 
     def _send_consumers_away(self, number: int) -> None:
         for subscription in list(self._subscriptions.values()):
@@ -253,153 +245,11 @@ class OwnedTopic:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._ended = True
         await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
-        for number in list(self._partitions):
-            self._send_away(number)
+        for partition in list(self._partitions.values()):
+            self._send_away(partition)
         for name in list(self._subscriptions):
             await self._release(name)
         await self._close()
-
-    # -- producers -----------------------------------------------------------------------------
-
-    def producers_before(self, partition: int, producer: Producer) -> list[Producer]:
-        """Those on other connections because of which it cannot come, or has to wait."""
-        if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-            return []
-        alone = producer.mode is not AccessMode.SHARED
-        found = []
-        for other in self._producers.get(partition, ()):
-            same = other.name == producer.name
-            bars = producer.epoch <= other.epoch if same else alone or is_exclusive(other)
-            if bars and other.connection is not producer.connection:
-                found.append(other)
-        return found
-
-    def add_producer(self, partition: int, producer: Producer) -> bool:
-        """Whether it may send; else it waits until it is the only one, and is told. Raises
-        Refusal."""
-        self.partition(partition)
-        there = self._producers.setdefault(partition, [])
-        waiting = self._producers_waiting.setdefault(partition, [])
-        if self.state.terminated:
-            raise Refusal(ServerError.TOPIC_TERMINATED, f"topic {self.info.name} is terminated")
-        before = [one for one in (*there, *waiting) if one.name == producer.name]
-        for one in before:
-            self._check_newer(producer, one)
-        for some in (there, waiting):
-            some[:] = [one for one in some if one not in before]
-        try:
-            return self._admit(partition, producer, there, waiting)
-        finally:
-            self._displace(partition, before)
-
-    def _displace(self, partition: int, producers: list[Producer]) -> None:
-        """What they sent and is not stored, or comes on their connections still, they send again,
-        where they may."""
-        for one in producers:
-            one.send_away()
-        if producers:
-            self.partition(partition).writer.drop(producers)
-
-    async def only(self, partition: int, producer: Producer) -> None:
-        """Let it send once nothing more is stored of those whose place it has: of all that have
-        gone, or, if it shares the partition, of those of its name. Raises Refusal where another
-        has its place by then, and where this broker gives the partition up: what was under way
-        may be stored yet."""
-        there = self._producers[partition]
-
-        def has_gone(other: Any) -> bool:
-            alone = producer.mode is not AccessMode.SHARED
-            return other not in there and (alone or other.name == producer.name)
-
-        settled = await self.partition(partition).writer.settled(has_gone)
-        if producer in self._producers.get(partition, ()):
-            if settled:
-                producer.ready()
-                return
-            self.remove_producer(partition, producer)
-            producer.send_away()
-        if self._producers.get(partition) is there and self._is_fenced(partition, producer):
-            raise self._fenced(producer)
-        what = f"producer '{producer.name}' of topic {self.info.name} was sent away meanwhile"
-        raise Refusal(ServerError.SERVICE_NOT_READY, what)
-
-    def _fenced(self, producer: Producer) -> Refusal:
-        return Refusal(
-            ServerError.PRODUCER_FENCED,
-            f"another producer has taken topic {self.info.name} from '{producer.name}'",
-        )
-
-    def _admit(
-        self,
-        partition: int,
-        producer: Producer,
-        there: list[Producer],
-        waiting: list[Producer],
-    ) -> bool:
-        exclusive = any(map(is_exclusive, there))
-        if self._is_fenced(partition, producer):
-            raise self._fenced(producer)
-        if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-            fenced, there[:] = list(there), [producer]
-            self._is_exclusive(partition, producer)
-            self._displace(partition, fenced)
-            return True
-        if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and there:
-            waiting.append(producer)
-            return False
-        if producer.mode is AccessMode.SHARED and exclusive:
-            raise Refusal(
-                ServerError.PRODUCER_BUSY, f"topic {self.info.name} has an exclusive producer"
-            )
-        if producer.mode is AccessMode.EXCLUSIVE and there:
-            raise Refusal(
-                ServerError.PRODUCER_FENCED,
-                f"topic {self.info.name} has {'an exclusive' if exclusive else 'another'} producer",
-            )
-        there.append(producer)
-        self._is_exclusive(partition, producer)
-        return True
-
-    def _is_fenced(self, partition: int, producer: Producer) -> bool:
-        """Whether another has been the only one since it was."""
-        return 0 < producer.topic_epoch < self._exclusive_epochs.get(partition, 0)
-
-    def _is_exclusive(self, partition: int, producer: Producer) -> None:
-        """It is the only one from now on: those before it are fenced, also where they come back."""
-        if producer.mode is AccessMode.SHARED:
-            return
-        last = self._exclusive_epochs.get(partition, 0)
-        if not producer.topic_epoch:
-            producer.topic_epoch = max(last, self._commits.epochs[partition] << EPOCH_BITS) + 1
-        self._exclusive_epochs[partition] = max(last, producer.topic_epoch)
-
-    def _check_newer(self, producer: Producer, before: Producer) -> None:
-        """Raises Refusal where it is not the same producer that comes again, but another of its
-        name."""
-        if producer.epoch <= before.epoch:
-            raise Refusal(
-                ServerError.PRODUCER_BUSY,
-                f"producer '{before.name}' is connected to topic {self.info.name} already",
-            )
-
-    def remove_producer(self, partition: int, producer: Producer) -> None:
-        there = self._producers.get(partition, [])
-        waiting = self._producers_waiting.get(partition, [])
-        for some in (there, waiting):
-            if producer in some:
-                some.remove(producer)
-        while waiting and not there and self.has(partition):  # else they are sent away soon
-            following = waiting.pop(0)
-            if self._is_fenced(partition, following):  # while it waited: it is told when it is back
-                following.send_away()
-                continue
-            there.append(following)
-            self._is_exclusive(partition, following)
-            self._aside(self._follows(partition, following))
-
-    async def _follows(self, partition: int, producer: Producer) -> None:
-        with suppress(Refusal):  # it was sent away meanwhile
-            await self.only(partition, producer)
 
     # -- subscriptions -------------------------------------------------------------------------
 
@@ -463,7 +313,7 @@ class OwnedTopic:
             mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
         else:
             mark = partition.start  # it stays where it is
-        partition = self.partition(number)  # it may be another broker's by now
+        partition = self.partition(number).log  # it may be another broker's by now
         return subscription.place(partition, mark)
 
     async def _opened(
@@ -499,7 +349,7 @@ class OwnedTopic:
         for held in others:
             if held.live is not None:
                 ends[held.number] = held.live.base + lives.known(held.live).rows
-        return {**ends, **{number: one.end for number, one in self._partitions.items()}}
+        return {**ends, **{number: one.log.end for number, one in self._partitions.items()}}
 
     def leave(self, name: str, consumer: Consumer) -> None:
         """A consumer is gone; the last one's subscription is written and released."""
@@ -592,7 +442,3 @@ class OwnedTopic:
             subscription.leave(consumer)
             if not subscription.used:
                 self._subscriptions.pop(name, None)
-
-
-def is_exclusive(producer: Producer) -> bool:
-    return producer.mode is not AccessMode.SHARED

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from spark_ledger import net
-from spark_ledger.broker.broker import Broker, BrokerSettings
-from spark_ledger.broker.connection import Connection
-from spark_ledger.broker.requests import HEAD_BYTES_MAX, answer_http
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.serve.connection import Connection
+from spark_ledger.broker.serve.http import HEAD_BYTES_MAX, answer_http
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent

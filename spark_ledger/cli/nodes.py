@@ -395,8 +395,8 @@ def start_broker(
     service_url: UrlOption = None,
 ) -> None:
     """Serve Pulsar's clients in this process, until it is told to stop."""
-    from spark_ledger.broker.broker import BrokerSettings
     from spark_ledger.broker.server import serve
+    from spark_ledger.broker.settings import BrokerSettings
 
     serve(
         resolve_service_url(service_url),

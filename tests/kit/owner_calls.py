@@ -2,7 +2,7 @@
 
 import asyncio
 
-from spark_ledger.broker.committers import CommitterConnection
+from spark_ledger.broker.serve.committers import CommitterConnection
 from spark_ledger.topic.commit.hand_over import decode_request
 
 DELAY_S = 0.001

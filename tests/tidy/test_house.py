@@ -58,12 +58,11 @@ FLOORS = {
     """,
     "spark_ledger.broker": """
         server
-        connection
-        requests committers
-        broker
+        serve
+        broker settings
         owned_topic
-        consumers producer
-        acks
+        owned_partition
+        dispatch produce
         owner
         names
         wire

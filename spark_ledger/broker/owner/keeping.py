@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.metadata.store import StoreError, Watcher
 from spark_ledger.topic.log.names import TopicName
@@ -22,8 +21,6 @@ from spark_ledger.topic.read.follower import TopicFollower
 LOOK_S = 60.0
 FIRST_LOOK_S = 5.0
 AGAIN_S, AGAIN_S_MAX = 1.0, 8.0
-FENCED_S = 1.0
-"""So long bookies are asked whether a ledger is fenced: one of them may hang."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,15 +103,3 @@ async def follow(
                 _log.warning("topic %s is not followed now: %s", name, error, exc_info=defect)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_S_MAX)
-
-
-async def is_fenced(writer: LiveWriter, name: TopicName) -> bool:
-    """Whether bookies answer within FENCED_S that the live ledger of that writer is fenced."""
-    try:
-        async with asyncio.timeout(FENCED_S):
-            return await writer.is_fenced()
-    except TimeoutError:
-        return False
-    except Exception as error:  # of this ledger alone
-        _log.error("bookies cannot be asked for a fence of topic %s: %r", name, error)
-        return False

@@ -13,17 +13,17 @@ here, with an offset of its own. The newest batches are kept in memory for those
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
+from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owner.entry_batches import batches_in
-from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
-from spark_ledger.broker.owner.waiting import RefusedMessages, Waiting
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
@@ -56,6 +56,24 @@ async def _nothing_heard() -> int:
     return 0
 
 
+class OpenEnd(Protocol):
+    """What the writer of a partition shares with its readers: the live segment that it appends to,
+    and of it one past the last offset, and the last entry, that are confirmed."""
+
+    live: LiveSegment | None
+
+    @property
+    def confirmed(self) -> tuple[int, int]: ...
+
+
+class StoredRun(Protocol):
+    """Batches that are confirmed, in the order of their offsets."""
+
+    batches: list[bytes]
+    counts: list[int]
+    batched: bool
+
+
 class Partition:
     """`state` is the topic as it is known now; `catch_up` returns once it has the commits that were
     heard of, or soon after: so that rows which were trimmed are not given out of memory."""
@@ -76,8 +94,8 @@ class Partition:
         self.ledger = names.ledger_number(topic.id)
         """Of its message ids."""
         self.deduplicates = topic.policies.deduplication
-        self.writer: LiveWriter
-        """Set by whoever made this."""
+        self.open_end: OpenEnd
+        """Set by the maker."""
         self._client = client
         self._topic = topic
         self._state = state
@@ -87,12 +105,16 @@ class Partition:
         self._start = self._end = 0
         self._stored_end = 0
         """Of the newest batches in memory."""
-        self.refused = RefusedMessages()
         self._last: Stored | None = None
         self._last_until = 0
         """Up to there no other batch with a row comes after it."""
         self.listeners: dict[asyncio.Event, None] = {}
         """Set whenever there may be more than before."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the topic takes no more rows."""
+        return self._state().terminated
 
     @property
     def held(self) -> PartitionState:
@@ -112,7 +134,7 @@ class Partition:
         ended is not in a commit yet (hazard 33), or the metadata store is away."""
         with suppress(errors.Unavailable):
             self._end = max(self._end, self.held.end_offset)
-        self._end = max(self._end, self.writer.confirmed[0])
+        self._end = max(self._end, self.open_end.confirmed[0])
         return self._end
 
     def wake(self) -> None:
@@ -120,7 +142,7 @@ class Partition:
         for listener in self.listeners:
             listener.set()
 
-    def stored(self, offset: int, run: Waiting) -> None:
+    def stored(self, offset: int, run: StoredRun) -> None:
         """A producer's batches are confirmed."""
         if offset < self._stored_end:
             self.forget()
@@ -287,7 +309,7 @@ class Partition:
         errors.Unavailable where a ledger that ended is not sealed."""
         ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
         await self._readable(self.end - 1)
-        live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
+        live, (confirmed, last_entry) = self.open_end.live, self.open_end.confirmed
         if live is not None:
             await self._readable(live.base - 1)
         state = self._state()
@@ -312,8 +334,8 @@ class Partition:
             await asyncio.sleep(LOOK_S)
 
     def _is_live(self, offset: int) -> bool:
-        live = self.writer.live
-        return live is not None and live.base <= offset < self.writer.confirmed[0]
+        live = self.open_end.live
+        return live is not None and live.base <= offset < self.open_end.confirmed[0]
 
     async def _planned(self, offset: int) -> list[ReadTask]:
         """Reads of what is confirmed from the offset on: of commits, or else of the live ledger."""
@@ -324,7 +346,7 @@ class Partition:
             ranges = {self.number: (max(offset, held.start_offset), end)}
             state, tables = await self._client.readable(state, ranges)
             return plan_read(state, ranges, topic=self._topic.name.full, read=tables)
-        live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
+        live, (confirmed, last_entry) = self.open_end.live, self.open_end.confirmed
         if live is None or not self._is_live(offset):
             return []
         wanted = LiveRows(live, offset, min(confirmed, offset + PLANNED_ROWS_MAX), last_entry)

@@ -10,11 +10,12 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from spark_ledger.broker.broker import Broker, BrokerSettings
-from spark_ledger.broker.connection import Connection
-from spark_ledger.broker.owner import live_writer
+from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.owner.probes import PROBE_S, Heard, Probes
+from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.serve.connection import Connection
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from tests.simulation.brokers.wire import Wire

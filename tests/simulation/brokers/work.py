@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spark_ledger.broker.broker import BrokerSettings
 from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.broker.acks import Acks
-from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.acks import Acks
+from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner import live_writer, ownership, topic_commits
-from spark_ledger.broker.owner.live_writer import LiveWriter
+from spark_ledger.broker.owner import ownership, topic_commits
 from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
-from spark_ledger.broker.producer import ChunkRun
+from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.produce.chunks import ChunkRun
+from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of

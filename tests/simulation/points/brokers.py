@@ -3,9 +3,9 @@ each of its calls, while producers and a consumer use its topic; then another on
 
 import asyncio
 
-from spark_ledger.broker.broker import BrokerSettings
-from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import SubscriptionType
 from tests.simulation.brokers.consumer import ConsumerModel
 from tests.simulation.brokers.process import ENTRY_BYTES_MAX, BrokerProcess

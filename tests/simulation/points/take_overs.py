@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_ledger.broker import broker
-from spark_ledger.broker.broker import BrokerSettings
-from spark_ledger.broker.owner import keeping, live_writer
+from spark_ledger.broker.owner import keeping
+from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import MessageId, SubscriptionType
 from spark_ledger.errors import UnsupportedFormat
 from spark_ledger.topic.upkeep.janitor import Janitor

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.broker import acks as rules
-from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
+from spark_ledger.broker.dispatch import acks as rules
+from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set, acked_in
 
 OFFSETS = st.integers(0, 60)
 RANGES = st.lists(st.tuples(OFFSETS, OFFSETS), max_size=30)

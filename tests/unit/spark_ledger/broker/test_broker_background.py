@@ -8,8 +8,8 @@ import pytest
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owned_topic import LEDGERS_ASKED_AT_ONCE, REREAD_S
-from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Ownership, Registered
+from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState
@@ -163,7 +163,7 @@ async def serving(broker, messages=3):
     await broker.lookup(names.parse("t-partition-0"), authoritative=True)
     topic, partition = await broker.partition(names.parse("t-partition-0"))
     producer = Producer("p")
-    topic.add_producer(0, producer)
+    topic.partition(0).add_producer(producer)
     await stored(partition, messages)
     return partition, producer
 

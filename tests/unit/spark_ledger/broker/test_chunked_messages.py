@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
-from spark_ledger.broker.owner.waiting import RefusedMessages
-from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
+from spark_ledger.broker.produce.chunks import ChunksOfProducer
+from spark_ledger.broker.produce.producer import NO_ID, Producer, Run
+from spark_ledger.broker.produce.waiting import RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send
@@ -324,7 +325,7 @@ class Consuming:
         self.state = await owner.commits.state()
         budget = TailBudget(tail_bytes if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
-        self.partition.writer = owner.writer
+        self.partition.open_end = owner.writer
         if kept:
             owner.stored = self.partition.stored
         self.frames = []

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.waiting import Chunk, RefusedMessages
-from spark_ledger.broker.producer import BEGUN_MAX, ChunksOfProducer, Producer, Run
+from spark_ledger.broker.produce.chunks import BEGUN_MAX, ChunksOfProducer
+from spark_ledger.broker.produce.producer import Producer, Run
+from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.connection import Connection
 from spark_ledger.broker.owner.topic_commits import Hold
+from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.commit.hand_over import (

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from spark_ledger.broker import connection as connections
-from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
-from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.owner.waiting import Chunk, RefusedMessages
-from spark_ledger.broker.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
-from spark_ledger.broker.requests import refusal_of
+from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
+from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
+from spark_ledger.broker.serve import connection as connections
+from spark_ledger.broker.serve.commands import refusal_of
+from spark_ledger.broker.serve.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.wire.commands import (
     AccessMode,
     AckType,
@@ -551,8 +551,8 @@ def test_lone_compressed_messages_make_runs_of_bounded_size_when_they_are_decomp
 
 
 def test_a_client_whose_sends_are_held_has_its_pings_answered(monkeypatch):
-    monkeypatch.setattr("spark_ledger.broker.connection.CONNECTION_BYTES_MAX", 1000)
-    monkeypatch.setattr("spark_ledger.broker.connection.HELD_PONG_S", 0.01)
+    monkeypatch.setattr("spark_ledger.broker.serve.connection.CONNECTION_BYTES_MAX", 1000)
+    monkeypatch.setattr("spark_ledger.broker.serve.connection.HELD_PONG_S", 0.01)
 
     async def main():
         async with connected() as (connection, client):

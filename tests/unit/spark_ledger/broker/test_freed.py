@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from spark_ledger.broker import broker as broker_module
 from spark_ledger.broker import names
-from spark_ledger.broker.broker import BrokerSettings
 from spark_ledger.broker.owner.probes import FRESH_S, Heard, Probes
 from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import SubscriptionType
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import decode

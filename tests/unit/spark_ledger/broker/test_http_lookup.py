@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.requests import HEAD_BYTES_MAX, answer_http
+from spark_ledger.broker.serve.http import HEAD_BYTES_MAX, answer_http
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 
 

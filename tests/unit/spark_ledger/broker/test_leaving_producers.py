@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from spark_ledger.broker.owner import live_writer
-from spark_ledger.broker.owner.live_writer import INFLIGHT_ENTRIES_MAX
+from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.produce.live_writer import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.errors import TopicNotFound
 from tests.kit.pulsar_batches import chunked
@@ -41,7 +41,7 @@ class Serving:
         await self.broker.lookup(named(0), authoritative=True)
         self.topic, self.partition = await self.broker.partition(named(0))
         self.first = Producer("x", mode)
-        self.topic.add_producer(0, self.first)
+        self.topic.partition(0).add_producer(self.first)
         (one,) = await self.sends(self.first, 0)
         await one.over.wait()
         self.still()
@@ -69,8 +69,8 @@ class Serving:
 
     async def comes(self, producer):
         """Ready or not."""
-        if self.topic.add_producer(0, producer):
-            coming = asyncio.create_task(self.topic.only(0, producer))
+        if self.topic.partition(0).add_producer(producer):
+            coming = asyncio.create_task(self.topic.partition(0).only(producer))
             await asyncio.sleep(SOON_S)
             return coming
         return None
@@ -125,7 +125,7 @@ def test_who_waits_for_its_turn_is_let_in_after_what_the_one_before_has_stored(c
         here = await Serving(stage).begin(EXCLUSIVE)
         new = Producer("y", WAITING)
         assert await here.comes(new) is None
-        here.topic.remove_producer(0, here.first)
+        here.topic.partition(0).remove_producer(here.first)
         if crashes:  # else it has closed, and its client waits for that
             here.partition.writer.drop([here.first])
         await asyncio.sleep(SOON_S)
@@ -147,7 +147,7 @@ def test_a_producer_that_comes_back_while_its_old_connection_is_there_sends_the_
     async def act(stage):
         here = await Serving(stage).begin(SHARED, deduplication=deduplication)
         other = Producer("z")
-        here.topic.add_producer(0, other)
+        here.topic.partition(0).add_producer(other)
         (beside,) = await here.sends(other, 0)
         new = Producer("x", SHARED, epoch=1)
         coming = await here.comes(new)
@@ -176,7 +176,7 @@ def test_what_waits_for_a_message_that_is_dropped_is_sent_again():
         same.name = "x"
         (later,) = await here.sends(same, ALL - 1)
         assert not (later.doubled or later.errors)  # it waits for the first one
-        here.topic.remove_producer(0, here.first)
+        here.topic.partition(0).remove_producer(here.first)
         here.partition.writer.drop([here.first])
         assert later.errors
         here.go_on()
@@ -285,7 +285,7 @@ def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queu
     async def act(stage):
         here = await Serving(stage).begin(SHARED)
         other = Producer("y", SHARED)
-        here.topic.add_producer(0, other)
+        here.topic.partition(0).add_producer(other)
         queued = await here.sends(other, *range(300))
         asked = 0
 

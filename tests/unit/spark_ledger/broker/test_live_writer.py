@@ -6,11 +6,11 @@ from collections import deque
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner import live_writer
-from spark_ledger.broker.owner.live_writer import LiveWriter
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
-from spark_ledger.broker.owner.waiting import ENTRY_UNPACKED_MAX, taken
+from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.produce.waiting import ENTRY_UNPACKED_MAX, taken
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import seal
 from spark_ledger.topic.log import state as topic_state

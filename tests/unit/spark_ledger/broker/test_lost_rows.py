@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker import consumers
-from spark_ledger.broker.consumers import Subscription
-from spark_ledger.broker.owner import live_writer
+from spark_ledger.broker.dispatch import consumers
+from spark_ledger.broker.dispatch.consumers import Subscription
+from spark_ledger.broker.produce import live_writer
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
 from tests.unit.spark_ledger.broker.test_chunked_messages import Consuming

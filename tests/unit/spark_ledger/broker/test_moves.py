@@ -8,8 +8,9 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.broker import Broker, BrokerSettings
+from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.commit import foreign, seal
 from spark_ledger.topic.entry.message_batch import Share, encode_header
@@ -90,7 +91,7 @@ def test_partitions_given_to_a_broker_that_comes_go_on_there_and_the_others_are_
             await a.lookup(named(number), authoritative=False)
             topic, _ = await a.partition(named(number))
             producers.append(Producer(f"p{number}"))
-            topic.add_producer(number, producers[-1])
+            topic.partition(number).add_producer(producers[-1])
             assert await stored(a, number) == 0
         b = await brokers.new("b")
         assert await a.give() > 0
@@ -212,18 +213,18 @@ def test_an_exclusive_producer_that_comes_back_to_the_next_owner_again_and_again
         topic, _ = await a.partition(named(0))
         fencing = AccessMode.EXCLUSIVE_WITH_FENCING
         before, made = Producer("x", fencing), Producer("p", fencing)
-        assert topic.add_producer(0, before)
-        assert topic.add_producer(0, made)
+        assert topic.partition(0).add_producer(before)
+        assert topic.partition(0).add_producer(made)
         there, _ = await taken(brokers, b, 0, of=a)
         for epoch in (1, 2, 3):
             again = Producer("p", fencing, epoch, made.topic_epoch)
-            assert there.add_producer(0, again)
+            assert there.partition(0).add_producer(again)
             assert again.topic_epoch == made.topic_epoch
         newer = Producer("q", fencing)
-        assert there.add_producer(0, newer)
+        assert there.partition(0).add_producer(newer)
         assert newer.topic_epoch > made.topic_epoch
         with pytest.raises(Refusal, match="has taken"):
-            there.add_producer(0, Producer("p", fencing, 4, made.topic_epoch))
+            there.partition(0).add_producer(Producer("p", fencing, 4, made.topic_epoch))
         await a.close()
         await b.close()
 
@@ -238,11 +239,11 @@ def test_who_waits_to_be_the_only_producer_of_a_partition_that_goes_is_sent_away
         topic, _ = await a.partition(named(0))
         first = Producer("p", AccessMode.EXCLUSIVE)
         waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
-        assert topic.add_producer(0, first)
-        assert not topic.add_producer(0, waiting)
+        assert topic.partition(0).add_producer(first)
+        assert not topic.partition(0).add_producer(waiting)
         await taken(brokers, b, 0, of=a)
         await topic.look()
-        topic.remove_producer(0, first)
+        topic.partition(0).remove_producer(first)
         assert not waiting.is_ready
         await asyncio.sleep(DECIDED_S)
         assert waiting.away
@@ -258,15 +259,15 @@ def test_a_producer_that_comes_back_keeps_its_turn_and_its_connection_before_tak
         await a.lookup(named(0), authoritative=True)
         topic, _ = await a.partition(named(0))
         first = Producer("p", AccessMode.EXCLUSIVE)
-        first.send_away = lambda: (setattr(first, "away", True), topic.remove_producer(0, first))
+        first.send_away = lambda: (setattr(first, "away", True), topic.partition(0).remove_producer(first))
         waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
-        assert topic.add_producer(0, first)
-        assert not topic.add_producer(0, waiting)
+        assert topic.partition(0).add_producer(first)
+        assert not topic.partition(0).add_producer(waiting)
         again = Producer("p", AccessMode.EXCLUSIVE, 1, first.topic_epoch)
-        assert topic.add_producer(0, again)
+        assert topic.partition(0).add_producer(again)
         assert first.away
         assert not (again.away or waiting.is_ready)
-        topic.remove_producer(0, again)
+        topic.partition(0).remove_producer(again)
         await asyncio.sleep(0)
         assert waiting.is_ready
         await a.close()
@@ -281,16 +282,16 @@ def test_an_exclusive_producer_that_waits_to_come_back_is_fenced_by_who_takes_it
         await a.lookup(named(0), authoritative=True)
         before, _ = await a.partition(named(0))
         first = Producer("p", AccessMode.WAIT_FOR_EXCLUSIVE)
-        assert before.add_producer(0, first)
+        assert before.partition(0).add_producer(first)
         topic, _ = await taken(brokers, b, 0, of=a)
-        assert topic.add_producer(0, Producer("x"))
+        assert topic.partition(0).add_producer(Producer("x"))
         back = Producer("p", AccessMode.WAIT_FOR_EXCLUSIVE, 1, first.topic_epoch)
         new = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
-        assert not topic.add_producer(0, back)
-        assert not topic.add_producer(0, new)
+        assert not topic.partition(0).add_producer(back)
+        assert not topic.partition(0).add_producer(new)
         fencing = Producer("y", AccessMode.EXCLUSIVE_WITH_FENCING)
-        assert topic.add_producer(0, fencing)
-        topic.remove_producer(0, fencing)
+        assert topic.partition(0).add_producer(fencing)
+        topic.partition(0).remove_producer(fencing)
         await asyncio.sleep(0)
         assert (back.away, back.is_ready, new.is_ready) == (True, False, True)
         await a.close()
@@ -512,8 +513,8 @@ def test_those_are_asked_whether_they_are_there_because_of_which_another_cannot_
         a = await Brokers(stage).new("a")
         await a.lookup(named(0), authoritative=True)
         topic, _ = await a.partition(named(0))
-        topic.add_producer(0, there)
-        assert topic.producers_before(0, comes) == ([there] if asked else [])
+        topic.partition(0).add_producer(there)
+        assert topic.partition(0).producers_before(comes) == ([there] if asked else [])
         await a.close()
 
     play(act, partitions=PARTITIONS)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker import names, requests
+from spark_ledger.broker import names
 from spark_ledger.broker.names import ledger_number, message_id, offset_of, parse
+from spark_ledger.broker.serve import commands as requests
 from spark_ledger.broker.wire.commands import LATEST, MessageId, Refusal, ServerError
 
 

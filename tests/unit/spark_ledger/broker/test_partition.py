@@ -8,7 +8,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored, TailBudget
-from spark_ledger.broker.requests import marked_entry
+from spark_ledger.broker.serve.commands import marked_entry
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.log.actions import Hole, Trim
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
@@ -29,7 +29,7 @@ class Reading:
         budget = TailBudget(1 << 20 if kept else 1)
         given = (stage.client, stage.topic, 0, lambda: self.state, budget, self.catch_up)
         self.partition = Partition(*given)
-        self.partition.writer = owner.writer
+        self.partition.open_end = owner.writer
         owner.stored = self.partition.stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.owner.waiting import SequenceIds
-from spark_ledger.broker.producer import RUN_MESSAGES_MAX, Producer, Run
+from spark_ledger.broker.produce.producer import RUN_MESSAGES_MAX, Producer, Run
+from spark_ledger.broker.produce.waiting import SequenceIds
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.broker.wire.sends import Send

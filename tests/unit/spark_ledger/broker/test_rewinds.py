@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from spark_ledger.broker.consumers import Subscription
+from spark_ledger.broker.dispatch.consumers import Subscription
 from spark_ledger.broker.owner.partition import Stored
 from spark_ledger.broker.wire.commands import SubscriptionType
 from tests.kit.pulsar_batches import chunked, whole_of

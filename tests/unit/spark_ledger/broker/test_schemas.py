@@ -5,7 +5,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from spark_ledger.broker.requests import ANSWERS, refusal_of
+from spark_ledger.broker.serve.commands import ANSWERS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.topic.schema.records import ClientSchema

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.tail import (
     BATCH_OVERHEAD_BYTES,
     BLOCK_OVERHEAD_BYTES,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.acks import Acks, SentBatches, ack_set, acked_in
+from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set, acked_in
 from spark_ledger.broker.owner.partition import UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import (

@@ -40,7 +40,7 @@ from spark_ledger.broker.owner.topic_commits import (
     TopicCommits,
     stored_from,
 )
-from spark_ledger.broker.owner.waiting import (
+from spark_ledger.broker.produce.waiting import (
     Changes,
     Chunk,
     Entry,

@@ -17,13 +17,15 @@ from contextlib import suppress
 from typing import Any
 
 from spark_ledger import errors
-from spark_ledger.broker import names, requests
+from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.committers import CommitterConnection
-from spark_ledger.broker.consumers import Consumer
+from spark_ledger.broker.dispatch.consumers import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.live_writer import LiveWriter
-from spark_ledger.broker.producer import NO_ID, ChunksOfProducer, Producer, Run
+from spark_ledger.broker.produce.chunks import ChunksOfProducer
+from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.produce.producer import NO_ID, ChunkedSends, Producer, Run
+from spark_ledger.broker.serve import commands as requests
+from spark_ledger.broker.serve.committers import CommitterConnection
 from spark_ledger.broker.wire.commands import (
     SEND,
     AckType,
@@ -383,7 +385,7 @@ class Connection(asyncio.Protocol):
         if parsed is None:
             return
         name, batched = parsed.metadata.producer_name, parsed.batched
-        last = parsed.last_sequence_id if producer.partition.deduplicates else NO_ID
+        last = parsed.last_sequence_id if producer.partition.log.deduplicates else NO_ID
         given = (send, batch, name, batched, parsed.messages, last)
         unpacked = pulsar_batch.unpacked_bytes(parsed)
         run = self._runs.get(producer.id)
@@ -451,7 +453,7 @@ class Connection(asyncio.Protocol):
         run.hand_on()
         run.producer.partition.writer.append(run)
 
-    def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
+    def _chunks_of(self, producer: Producer) -> ChunkedSends:
         if producer.chunks is None:
             producer.chunks = ChunksOfProducer(producer, self.broker.ownership, self.drop)
         return producer.chunks

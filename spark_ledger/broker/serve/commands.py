@@ -3,35 +3,22 @@
 Always true: what is not built is refused by NotAllowedError with what it is; errors of the topic
 layer become the code after which a client does the right thing: those that pass are
 ServiceNotReady, so it looks the topic up and tries again.
-
-Where their service URL begins with http://, clients ask where topics are by HTTP: a connection has
-one request and one answer, which is JSON; a request's head has HEAD_BYTES_MAX at most and comes
-within HEAD_S. Three questions need no web framework.
-
-    GET /lookup/v2/topic/persistent/<tenant>/<namespace>/<topic>              {"brokerUrl": ...}
-    GET /admin/v2/persistent/<tenant>/<namespace>/<topic>/partitions          {"partitions": n}
-    GET /admin/v2/namespaces/<tenant>/<namespace>/topics                      [name, ...]
 """
 
 import asyncio
-import json
-import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.consumers import Consumer, Link, PlaceInPartition
+from spark_ledger.broker.dispatch.consumers import Consumer, Link, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.producer import Producer, ProducersLink
+from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
     EARLIEST,
     LATEST,
@@ -69,14 +56,6 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.LedgerError, ServerError.SERVICE_NOT_READY),
     (StoreUnavailable, ServerError.SERVICE_NOT_READY),
 )
-HEAD_BYTES_MAX = 16 << 10
-HEAD_S = 10.0
-_STATUS = {
-    ServerError.TOPIC_NOT_FOUND: (404, "Not Found"),
-    ServerError.NOT_ALLOWED: (412, "Precondition Failed"),
-    ServerError.SERVICE_NOT_READY: (503, "Service Unavailable"),
-}
-_log = logging.getLogger(__name__)
 
 
 class Client(ProducersLink, Protocol):
@@ -185,7 +164,6 @@ async def _producer(connection: Client, part: Any) -> None:
             " not built yet: subscribe before it sends",
         )
     topic, partition = await connection.broker.partition(names.parse(part.topic), create=True)
-    leave = partial(topic.remove_producer, partition.number)
     schema_version = await _version_to_send(connection.broker, topic.info, part)
     known = connection.producers.get(part.producer_id)
     if known is not None:
@@ -199,17 +177,17 @@ async def _producer(connection: Client, part: Any) -> None:
         part.epoch,
         part.topic_epoch,
         partition,
-        leave,
+        partition.remove_producer,
         schema_version,
     )
-    await _are_there(one.connection for one in topic.producers_before(partition.number, made))
-    ready = topic.add_producer(partition.number, made)
+    await _are_there(other.connection for other in partition.producers_before(made))
+    ready = partition.add_producer(made)
     if not connection.open:
-        leave(made)
+        partition.remove_producer(made)
         return
     connection.add_producer(made)
     if ready:
-        await topic.only(partition.number, made)
+        await partition.only(made)
     else:
         _reply(connection, part, "producer_success", producer_name=made.name, producer_ready=False)
 
@@ -253,7 +231,8 @@ async def _subscribe(connection: Client, part: Any) -> None:
             " pass over those of other ranges",
         )
     create = part.force_topic_creation
-    topic, partition = await connection.broker.partition(names.parse(part.topic), create=create)
+    topic, owned = await connection.broker.partition(names.parse(part.topic), create=create)
+    partition = owned.log
 
     async def start() -> int:
         return await _start(connection, partition, part)
@@ -453,60 +432,3 @@ ANSWERS: dict[str, Answer] = {
     "tc_client_connect": _not_built("transactions"),
     "watch_topic_list": _not_built("watches of topics"),
 }
-
-
-# -- by HTTP ---------------------------------------------------------------------------------------
-
-
-async def answer_http(
-    broker: Broker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    """One connection, until its answer is sent."""
-    try:
-        async with asyncio.timeout(HEAD_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-        try:
-            asked = urlsplit(rest.partition(" ")[0])
-            status, reason, body = 200, "OK", await _asked(broker, method, asked)
-        except Exception as error:
-            refused = refusal_of(error)
-            if refused.code is ServerError.UNKNOWN:
-                _log.exception("a request by HTTP has failed")
-            status, reason = _STATUS.get(refused.code, (500, "Internal Server Error"))
-            body = {"reason": refused.message}
-        encoded = json.dumps(body).encode()
-        writer.write(
-            f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(encoded)}\r\nConnection: close\r\n\r\n".encode()
-            + encoded
-        )
-        await writer.drain()
-    except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        pass  # a client that went, or sent no request: nothing was promised
-    finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-
-
-async def _asked(broker: Broker, method: str, asked: SplitResult) -> Any:
-    """What is answered. Raises Refusal, errors of the topic layer."""
-    if method != "GET":
-        raise Refusal(ServerError.NOT_ALLOWED, f"{method}: the admin API is not built")
-    parts = [unquote(one) for one in asked.path.strip("/").split("/")]
-    query = parse_qs(asked.query)
-    match parts:
-        case ["lookup", "v2", "topic", domain, tenant, namespace, topic]:
-            name = names.parse(f"{domain}://{tenant}/{namespace}/{topic}")
-            url, _ = await broker.lookup(name, authoritative=False)
-            return {"brokerUrl": url, "nativeUrl": url, "brokerUrlTls": "", "httpUrl": ""}
-        case ["admin", "v2", "persistent", tenant, namespace, topic, "partitions"]:
-            name = names.parse(f"persistent://{tenant}/{namespace}/{topic}")
-            create = query.get("checkAllowAutoCreation") == ["true"]
-            return {"partitions": await broker.partitions_of(name, create=create)}
-        case ["admin", "v2", "namespaces", tenant, namespace, "topics"]:
-            if query.get("mode") == ["NON_PERSISTENT"]:
-                return []
-            return await broker.names_in(f"{tenant}/{namespace}")
-    raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is nothing at /{'/'.join(parts)}")

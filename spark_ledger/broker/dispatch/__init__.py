@@ -1,0 +1,1 @@
+"""Subscriptions: what is sent to which consumer, and what is acknowledged."""

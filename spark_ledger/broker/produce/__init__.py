@@ -1,0 +1,1 @@
+"""Producers of a partition, and the open end of its log."""

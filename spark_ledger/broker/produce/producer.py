@@ -1,0 +1,323 @@
+"""A producer on its connection, and its batches until their receipts.
+
+Always true: a batch has one receipt, with the id that it will always have, or its producer is sent
+away: then its client looks the topic up again and sends again what has no receipt. Receipts and
+refusals go out in the order in which a producer sent: a client drops only the oldest of the batches
+that it waits for.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate, repeat
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.names import NOWHERE
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
+from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, command
+from spark_ledger.broker.wire.frames import encode
+from spark_ledger.broker.wire.sends import UNPACKED_MAX, Alike, Send, receipts
+from spark_ledger.topic.entry import pulsar_batch
+
+NO_ID = -1
+RUN_BYTES_MAX = 256 << 10
+RUN_UNPACKED_MAX = 8 << 20
+RUN_MESSAGES_MAX = 1 << 24
+"""Of several batches; one may be larger. Messages are what a client says."""
+OVERHEAD_BYTES = 1024
+"""What a batch that waits takes beside its bytes, about."""
+
+
+class ProducersLink(Protocol):
+    """A client's connection, as its producers use it."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    def stored(self, size: int) -> None:
+        """So many bytes of a batch wait no more."""
+
+    async def answers(self) -> bool:
+        """Whether its client is there; if not, it has ended by then."""
+
+    def send_producer_away(self, producer: "Producer") -> None:
+        """It is to look its topic up again."""
+
+    drop: ServerError
+    """The error by which its client drops a message, and does not send it again."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether what its client sends is read now."""
+
+    def later(self, seconds: float, do: Callable[[], None]) -> object:
+        """Call it after that time."""
+
+
+class PartitionOfProducer(Protocol):
+    """A partition in its owner's hands (owned_partition.py), as its producers use it."""
+
+    log: Partition
+    writer: LiveWriter
+    refused: RefusedMessages
+
+
+class ChunkedSends(Protocol):
+    """The messages that a producer sends in chunks (chunks.py)."""
+
+    def take(
+        self,
+        send: Send,
+        data: bytes,
+        parsed: pulsar_batch.Batch,
+        append: "Callable[[Run], None]",
+    ) -> None: ...
+
+    def another(self) -> None: ...
+
+    def damaged(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def give_up(self, why: str, *, refuse: bool = True) -> None: ...
+
+
+class Producer:
+    """Of one partition, on one connection. `topic_epoch`: of an exclusive one which of those that
+    followed each other it is, 0 of one that is new. `leave` tells its topic that it has gone."""
+
+    def __init__(
+        self,
+        connection: ProducersLink,
+        producer_id: int,
+        request_id: int,
+        name: str,
+        mode: AccessMode,
+        epoch: int,
+        topic_epoch: int,
+        partition: PartitionOfProducer,
+        leave: Callable[["Producer"], None],
+        schema_version: bytes = b"",
+    ) -> None:
+        self.connection = connection
+        self.id = producer_id
+        self.request_id = request_id
+        self.name = name
+        self.mode = mode
+        self.epoch = epoch
+        self.topic_epoch = topic_epoch
+        self.partition = partition
+        self.leave = leave
+        self.schema_version = schema_version
+        self.may_send = False
+        """Its client is told so, or will be in this turn of the loop."""
+        self.chunks: ChunkedSends | None = None
+        """Of the messages that it sends in chunks, once it has sent some."""
+        self.sends = 0
+        """How many came: each has its number, and its answer in that order."""
+        self._answered = 0
+        self._held: dict[int, tuple[int, bytes]] = {}
+
+    def ready(self) -> None:
+        """It may send: the answer to its request."""
+        self.may_send = True
+        made = command(
+            "producer_success",
+            request_id=self.request_id,
+            producer_name=self.name,
+            last_sequence_id=self.partition.writer.last_sequence_id(self.name),
+            schema_version=self.schema_version,
+            producer_ready=True,
+        )
+        if self.topic_epoch:
+            made.producer_success.topic_epoch = self.topic_epoch
+        self.connection.send(encode(made))
+
+    def send_away(self) -> None:
+        """It looks its topic up again, and sends again what has no receipt."""
+        self.connection.send_producer_away(self)
+
+    def refuse(self, sequence_id: int, why: Refusal) -> None:
+        """Refuse a batch for good, after the answers to those before it."""
+        self.answer(self.came(1), 1, self.error(sequence_id, why))
+
+    def came(self, count: int) -> int:
+        """So many sends more have come; the number of the first."""
+        first = self.sends
+        self.sends += count
+        return first
+
+    def answer(self, number: int, count: int, frames: bytes) -> None:
+        """Answer so many sends from that number on, once all before them are."""
+        if number != self._answered:
+            self._held[number] = (count, frames)
+            return
+        self.connection.send(frames)
+        self._answered += count
+        while self._held and (held := self._held.pop(self._answered, None)) is not None:
+            self.connection.send(held[1])
+            self._answered += held[0]
+
+    @property
+    def held(self) -> int:
+        """Answers that wait for one before them."""
+        return len(self._held)
+
+    def receipt(self, send: Send, offset: int) -> bytes:
+        """NOWHERE: of a message that was stored before."""
+        ledger = NOWHERE if offset == NOWHERE else self.partition.log.ledger
+        return receipts([(send, offset)], ledger, self.partition.log.shown)
+
+    def error(self, sequence_id: int, why: Refusal) -> bytes:
+        ids = {"producer_id": self.id, "sequence_id": sequence_id}
+        return encode(command("send_error", **ids, error=why.code, message=why.message))
+
+
+class Run:
+    """Batches of a producer that came together, until their receipts: they are stored together."""
+
+    __slots__ = (
+        "_last_sequence_ids",
+        "_number",
+        "_sends",
+        "batched",
+        "batches",
+        "chunk",
+        "counts",
+        "messages",
+        "producer",
+        "producer_name",
+        "size",
+        "unpacked",
+    )
+
+    def __init__(self, producer: Producer, producer_name: str, batched: bool) -> None:
+        self.producer = producer
+        self.chunk: Chunk | None = None
+        self.producer_name = producer_name
+        self.batched = batched
+        self.batches: list[bytes] = []
+        self.counts: list[int] = []
+        self.size = self.unpacked = self.messages = 0
+        self._sends: list[Send] = []
+        self._last_sequence_ids: list[int] = []
+        self._number = 0
+
+    def hand_on(self) -> None:
+        """It is to be stored: its answers come after those to what its producer sent before."""
+        self._number = self.producer.came(len(self.batches))
+
+    @property
+    def first_sequence_id(self) -> int:
+        return self._last_sequence_ids[0]
+
+    @property
+    def last_sequence_id(self) -> int:
+        return self._last_sequence_ids[-1]
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.size + OVERHEAD_BYTES * len(self.batches)
+
+    def add(
+        self,
+        send: Send,
+        data: bytes,
+        producer_name: str,
+        batched: bool,
+        messages: int,
+        last_sequence_id: int,
+        unpacked: int = 0,
+    ) -> bool:
+        """One more batch of it, which has so many bytes when it is decompressed. False where that
+        begins another run."""
+        unpacked = max(unpacked, len(data))
+        if self.batches and (
+            self.size + len(data) > RUN_BYTES_MAX
+            or self.unpacked + unpacked > RUN_UNPACKED_MAX
+            or self.messages + messages > RUN_MESSAGES_MAX
+            or self.producer_name != producer_name
+            or self.batched != batched
+            or NO_ID != last_sequence_id <= self._last_sequence_ids[-1]
+        ):
+            return False
+        self.batches.append(data)
+        self.counts.append(messages)
+        self.size += len(data)
+        self.unpacked += unpacked
+        self.messages += messages
+        self._sends.append(send)
+        self._last_sequence_ids.append(last_sequence_id)
+        return True
+
+    @property
+    def room(self) -> int:
+        """Bytes of batches that it takes still."""
+        return RUN_BYTES_MAX - self.size
+
+    @property
+    def takes_alike(self) -> bool:
+        """Whether it takes as much of lone messages as are read at a time, decompressed."""
+        return self.unpacked + RUN_BYTES_MAX + UNPACKED_MAX <= RUN_UNPACKED_MAX
+
+    @property
+    def after(self) -> int | None:
+        """Above which the next sequence id is to be; None where nobody looks at them."""
+        if not self.producer.partition.log.deduplicates:
+            return None
+        return self._last_sequence_ids[-1] if self.batches else NO_ID
+
+    def extend(self, found: Alike) -> None:
+        """Lone messages of its producer that `room` and `after` allow."""
+        count = len(found.sends)
+        self._sends += found.sends
+        self.batches += found.batches
+        self.counts += [1] * count
+        self.messages += count
+        size = sum(map(len, found.batches))
+        self.size += size
+        self.unpacked += size + found.unpacked
+        said = found.said if self.producer.partition.log.deduplicates else repeat(NO_ID, count)
+        self._last_sequence_ids += said
+
+    def each(self) -> "list[Run]":
+        found = list[Run]()
+        columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
+        for send, data, messages, last in zip(*columns, strict=True):
+            one = Run(self.producer, self.producer_name, self.batched)
+            about = self.unpacked * len(data) // self.size
+            one.add(send, data, self.producer_name, self.batched, messages, last, about)
+            one._number = self._number + len(found)
+            found.append(one)
+        return found
+
+    def sent(self, offset: int) -> None:
+        """What is stored does not depend on it."""
+
+    def stored(self, offset: int) -> None:
+        ledger = self.producer.partition.log.ledger
+        self._received(ledger, accumulate(self.counts, initial=offset))
+
+    def duplicate(self) -> None:
+        self._received(NOWHERE, repeat(NOWHERE))
+
+    def _received(self, ledger: int, entries: Iterable[int]) -> None:
+        producer = self.producer
+        said: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
+        frames = receipts(said, ledger, producer.partition.log.shown)
+        producer.answer(self._number, len(self._sends), frames)
+        producer.connection.stored(self.waiting_bytes)
+
+    def failed(self, error: errors.LedgerError) -> None:
+        producer = self.producer
+        if isinstance(error, errors.TopicTerminated):
+            self._refused(Refusal(ServerError.TOPIC_TERMINATED, str(error)))
+        elif isinstance(error, errors.MessageTooBig):
+            self._refused(Refusal(producer.connection.drop, str(error)))
+        else:
+            producer.send_away()
+        producer.connection.stored(self.waiting_bytes)
+
+    def _refused(self, why: Refusal) -> None:
+        frames = [self.producer.error(send.sequence_id, why) for send in self._sends]
+        self.producer.answer(self._number, len(frames), b"".join(frames))
