@@ -15,6 +15,7 @@ from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.broker.produce.chunks import ChunkRun
+from spark_ledger.broker.produce.admission import Admission, Admitted
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
@@ -304,20 +305,20 @@ def stays_active(activate: Any) -> Any:
 
 
 def fences_nobody(admit: Any) -> Any:
-    """Who is fenced goes on until it comes back."""
+    """A producer that is fenced goes on until it comes back."""
 
-    def admitted(self: Any, partition: int, producer: Any, there: Any, waiting: Any) -> bool:
+    def admitted(self: Any, producer: Any) -> Any:
         if producer.mode is not AccessMode.EXCLUSIVE_WITH_FENCING:
-            return bool(admit(self, partition, producer, there, waiting))
-        there[:] = [producer]
-        self._is_exclusive(partition, producer)
-        return True
+            return admit(self, producer)
+        self.there[:] = [producer]
+        self._note_exclusive(producer)
+        return Admitted(True, [])
 
     return admitted
 
 
 def forgets_who_is_fenced(is_fenced: Any) -> Any:
-    return lambda self, partition, producer: False
+    return lambda self, producer: False
 
 
 def knows_what_it_knew(learn: Any) -> Any:
@@ -450,11 +451,11 @@ EVERY = (
         *(stays_active, SERVES),
     ),
     Mutant(
-        *("fenced producer goes on", "broker", OwnedTopic, "_admit"),
+        *("fenced producer goes on", "broker", Admission, "admit"),
         *(fences_nobody, SERVES),
     ),
     Mutant(
-        *("fenced producer comes back", "broker", OwnedTopic, "_is_fenced"),
+        *("fenced producer comes back", "broker", Admission, "is_fenced"),
         *(forgets_who_is_fenced, SERVES),
     ),
     Mutant(
