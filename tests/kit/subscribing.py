@@ -9,7 +9,7 @@ from spark_ledger.broker.wire.commands import SubscriptionType
 async def subscribed(topic, partition, name="s", *, link=None, end=lambda: None):
     """One that joins the durable subscription from the earliest offset on; it takes no messages."""
     return await topic.subscribe(
-        partition,
+        partition.log,
         name,
         SubscriptionType.EXCLUSIVE,
         durable=True,

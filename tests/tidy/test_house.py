@@ -59,7 +59,8 @@ FLOORS = {
     "spark_ledger.broker": """
         server
         serve
-        broker settings
+        broker
+        settings
         owned_topic
         owned_partition
         dispatch produce

@@ -7,7 +7,7 @@ owner's writer was given, not by what a broker remembers.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from spark_ledger.broker.owned_topic import EPOCH_BITS
+from spark_ledger.broker.produce.admission import EPOCH_BITS
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.log.actions import SealLive

@@ -14,8 +14,8 @@ from spark_ledger.broker.owner import ownership, topic_commits
 from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
 from spark_ledger.broker.produce import live_writer
-from spark_ledger.broker.produce.chunks import ChunkRun
 from spark_ledger.broker.produce.admission import Admission, Admitted
+from spark_ledger.broker.produce.chunks import ChunkRun
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft

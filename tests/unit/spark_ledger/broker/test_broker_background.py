@@ -271,7 +271,7 @@ def test_a_topic_whose_follower_failed_for_good_is_given_up_and_opened_anew(monk
         assert topic not in a.opened()
         again, _ = await serving(a)
         assert again is not partition
-        assert again.end == 6
+        assert again.log.end == 6
         await a.close()
 
     play(act)
@@ -286,6 +286,6 @@ def test_a_broker_that_is_stopped_while_the_store_is_away_ends_within_seconds():
         await a.seal()
         await a.close()
         assert asyncio.get_running_loop().time() < began_s + 4.0
-        assert partition.end == 3, "what waited was stored"
+        assert partition.log.end == 3, "what waited was stored"
 
     play(act)

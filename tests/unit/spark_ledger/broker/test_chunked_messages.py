@@ -52,7 +52,8 @@ class Sending:
     def __init__(self, owner, name="p"):
         self.owner, self.link = owner, Link()
         deduplicates = owner.stage.topic.policies.deduplication
-        partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=deduplicates)
+        log = SimpleNamespace(shown=0, ledger=7, deduplicates=deduplicates)
+        partition = SimpleNamespace(number=0, log=log)
         partition.refused = vars(owner).setdefault("refused", RefusedMessages())
         mode = AccessMode.SHARED
         self.producer = Producer(self.link, 1, 1, name, mode, 0, 0, partition, None)
@@ -66,7 +67,7 @@ class Sending:
     def lone(self, value, sequence_id=0):
         data = lone(message(value), sequence_id=sequence_id)
         run = Run(self.producer, "p", batched=False)
-        last = sequence_id if self.producer.partition.deduplicates else NO_ID
+        last = sequence_id if self.producer.partition.log.deduplicates else NO_ID
         assert run.add(Send(1, sequence_id, 0, False), data, "p", False, 1, last)
         self.append(run)
 

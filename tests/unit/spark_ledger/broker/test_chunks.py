@@ -54,7 +54,8 @@ class Sending:
     """A producer that sends chunks; what is to be stored is in `appended`."""
 
     def __init__(self, deduplicates=True):
-        partition = SimpleNamespace(number=0, shown=0, ledger=7, deduplicates=deduplicates)
+        log = SimpleNamespace(shown=0, ledger=7, deduplicates=deduplicates)
+        partition = SimpleNamespace(number=0, log=log)
         partition.refused = RefusedMessages()
         self.link = Link()
         self.ownership = SimpleNamespace(incomplete=0)

@@ -153,7 +153,7 @@ def test_a_topic_that_went_to_another_broker_is_followed_no_more_and_again_when_
         brokers.dead = {b.ownership.url}
         await a.lookup(names.parse("t-partition-0"), authoritative=True)
         partition = await sent(a, "t-partition-0", b"z")
-        assert partition.end == 3
+        assert partition.log.end == 3
         await a.close()
         await b.close()
 

@@ -198,7 +198,7 @@ def test_an_owner_that_has_a_partition_again_knows_what_another_stored_there_mea
         await a.lookup(named(0), authoritative=True)
         _, again = await a.partition(named(0))
         assert again is not first
-        assert again.end == 2
+        assert again.log.end == 2
         await a.close()
         await b.close()
 
@@ -236,14 +236,14 @@ def test_who_waits_to_be_the_only_producer_of_a_partition_that_goes_is_sent_away
         brokers = Brokers(stage)
         a, b = await brokers.new("a"), await brokers.new("b")
         await a.lookup(named(0), authoritative=True)
-        topic, _ = await a.partition(named(0))
+        topic, partition = await a.partition(named(0))
         first = Producer("p", AccessMode.EXCLUSIVE)
         waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
-        assert topic.partition(0).add_producer(first)
-        assert not topic.partition(0).add_producer(waiting)
+        assert partition.add_producer(first)
+        assert not partition.add_producer(waiting)
         await taken(brokers, b, 0, of=a)
         await topic.look()
-        topic.partition(0).remove_producer(first)
+        partition.remove_producer(first)
         assert not waiting.is_ready
         await asyncio.sleep(DECIDED_S)
         assert waiting.away
@@ -257,18 +257,17 @@ def test_a_producer_that_comes_back_keeps_its_turn_and_its_connection_before_tak
     async def act(stage):
         a = await Brokers(stage).new("a")
         await a.lookup(named(0), authoritative=True)
-        topic, _ = await a.partition(named(0))
+        _, partition = await a.partition(named(0))
         first = Producer("p", AccessMode.EXCLUSIVE)
-        here = topic.partition(0)
-        first.send_away = lambda: (setattr(first, "away", True), here.remove_producer(first))
+        first.send_away = lambda: (setattr(first, "away", True), partition.remove_producer(first))
         waiting = Producer("q", AccessMode.WAIT_FOR_EXCLUSIVE)
-        assert topic.partition(0).add_producer(first)
-        assert not topic.partition(0).add_producer(waiting)
+        assert partition.add_producer(first)
+        assert not partition.add_producer(waiting)
         again = Producer("p", AccessMode.EXCLUSIVE, 1, first.topic_epoch)
-        assert topic.partition(0).add_producer(again)
+        assert partition.add_producer(again)
         assert first.away
         assert not (again.away or waiting.is_ready)
-        topic.partition(0).remove_producer(again)
+        partition.remove_producer(again)
         await asyncio.sleep(0)
         assert waiting.is_ready
         await a.close()
@@ -466,7 +465,7 @@ def test_a_partition_whose_live_end_a_later_version_wrote_goes_round_until_a_bro
 
         monkeypatch.setattr(foreign, "decode_header", upgraded)
         monkeypatch.setattr(seal, "decode_header", upgraded)
-        assert (await asked(made["b"])).end == 2
+        assert (await asked(made["b"])).log.end == 2
         await made["a"].close()
         await made["b"].close()
 

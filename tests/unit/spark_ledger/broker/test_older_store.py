@@ -24,7 +24,7 @@ def test_a_broker_begins_anew_with_its_topics_once_an_older_store_is_accepted():
         copy = copied(stage.world.store)
         await committed(stage, client, "r1", 1, [b"lost"] * 100)
         await asyncio.sleep(5)
-        assert [batch.end for batch in await partition.read(0)] == [1, 101]
+        assert [batch.end for batch in await partition.log.read(0)] == [1, 101]
 
         await accepted_older(stage, copy, 30)
         await committed(stage, await stage.another(), "r2", 1, [b"new"] * 5)
@@ -34,7 +34,7 @@ def test_a_broker_begins_anew_with_its_topics_once_an_older_store_is_accepted():
         await a.lookup(PARTITION, authoritative=True)
         _, again = await a.partition(PARTITION)
         assert again is not partition
-        assert [batch.end for batch in await again.read(0)] == [1, 6]
+        assert [batch.end for batch in await again.log.read(0)] == [1, 6]
         await a.seal()
 
     play(act)
