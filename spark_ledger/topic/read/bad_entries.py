@@ -1,10 +1,10 @@
 """What a read does with stored bytes that cannot be decoded.
 
-Always true: rows beside them are read as ever; what cannot be decoded is an error, or is counted
-and logged, each with its topic, partition, offsets, ledger and entry. `skip`: it has no rows.
-`raw`: it is one row at its first offset, whose value are the bytes as they are stored: a Pulsar
-producer's batch, or the entry's payload; its other offsets have none. What a later version wrote is
-no such thing: it is an error whatever the read says, since an upgrade reads it.
+Always true: rows beside such bytes are read as ever. Bytes that cannot be decoded raise an error,
+or are counted and logged, each with its topic, partition, offsets, ledger and entry. `skip`: they
+give no rows. `raw`: they give one row at their first offset, with the stored bytes as its value (a
+Pulsar producer's batch, or the entry's payload), and no row at their other offsets. Bytes that a
+later version wrote are always an error, whatever the policy is: an upgrade can read them.
 """
 
 import logging
@@ -27,7 +27,7 @@ class OnBadEntry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """The rows of a partition, at offsets [lo, hi), that some stored bytes have."""
+    """Stored bytes with a partition's rows at offsets [lo, hi), and the entry that has them."""
 
     partition: int
     lo: int
@@ -37,19 +37,19 @@ class BadRows:
 
 
 class BadEntries:
-    """Those of one read. `topic` "": it is not known here."""
+    """The bytes of one read that cannot be decoded. `topic` "": the caller has no name for it."""
 
     def __init__(self, topic: str = "", policy: OnBadEntry = OnBadEntry.FAIL) -> None:
         self._topic = topic
         self.policy = policy
         self.count = 0
-        """How many there were: batches, or the rows that an entry has of a partition."""
+        """Bad batches and bad entries, an entry counted once for each partition."""
         self.rows = 0
-        """How many offsets they have."""
+        """The offsets of these batches and entries."""
 
     def meet(self, rows: BadRows, why: errors.UnsupportedFormat) -> None:
-        """Raises `why` with the place unless it is passed over: errors.BadEntry, or
-        errors.UnsupportedFormat of a later version."""
+        """Count and log the rows, or raise `why` with their place: errors.BadEntry if the policy is
+        FAIL, errors.UnsupportedFormat (of a later version) always."""
         what = f"{self._place(rows)}: {why.what}"
         if self.policy is OnBadEntry.FAIL or not isinstance(why, errors.BadEntry):
             facts = {"partition": rows.partition, "offset": rows.lo, "end": rows.hi}
@@ -62,7 +62,7 @@ class BadEntries:
             _log.warning("rows that cannot be decoded are %s: %s", done, what)
 
     def end(self) -> None:
-        """Log how many there were."""
+        """Log the counts."""
         if self.count:
             _log.warning(
                 "topic %s: %d batches or entries of %d offsets were not decoded (onBadEntry=%s)",

@@ -1,11 +1,12 @@
 """A topic's state kept current in memory, so that an idle poll needs no round trip (hazard 47).
 
-Always true: one watch, on head, is outstanding at most; a change is folded as soon as it is heard
-of, but head is read at most every 50 ms; without a change head is read again every 10 s; a state
-that was not confirmed for 30 s is not given out. Who has thousands of topics, and decides nothing
-by what it follows, has both six times as long. The watch also fires when the session is in doubt.
-What is in ledgers and cannot be read now is tried again, as the store is. Once the topic is deleted
-nothing changes any more: the following ends, and that state is given out for ever.
+Always true: at most one watch, on head, is outstanding; a follower folds a change as soon as its
+watch fires, but reads head at most every 50 ms; without a change it reads head again every 10 s; it
+does not give out a state that was not confirmed for 30 s. A process with thousands of topics that
+decides nothing by their states makes both times six times as long. The watch also fires when the
+session is in doubt. If the store or a ledger of the topic cannot be read now, the follower tries
+again. Once the topic is deleted nothing changes any more: the following ends, and the follower
+gives out that state for ever.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ RETRY_S = 1.0
 UNCONFIRMED_REREADS = 3
 UNCONFIRMED_S_MAX = UNCONFIRMED_REREADS * REREAD_S
 _PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
-"""What may be over at the next look: bodies and checkpoints are on bookies."""
+"""Errors that may have passed at the next look: bodies and checkpoints are on bookies."""
 
 
 class TopicFollower:
@@ -32,8 +33,9 @@ class TopicFollower:
     def __init__(
         self, log: TopicLog, name: str | None = None, reread_s: float | None = None
     ) -> None:
-        """`name` is what errors call the topic beside its id. `reread_s`: how often head is read
-        without a change, None: REREAD_S; a state counts for UNCONFIRMED_REREADS times as long."""
+        """Errors name the topic by `name` beside its id. `reread_s`: the time after which head is
+        read again without a change (None: REREAD_S); a state counts for UNCONFIRMED_REREADS times
+        as long."""
         self.log = log
         self._reread_s = REREAD_S if reread_s is None else reread_s
         self._named = f"topic {log.topic_id}"
@@ -67,8 +69,8 @@ class TopicFollower:
         return state
 
     def state(self) -> TopicState:
-        """The newest state, from memory. Raises errors.Unavailable where it was not confirmed for
-        long, and the error that ended the following if one did."""
+        """The newest state, from memory. Raises errors.Unavailable if it was not confirmed for too
+        long, and the error that ended the following, if one did."""
         if self._failure is not None:
             raise self._failure
         assert self._latest is not None, "start() comes first"
@@ -82,16 +84,16 @@ class TopicFollower:
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the following: `state` raises it for ever."""
+        """The error that ended the following: `state` raises it for ever."""
         return self._failure
 
     @property
     def behind(self) -> bool:
-        """Whether a change was heard of that is not in `state` yet."""
+        """Whether a watch reported a change that is not in `state` yet."""
         return self._folded_times < self._heard_times
 
     async def caught_up(self, within_s: float) -> None:
-        """Return once what was heard of before this call is in `state`; after `within_s` anyhow."""
+        """Return once `state` has the changes reported before this call, or after `within_s`."""
         heard_times = self._heard_times
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -100,7 +102,7 @@ class TopicFollower:
 
     async def certain(self, within_s: float) -> int:
         """Return once `state` is of the store that this process is connected to, with the number of
-        its history (TopicLog.histories). Raises errors.Unavailable where that takes longer, and as
+        its history (TopicLog.histories). Raises errors.Unavailable after `within_s`, and as
         `state`."""
         try:
             async with asyncio.timeout(within_s):
@@ -115,8 +117,8 @@ class TopicFollower:
         return self._history
 
     async def beyond(self, number: int) -> TopicState:
-        """The state once it has commit `number`, for as long as that takes, or is another store's.
-        Raises as `state`."""
+        """Wait, without a limit, until the state has commit `number` or is of another store; return
+        it. Raises as `state`."""
         histories = self.log.histories
         while (state := self.state()).next <= number and not state.deleted:
             if histories != self.log.histories:
@@ -142,7 +144,7 @@ class TopicFollower:
                 except _PASSING:
                     self._changed.set()
                     await asyncio.sleep(RETRY_S)
-        except Exception as error:  # whatever it is, `state` tells it
+        except Exception as error:  # `state` raises it, of whatever class
             self._failure = error
         self.on_end()
 
@@ -156,7 +158,7 @@ class TopicFollower:
                 await self._changed.wait()
 
     async def _read(self, *, fresh: bool) -> TopicState:
-        """Fold, with a watch unless one is still out."""
+        """Fold, with a new watch unless one is outstanding."""
         self._changed.clear()
         began_s, heard_times = self._loop.time(), self._heard_times
         self._read_again_s = began_s + REARM_S

@@ -1,12 +1,12 @@
 """How far live segments go: the confirmed rows of a partition's open end; and where rows are in a
-ledger whose entries' headers alone count them, open or sealed.
+ledger, open or sealed, if only the headers of its entries count them.
 
-Always true: rows counted are those of entries up to a last add confirmed, whose header has the
-rows up to it; the count of a segment never goes back (hazard 33); a ledger that is CLOSED ends for
-ever where its record says, whether the log says sealed or not. A segment whose ledger goes on in a
-later one, after rows of others, ends before the first entry that says it is at another offset than
-it would have here: so a log that is old never gives an entry a wrong offset. What is followed is
-told by the bookies' long poll and told from memory.
+Always true: a count has the rows of entries up to a last add confirmed, as that entry's header has
+them; the count of a segment never goes back (hazard 33); a CLOSED ledger ends for ever where its
+record has its end, whether or not the log has sealed the segment. If a later segment continues in
+the same ledger, after rows of others, then a segment ends before the first entry whose own offset
+is not the one that it would have here: so an old log never gives an entry a wrong offset. The
+counts of followed segments come by the bookies' long poll, and are then read from memory.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ _PASSING = (errors.Unavailable, errors.DataUnavailable)
 
 @dataclass(frozen=True, slots=True)
 class LiveEnd:
-    """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes.
-    `first_ms` and `last_ms` are when the first and the last of them were stored. `closed`: there
-    will be no more. `rowless` are offsets of the segment without a row."""
+    """The confirmed part of a live segment: entries up to `last_entry`, their rows and bytes, the
+    times at which the first and the last of them were stored. `closed`: there will be no more.
+    `rowless` are offsets of the segment without a row."""
 
     last_entry: int = NO_ENTRY
     rows: int = 0
@@ -65,8 +65,8 @@ _Opening = tuple[int, int]
 
 
 class LiveEnds:
-    """Of one process. `known` and `changes` may be read from any thread; the rest is on the
-    loop."""
+    """The live ends that one process knows. Any thread may call `known` and `changes`; the rest
+    belongs to the loop."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
@@ -76,17 +76,17 @@ class LiveEnds:
 
     @property
     def changes(self) -> int:
-        """Another number whenever `known` says more than before."""
+        """A number that changes whenever `known` gives more than before."""
         return self._changes
 
     def known(self, live: LiveSegment) -> LiveEnd:
-        """As far as it was heard."""
+        """The end of the segment as the bookies last gave it."""
         return self._known.get(_opening(live), EMPTY)
 
     async def look(self, lives: Iterable[LiveSegment]) -> None:
-        """Ask the bookies how far the segments go: all that was acknowledged before this call, but
-        for that of a writer that died. Raises DataUnavailable, Unauthorized, RowsLost, Unavailable;
-        a ledger that is gone keeps what is known of it."""
+        """Ask the bookies how far the segments go: up to all that was acknowledged before this
+        call, except by a writer that died. Raises DataUnavailable, Unauthorized, RowsLost,
+        Unavailable; the end of a segment whose ledger is gone stays as it is."""
         loop, turns = asyncio.get_running_loop(), asyncio.Semaphore(ENDS_AT_ONCE)
         lagging: list[tuple[LiveSegment, AsyncLedgerReader]] = []
 
@@ -103,7 +103,7 @@ class LiveEnds:
         async def wait(live: LiveSegment, reader: AsyncLedgerReader) -> None:
             async with turns:
                 left_s = max(0.0, until_s - loop.time())
-                with suppress(errors.DataUnavailable):  # then what was heard before stands
+                with suppress(errors.DataUnavailable):  # then the end heard before stays
                     await reader.wait_beyond(reader.last_taken - 1, left_s)
                 await self._heard(live, reader)
 
@@ -112,12 +112,12 @@ class LiveEnds:
         await asyncio.gather(*(wait(*one) for one in lagging))
 
     def follow(self, lives: Iterable[LiveSegment]) -> None:
-        """Keep what is known of these segments current from now on, and of no others."""
-        wanted = {_opening(live): live for live in lives}
-        for opening in [one for one in self._following if one not in wanted]:
+        """Keep the ends of these segments current from now on, and of no others."""
+        lives_of = {_opening(live): live for live in lives}
+        for opening in [opening for opening in self._following if opening not in lives_of]:
             self._following.pop(opening).cancel()
             self._known.pop(opening, None)
-        for opening, live in wanted.items():
+        for opening, live in lives_of.items():
             if opening not in self._following:
                 task = asyncio.get_running_loop().create_task(self._follow(live))
                 self._following[opening] = task
@@ -129,8 +129,8 @@ class LiveEnds:
         self._following.clear()
 
     async def _follow(self, live: LiveSegment) -> None:
-        """Until it is closed. What is lost, gone or refused is looked at again now and then:
-        a reader of these rows gets an error."""
+        """Follow the segment until it is closed. If its rows are lost, or its ledger is gone or
+        refused, look again now and then: a reader of these rows gets the error."""
         while not self.known(live).closed:
             try:
                 await self._hear(live)
@@ -154,7 +154,7 @@ class LiveEnds:
             await asyncio.sleep(POLL_S)
 
     async def _open(self, live: LiveSegment) -> AsyncLedgerReader | None:
-        """None where the ledger is gone: it was sealed, and its rows are elsewhere by now."""
+        """None if the ledger is gone: then it was sealed, and its rows are elsewhere by now."""
         version = live.metadata_version
         try:
             return await self._ledgers.open(live.ledger_id, recover=False, min_version=version)
@@ -184,28 +184,28 @@ def _opening(live: LiveSegment) -> _Opening:
 async def _last_of(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, last: int
 ) -> tuple[Entry | None, bool]:
-    """The last entry of the segment after those that are known, `last` mostly, which is confirmed,
-    or the one in front of foreign ones; None: there is none. And whether a later segment follows:
-    then it is found by halving."""
+    """The last entry of the segment after those of `before`, None without such an entry; and
+    whether a later segment follows. It is the confirmed entry `last`, or the last one before
+    foreign entries; if a later segment follows, it is found by halving."""
     first = max(before.last_entry + 1, live.first_entry)
     entry = await _owned(reader, live, first, last)
     if entry is None or is_of(live, entry):
         return entry, False
-    found, last = None, entry.header.entry_id
+    last_own, last = None, entry.header.entry_id
     while first < last:
         middle = (first + last) // 2
         entry = await _owned(reader, live, first, middle)
         if entry is None or is_of(live, entry):
-            found, first = entry or found, middle + 1
+            last_own, first = entry or last_own, middle + 1
         else:
             last = entry.header.entry_id
-    return found, True
+    return last_own, True
 
 
 async def _owned(
     reader: AsyncLedgerReader, live: LiveSegment, first: int, last: int
 ) -> Entry | None:
-    """The last entry of [first, last] that an owner wrote (foreign.py)."""
+    """The last entry of [first, last] that an owner wrote (foreign.py); None without such one."""
     async with aclosing(reader.read_back(last, first, known_confirmed=last)) as entries:
         async for _, entry in entries:
             if isinstance(entry, errors.LedgerError):
@@ -217,8 +217,8 @@ async def _owned(
 
 
 def is_of(live: LiveSegment, entry: Entry) -> bool:
-    """Whether an owner's entry, of the segment's ledger and not before it, is where it says it is
-    if it is counted as the segment's."""
+    """Whether an owner's entry, at or after the first one of the segment in its ledger, gets its
+    own offset if it is counted as an entry of the segment."""
     header = decode_header(entry.payload)
     offset = live.origin + entry.header.cumulative_rows - header.rows
     return not header.at_offset or int(header.index["first_row"][0]) == offset
@@ -227,21 +227,21 @@ def is_of(live: LiveSegment, entry: Entry) -> bool:
 async def _up_to(
     reader: AsyncLedgerReader, live: LiveSegment, before: LiveEnd, entry: Entry
 ) -> LiveEnd:
-    """What is confirmed with that entry."""
-    last, said = entry.header.entry_id, decode_header(entry.payload)
-    last_ms = said.written_ms
+    """The live end with `entry` as its last entry."""
+    last, header = entry.header.entry_id, decode_header(entry.payload)
+    last_ms = header.written_ms
     first_ms = before.first_ms or last_ms
     if before.last_entry == NO_ENTRY and last > live.first_entry:
-        with suppress(errors.LedgerError):  # who reads that entry is told what is wrong
+        with suppress(errors.LedgerError):  # a reader of that entry gets this error
             first = await reader.read_entry(live.first_entry, known_confirmed=last)
             first_ms = decode_header(first.payload).written_ms
     rows = entry.header.cumulative_rows - live.rows_before
     size = entry.header.cumulative_bytes - live.bytes_before
-    return LiveEnd(last, rows, size, False, first_ms, last_ms, said.rowless)
+    return LiveEnd(last, rows, size, False, first_ms, last_ms, header.rowless)
 
 
 async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, LiveEnd]:
-    """What is confirmed of each partition's live segment, as bookies tell now. Raises as
+    """The end of each partition's live segment, as the bookies have it now. Raises as
     `LiveEnds.look`."""
     lives = {held.number: held.live for held in state.partitions if held.live is not None}
     seen = LiveEnds(ledgers)
@@ -250,22 +250,22 @@ async def ends_of(ledgers: LedgerStore, state: TopicState) -> dict[int, LiveEnd]
 
 
 def live_task(
-    topic: str, state: TopicState, partition: int, lo: int, known: LiveEnd
+    topic: str, state: TopicState, partition: int, lo: int, confirmed: LiveEnd
 ) -> ReadTask | None:
-    """A read of what is known to be confirmed of the partition's live segment from the offset on;
-    None where that is nothing."""
+    """A read of the confirmed rows of the partition's live segment from offset `lo` on; None if
+    there are no such rows."""
     held = state.partitions[partition]
     live = held.live
-    if live is None or live.base + known.rows <= max(lo, live.base):
+    if live is None or live.base + confirmed.rows <= max(lo, live.base):
         return None
-    end = live.base + known.rows
-    wanted = LiveRows(live, max(lo, live.base), end, known.last_entry, known.rows)
-    return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, wanted)
+    end = live.base + confirmed.rows
+    rows = LiveRows(live, max(lo, live.base), end, confirmed.last_entry, confirmed.rows)
+    return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, rows)
 
 
 class Starts:
-    """Which entries begin at which rows of their ledgers, as reads found out: whoever reads on from
-    where a read ended need not look for it. STARTS_KEPT of them, those used last."""
+    """The entries that begin at certain rows of their ledgers, as earlier reads found: a read that
+    continues where another one ended need not search. The STARTS_KEPT used last are kept."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[int, int], int] = OrderedDict()
@@ -284,30 +284,30 @@ _starts: WeakKeyDictionary[LedgerStore, Starts] = WeakKeyDictionary()
 
 
 def starts_of(ledgers: LedgerStore) -> Starts:
-    """What this process knows of them."""
+    """The starts that this process keeps for these ledgers."""
     return _starts.setdefault(ledgers, Starts())
 
 
 async def first_piece(
-    reader: AsyncLedgerReader, wanted: LiveRows, starts: Starts
+    reader: AsyncLedgerReader, live_rows: LiveRows, starts: Starts
 ) -> tuple[int, int]:
-    """The entry that has the first row wanted, and the rows of the segment before that entry, as
-    each header counts the rows of the ledger up to it: looked for where it is if rows are spread
-    evenly, and by halving in turns."""
-    live = wanted.live
-    row = wanted.start - live.base
-    known = starts.at(reader.ledger_id, live.rows_before + row)
-    if known is not None and known <= wanted.last_entry:
-        return known, row
-    first, last, before = live.first_entry, wanted.last_entry, 0
-    end = wanted.rows or wanted.end - live.base  # the rows up to `last`
+    """The entry that has the first of the rows, and the rows of the segment before that entry.
+    Each header counts the rows of the ledger up to its entry: the search takes turns between the
+    entry that would have the row if rows were spread evenly, and halving."""
+    live = live_rows.live
+    row = live_rows.start - live.base
+    entry_id = starts.at(reader.ledger_id, live.rows_before + row)
+    if entry_id is not None and entry_id <= live_rows.last_entry:
+        return entry_id, row
+    first, last, before = live.first_entry, live_rows.last_entry, 0
+    end = live_rows.rows or live_rows.end - live.base  # the rows up to `last`
     halves = False
     while row > before and first < last:
         share = (row - before) * (last + 1 - first) // max(1, end - before)
         middle = (first + last) // 2 if halves else min(first + share, last)
-        entry = await reader.read_entry(middle, known_confirmed=wanted.last_entry)
+        entry = await reader.read_entry(middle, known_confirmed=live_rows.last_entry)
         after = entry.header.cumulative_rows - live.rows_before
-        begins = await _begins(reader, wanted, entry)
+        begins = await _begins(reader, live_rows, entry)
         if after <= row:
             first, before = middle + 1, after
         elif begins <= row:
@@ -318,33 +318,34 @@ async def first_piece(
     return first, before
 
 
-async def _begins(reader: AsyncLedgerReader, wanted: LiveRows, entry: Entry) -> int:
-    """The rows of the segment before the entry: after the one before it, where it is foreign."""
-    live, entry_id = wanted.live, entry.header.entry_id
+async def _begins(reader: AsyncLedgerReader, live_rows: LiveRows, entry: Entry) -> int:
+    """The rows of the segment before the entry; if it is foreign, by the entry in front of it."""
+    live, entry_id = live_rows.live, entry.header.entry_id
     try:
         rows = entry.header.cumulative_rows - owned_header(live, entry).rows
     except errors.BadEntry:
         if entry_id == live.first_entry:
             return 0
-        before = await reader.read_entry(entry_id - 1, known_confirmed=wanted.last_entry)
+        before = await reader.read_entry(entry_id - 1, known_confirmed=live_rows.last_entry)
         rows = before.header.cumulative_rows
     return rows - live.rows_before
 
 
-async def since_in(ledgers: LedgerStore, wanted: LiveRows, ms: int) -> int:
-    """As `first_since`. Raises errors.NoSuchLedger where the ledger is gone."""
-    version = wanted.live.metadata_version
-    reader = await ledgers.open(wanted.live.ledger_id, recover=False, min_version=version)
-    return await first_since(reader, within(reader.record, wanted), ms)
+async def since_in(ledgers: LedgerStore, live_rows: LiveRows, ms: int) -> int:
+    """As `first_since`. Raises errors.NoSuchLedger if the ledger is gone."""
+    version = live_rows.live.metadata_version
+    reader = await ledgers.open(live_rows.live.ledger_id, recover=False, min_version=version)
+    return await first_since(reader, within(reader.record, live_rows), ms)
 
 
-async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> int:
-    """The offset of the first row wanted that was stored at `ms` or later by its owner's clock,
-    which never falls within a ledger; where wanted rows end if none was. Found by halving."""
-    first, end, found = wanted.live.first_entry, wanted.last_entry + 1, wanted.end
+async def first_since(reader: AsyncLedgerReader, live_rows: LiveRows, ms: int) -> int:
+    """The offset of the first of the rows that was stored at `ms` or later by its owner's clock;
+    the end of the rows if all are older. Found by halving, as the stored times never fall within a
+    ledger."""
+    first, end, offset = live_rows.live.first_entry, live_rows.last_entry + 1, live_rows.end
     while first < end:
         middle = (first + end) // 2
-        entry = await _owned(reader, wanted.live, first, middle)
+        entry = await _owned(reader, live_rows.live, first, middle)
         if entry is None:
             first = middle + 1
             continue
@@ -353,49 +354,51 @@ async def first_since(reader: AsyncLedgerReader, wanted: LiveRows, ms: int) -> i
             first = middle + 1
         else:
             end = entry.header.entry_id
-            found = wanted.live.origin + entry.header.cumulative_rows - header.rows
-    return min(max(found, wanted.start), wanted.end)
+            offset = live_rows.live.origin + entry.header.cumulative_rows - header.rows
+    return min(max(offset, live_rows.start), live_rows.end)
 
 
-def lost_of_live(record: LedgerRecord, wanted: LiveRows) -> errors.RowsLost | None:
-    """What is wanted beyond the end of a ledger that was closed before it; None if it has all."""
+def lost_of_live(record: LedgerRecord, live_rows: LiveRows) -> errors.RowsLost | None:
+    """The error for rows beyond the end of a CLOSED ledger; None if the ledger has them all."""
     last = record.last_entry
-    if last is None or last >= wanted.last_entry:
+    if last is None or last >= live_rows.last_entry:
         return None
-    start = max(wanted.start, wanted.live.origin + (record.rows or 0))
-    if start >= wanted.end:
+    start = max(live_rows.start, live_rows.live.origin + (record.rows or 0))
+    if start >= live_rows.end:
         return None
     return errors.RowsLost(
-        f"{wanted.end - start} confirmed rows are gone: offsets {start} to {wanted.end - 1} of"
-        f" partition {wanted.live.partition} (ledger {wanted.live.ledger_id} ends at entry {last})",
-        rows=wanted.end - start,
+        f"{live_rows.end - start} confirmed rows are gone: offsets {start} to {live_rows.end - 1}"
+        f" of partition {live_rows.live.partition} (ledger {live_rows.live.ledger_id} ends at entry"
+        f" {last})",
+        rows=live_rows.end - start,
         start=start,
-        end=wanted.end,
+        end=live_rows.end,
         last_entry=last,
     )
 
 
-def within(record: LedgerRecord, wanted: LiveRows) -> LiveRows:
-    """The same, of a ledger that may have ended before entries that hold none of these rows."""
+def within(record: LedgerRecord, live_rows: LiveRows) -> LiveRows:
+    """The same rows, with the last entry and row count of the ledger's record if the ledger ended
+    before `last_entry`: the entries beyond its end have none of these rows."""
     last = record.last_entry
-    if last is None or last >= wanted.last_entry:
-        return wanted
-    return replace(wanted, last_entry=last, rows=(record.rows or 0) - wanted.live.rows_before)
+    if last is None or last >= live_rows.last_entry:
+        return live_rows
+    return replace(live_rows, last_entry=last, rows=(record.rows or 0) - live_rows.live.rows_before)
 
 
-def reach_of(wanted: LiveRows, at: int, before: int) -> int:
-    """The last entry, about, that has rows wanted, if `before` rows are before entry `at` and the
-    others are spread evenly over the entries; all are up to the one that is returned, or more."""
-    left, rows = wanted.end - wanted.live.base - before, wanted.rows - before
+def reach_of(live_rows: LiveRows, at: int, before: int) -> int:
+    """An estimate of the last entry that has some of the rows, if `before` rows are before entry
+    `at` and the others are spread evenly over the entries."""
+    left, rows = live_rows.end - live_rows.live.base - before, live_rows.rows - before
     if left >= rows:
-        return wanted.last_entry
-    return min(at + left * (wanted.last_entry + 1 - at) // rows, wanted.last_entry)
+        return live_rows.last_entry
+    return min(at + left * (live_rows.last_entry + 1 - at) // rows, live_rows.last_entry)
 
 
-def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
-    """What an entry has of the rows wanted; `before` rows of the segment come before it."""
-    base = wanted.live.base
-    lo = max(wanted.start - base, before)
-    hi = min(wanted.end - base, header.cumulative_rows - wanted.live.rows_before)
-    piece = (wanted.live.partition, before, lo - before, hi - lo, base + lo)
+def piece_of(live_rows: LiveRows, header: EntryHeader, before: int) -> Wanted:
+    """The piece of the rows that an entry has; `before` rows of the segment come before it."""
+    base = live_rows.live.base
+    lo = max(live_rows.start - base, before)
+    hi = min(live_rows.end - base, header.cumulative_rows - live_rows.live.rows_before)
+    piece = (live_rows.live.partition, before, lo - before, hi - lo, base + lo)
     return np.array([piece] if hi > lo else [], dtype=WANTED)

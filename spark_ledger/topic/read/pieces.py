@@ -8,9 +8,9 @@ entries in different orders. Slices hold the rows of the spans once, in that ord
 all that its reader trusts: the ledger's metadata version and the end of the committed ranges, which
 is proof that they are confirmed (hazard 18). What a commit held itself is a slice without a ledger.
 
-Of a segment that is `counted` only its entries know what rows they have. To plan with, it counts as
-COUNTED_PARTS entries of as many rows each; to fetch, it is a slice of rows (`CountedSlice`), whose
-entries are looked for where it is read (live.py).
+Only the entries of a `counted` segment record how many rows they have. A plan takes it for
+COUNTED_PARTS entries of as many rows each; a fetch takes it for a slice of rows (`CountedSlice`),
+and the reader looks for the entries (live.py).
 """
 
 import heapq
@@ -28,13 +28,13 @@ from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, LiveSegment, Paylo
 
 EMPTY_ROW_BYTES = 1e-3  # so that rows without bytes are shared out too
 COUNTED_PARTS = 64
-NO_COMMIT = NO_EPOCH = -1  # whoever reads need not know
+NO_COMMIT = NO_EPOCH = -1  # a reader needs neither
 Floats = npt.NDArray[np.float64]
 
 
 class Span(NamedTuple):
-    """Offsets [lo, hi) of a partition without a hole, held by the segments [first, end) of a table,
-    which lie one after the other; there may be some among them that hold none of these rows."""
+    """Offsets [lo, hi) of a partition without a hole. The consecutive segments [first, end) of a
+    table hold them; some of these segments may hold none of these rows."""
 
     partition: int
     lo: int
@@ -49,9 +49,10 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Rows [skip, skip + take) that an entry has of a partition; the first of them has offset
-    `offset`. `first_row` is what the entry says of the partition's first row in it. `span` and
-    `segment` are where it comes from; `weight` are about the bytes: even empty rows have some."""
+    """Rows [skip, skip + take) of those that an entry has of a partition; the first of them has
+    offset `offset`. `first_row` is the number of the partition's first row in the entry, as its
+    header has it. `span` and `segment` index the span and the segment of the piece; `weight` is
+    about its bytes: even empty rows have some."""
 
     span: Longs
     segment: Longs
@@ -67,9 +68,9 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.segment)
 
-    def taken(self, which: npt.NDArray[Any]) -> "Pieces":
-        """Those at these positions, or where the mask is true, in their order."""
-        return Pieces(*(getattr(self, name)[which] for name in self.__slots__))
+    def taken(self, positions: npt.NDArray[Any]) -> "Pieces":
+        """The pieces at these positions, in their order, or where a mask is true."""
+        return Pieces(*(getattr(self, name)[positions] for name in self.__slots__))
 
     def entries(self) -> Longs:
         """For each piece the number of its entry: entries are numbered as ledgers and entries
@@ -85,59 +86,59 @@ class Pieces:
 
 
 def rows_of(spans: Iterable[Span]) -> int:
-    return sum(one.hi - one.lo for one in spans)
+    return sum(span.hi - span.lo for span in spans)
 
 
 def cut_out(spans: Spans, gone: Mapping[int, Sequence[tuple[int, int]]]) -> Spans:
     """The spans without these offsets [lo, hi) of partitions."""
-    found: list[Span] = []
+    kept: list[Span] = []
     for span in spans:
         left = [span]
         for lo, hi in gone.get(span.partition, ()):
-            before = [one._replace(hi=min(one.hi, lo)) for one in left]
-            after = [one._replace(lo=max(one.lo, hi)) for one in left]
-            left = [one for one in sorted(before + after) if one.lo < one.hi]
-        found += left
-    return tuple(found)
+            before = [part._replace(hi=min(part.hi, lo)) for part in left]
+            after = [part._replace(lo=max(part.lo, hi)) for part in left]
+            left = [part for part in sorted(before + after) if part.lo < part.hi]
+        kept += left
+    return tuple(kept)
 
 
 def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable]:
-    """The spans with a table that has no other segments than theirs."""
-    wanted = np.array(_narrowed(spans, table), dtype=np.int64)
-    counts = wanted[:, 4] - wanted[:, 3]
-    rows = distinct(_ranges(wanted[:, 3], counts))
+    """The spans with a table that has only their segments."""
+    span_array = np.array(_narrowed(spans, table), dtype=np.int64)
+    counts = span_array[:, 4] - span_array[:, 3]
+    rows = distinct(_ranges(span_array[:, 3], counts))
     if int(rows[-1] - rows[0]) + 1 == len(rows):
         part = table.part(int(rows[0]), int(rows[-1]) + 1)
     else:
         part = table.chosen(rows)
-    wanted[:, 3] = np.searchsorted(rows, wanted[:, 3])
-    wanted[:, 4] = wanted[:, 3] + counts
-    return tuple(map(Span._make, wanted.tolist())), part
+    span_array[:, 3] = np.searchsorted(rows, span_array[:, 3])
+    span_array[:, 4] = span_array[:, 3] + counts
+    return tuple(map(Span._make, span_array.tolist())), part
 
 
 def _narrowed(spans: Spans, table: SegmentTable) -> list[Span]:
-    """Each with those segments only that hold its rows."""
-    wanted, found = np.array(spans, dtype=np.int64), list(spans)
-    second = np.minimum(wanted[:, 3] + 1, wanted[:, 4] - 1)
-    wide = (table.bases[wanted[:, 4] - 1] >= wanted[:, 2]) | (
-        (table.bases[second] <= wanted[:, 1]) & (second > wanted[:, 3])
+    """Each span with only those segments that hold its rows."""
+    span_array, narrowed = np.array(spans, dtype=np.int64), list(spans)
+    second = np.minimum(span_array[:, 3] + 1, span_array[:, 4] - 1)
+    wide = (table.bases[span_array[:, 4] - 1] >= span_array[:, 2]) | (
+        (table.bases[second] <= span_array[:, 1]) & (second > span_array[:, 3])
     )
     for i in np.flatnonzero(wide).tolist():
         span = spans[i]
         bases = table.bases[span.first : span.end]
         first = int(bases.searchsorted(span.lo, side="right")) - 1
         end = int(bases.searchsorted(span.hi, side="left"))
-        found[i] = span._replace(first=span.first + max(0, first), end=span.first + end)
-    return found
+        narrowed[i] = span._replace(first=span.first + max(0, first), end=span.first + end)
+    return narrowed
 
 
 def pieces_of(
     table: SegmentTable, spans: Spans, among: npt.NDArray[np.bool_] | None = None
 ) -> Pieces:
-    """The pieces of the spans' rows; with `among` of these segments of the table alone."""
-    wanted = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
-    segment = _ranges(wanted[:, 3], wanted[:, 4] - wanted[:, 3])
-    span = np.repeat(np.arange(len(spans)), wanted[:, 4] - wanted[:, 3])
+    """The pieces of the spans' rows; with `among` only those in these segments of the table."""
+    span_array = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
+    segment = _ranges(span_array[:, 3], span_array[:, 4] - span_array[:, 3])
+    span = np.repeat(np.arange(len(spans)), span_array[:, 4] - span_array[:, 3])
     if among is not None:
         segment, span = segment[among[segment]], span[among[segment]]
     counts_at, counts, ids = _entries(table)
@@ -148,13 +149,13 @@ def pieces_of(
     before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     first_row = before[at] - before[counts_at[segment]]
     base = table.bases[segment] + first_row
-    lo = np.maximum(base, wanted[span, 1])
-    hi = np.minimum(base + rows, wanted[span, 2])
+    lo = np.maximum(base, span_array[span, 1])
+    hi = np.minimum(base + rows, span_array[span, 2])
     size = table.sizes[segment] * (hi - lo) / table.rows[segment]
-    found = Pieces(
+    pieces = Pieces(
         span=span,
         segment=segment,
-        partition=wanted[span, 0],
+        partition=span_array[span, 0],
         ledger=table.ledgers[segment],
         entry=ids[at],
         first_row=first_row,
@@ -164,14 +165,14 @@ def pieces_of(
         weight=np.maximum(size, (hi - lo) * EMPTY_ROW_BYTES),
     )
     kept = hi > lo
-    return found if bool(kept.all()) else found.taken(kept)
+    return pieces if bool(kept.all()) else pieces.taken(kept)
 
 
 def fetch_order(pieces: Pieces) -> Longs:
     """For each piece the place of its entry in an order in which the rows of each partition rise:
-    of the entries that may come next always the first of the lowest ledger.
+    of the entries that may come next, the first one of the lowest ledger comes.
 
-    Where no order of whole entries does that, what is left comes partition by partition.
+    Entries that no such order can hold come last, partition by partition.
     """
     entries = pieces.entries()
     follows = np.diff(pieces.partition) == 0
@@ -192,7 +193,7 @@ def fetch_order(pieces: Pieces) -> Longs:
 
 def _sorted_by(pairs: Longs, count: int) -> Longs:
     """The places of `count` entries so that the first of each pair comes before the second; -1 for
-    those that wait for each other."""
+    entries that wait for each other."""
     unique = distinct(pairs[0] * count + pairs[1])
     firsts, seconds = unique // count, unique % count
     waits = np.bincount(seconds, minlength=count).tolist()
@@ -225,21 +226,21 @@ def spans_by(pieces: Pieces, number: Longs) -> Iterator[Spans]:
         *(numbers[starts], pieces.partition[starts], pieces.offset[starts], hi[ends]),
         *(pieces.segment[starts], pieces.segment[ends] + 1),
     )
-    found: dict[int, list[Span]] = {}
-    for one, *span in zip(*(column.tolist() for column in columns), strict=True):
-        found.setdefault(one, []).append(Span(*span))
-    return map(tuple, found.values())
+    by_number: dict[int, list[Span]] = {}
+    for n, *span in zip(*(column.tolist() for column in columns), strict=True):
+        by_number.setdefault(n, []).append(Span(*span))
+    return map(tuple, by_number.values())
 
 
 def _ranges(starts: Longs, counts: Longs) -> Longs:
-    """starts[i], starts[i] + 1, ... counts[i] of them, for each i."""
+    """For each i the numbers starts[i], starts[i] + 1, ...: counts[i] numbers."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) - np.repeat(ends - counts - starts, counts)
 
 
 def _lists(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
-    """Where the list of each row begins and the last ends, and the values of all."""
+    """The positions at which the list of each row begins and the last list ends, and the values."""
     column = table.batch.column(name)
     offsets = as_numpy(column.offsets).astype(np.int64)
     values = as_numpy(column.values)[offsets[0] : offsets[-1]]
@@ -247,7 +248,8 @@ def _lists(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
 
 
 def _entries(table: SegmentTable) -> tuple[Longs, Longs, Longs]:
-    """Where the entries of each segment begin and the last ends; the rows of each, and its id."""
+    """The positions at which the entries of each segment begin and the last ones end; the rows of
+    each entry, and its id."""
     counts_at, listed = _lists(table, "entry_rows")
     counted = table.counted
     if not bool(counted.any()):
@@ -311,7 +313,7 @@ Wanted = npt.NDArray[np.void]
 
 
 class WantedEntry(NamedTuple):
-    """An entry, and what is wanted of it."""
+    """An entry, and the pieces of it that a task reads."""
 
     entry_id: int
     pieces: Wanted
@@ -319,9 +321,9 @@ class WantedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadSlice:
-    """Entries of one ledger, ids rising; those of commits have the `ledger_id` INLINE, and their
-    payloads. `bytes` are about those of what is wanted, which may be a small part of what the
-    entries take. `filter_entry` as a segment's."""
+    """Entries of one ledger, ids rising; entries of commits have the `ledger_id` INLINE, and come
+    with their payloads. `bytes` is about the size of the pieces, which may be a small part of the
+    entries. `filter_entry` is the segments'."""
 
     ledger_id: int
     metadata_version: int
@@ -340,17 +342,17 @@ Slice = ReadSlice | CountedSlice
 
 
 def slices_of(table: SegmentTable, spans: Spans, *, by_filter: bool = False) -> Iterator[Slice]:
-    """The slices of the spans' rows, in order. Neighbours in one ledger are one, unless that is
-    `by_filter` and they have different key filters."""
-    for some in _parted(table, spans):
-        if isinstance(some, CountedSlice):
-            yield some
+    """The slices of the spans' rows, in order. Neighbours in one ledger are one slice; with
+    `by_filter` only if they also have the same key filters."""
+    for part in _parted(table, spans):
+        if isinstance(part, CountedSlice):
+            yield part
         else:
-            yield from _listed(table, some, by_filter)
+            yield from _listed(table, part, by_filter)
 
 
 def _parted(table: SegmentTable, spans: Spans) -> Iterator[Spans | CountedSlice]:
-    """The spans cut at segments that are counted, and slices of those."""
+    """The spans cut at counted segments, and the slices of these segments."""
     held: list[Span] = []
     counted = table.counted
     for span in spans if bool(counted.any()) else ():
@@ -369,7 +371,7 @@ def _parted(table: SegmentTable, spans: Spans) -> Iterator[Spans | CountedSlice]
 
 
 def _within(table: SegmentTable, span: Span) -> list[Span]:
-    """The span as far as its segments hold it."""
+    """The part of the span that its segments hold."""
     if span.first == span.end:
         return []
     lo = max(span.lo, int(table.bases[span.first]))
@@ -378,15 +380,15 @@ def _within(table: SegmentTable, span: Span) -> list[Span]:
 
 
 def _counted(table: SegmentTable, span: Span) -> CountedSlice:
-    wanted = live_rows(table, span.first, span)
-    part = (wanted.end - wanted.start) / wanted.rows
+    own = live_rows(table, span.first, span)
+    part = (own.end - own.start) / own.rows
     size = int(int(table.sizes[span.first]) * part)
-    return CountedSlice(wanted, size, math.ceil(int(table.entry_counts[span.first]) * part))
+    return CountedSlice(own, size, math.ceil(int(table.entry_counts[span.first]) * part))
 
 
 def live_rows(table: SegmentTable, i: int, span: Span) -> LiveRows:
-    """What segment `i`, which is counted, has of the span."""
-    base, rows, last = (int(one[i]) for one in (table.bases, table.rows, table.last_entries))
+    """The rows of the span that the counted segment `i` has."""
+    base, rows, last = (int(column[i]) for column in (table.bases, table.rows, table.last_entries))
     ledger, version = int(table.ledgers[i]), int(table.versions[i])
     live = LiveSegment(
         *(span.partition, ledger, version, base, NO_COMMIT, "", NO_EPOCH),
@@ -409,26 +411,26 @@ def _listed(table: SegmentTable, spans: Spans, by_filter: bool) -> Iterator[Read
     starts = _starts(keys, pieces.entry[firsts])
     bounds = np.append(firsts, len(pieces))
     sizes = np.add.reduceat(pieces.weight, firsts)
-    known = _by_ledger(table)
-    wanted = _wanted(pieces)
+    version_and_last = _by_ledger(table)
+    in_entries = _wanted(pieces)
     for start, end in zip(starts, [*starts[1:], len(firsts)], strict=True):
-        some = range(start, end)
+        numbers = range(start, end)
         ids = pieces.entry[firsts[start:end]].tolist()
         at = bounds[start : end + 1].tolist()
         ledger_id = int(pieces.ledger[at[0]])
         yield ReadSlice(
-            *(ledger_id, *known[ledger_id]),
+            *(ledger_id, *version_and_last[ledger_id]),
             entries=tuple(
-                WantedEntry(entry, wanted[at[i] : at[i + 1]]) for i, entry in enumerate(ids)
+                WantedEntry(entry, in_entries[at[i] : at[i + 1]]) for i, entry in enumerate(ids)
             ),
             bytes=int(sizes[start:end].sum()),
             filter_entry=int(filters[at[0]]) if by_filter else NO_ENTRY,
-            payloads=_payloads(table, pieces, [at[i - start] for i in some], ledger_id),
+            payloads=_payloads(table, pieces, [at[i - start] for i in numbers], ledger_id),
         )
 
 
 def _places(pieces: Pieces) -> Longs:
-    """As fetch_order; of one partition every entry is where its rows are."""
+    """As fetch_order; the entries of a single partition are in the order of its rows."""
     if pieces.partition[0] == pieces.partition[-1]:
         new = (np.diff(pieces.segment, prepend=-1) != 0) | (np.diff(pieces.entry, prepend=-1) != 0)
         return np.cumsum(new) - 1
@@ -436,8 +438,8 @@ def _places(pieces: Pieces) -> Longs:
 
 
 def _starts(keys: list[Longs], entries: Longs) -> list[int]:
-    """Where slices begin: a key is another, or the entries do not rise. Inline entries count from
-    0 in each segment, and need not rise."""
+    """The indices at which slices begin: where a key changes, or where entry ids do not rise. The
+    ids of inline entries count from 0 in each segment, and need not rise."""
     new = (np.diff(entries) <= 0) & (keys[0][1:] != INLINE)
     for key in keys:
         new |= np.diff(key) != 0
@@ -451,28 +453,28 @@ def _starts(keys: list[Longs], entries: Longs) -> list[int]:
 
 
 def _by_ledger(table: SegmentTable) -> dict[int, tuple[int, int]]:
-    """Of each ledger the newest version that a segment names, and the last entry known to be
-    confirmed."""
-    ledgers, which = distinct_and_which(table.ledgers)
+    """For each ledger the newest version that a segment names, and the last entry that a segment
+    proves to be confirmed."""
+    ledgers, indices = distinct_and_which(table.ledgers)
     versions = np.zeros(len(ledgers), np.int64)
-    np.maximum.at(versions, which, table.versions)
+    np.maximum.at(versions, indices, table.versions)
     lasts = np.zeros(len(ledgers), np.int64)
-    np.maximum.at(lasts, which, table.last_entries)
-    each = zip(ledgers.tolist(), versions.tolist(), lasts.tolist(), strict=True)
-    return {ledger: (version, last) for ledger, version, last in each}
+    np.maximum.at(lasts, indices, table.last_entries)
+    columns = zip(ledgers.tolist(), versions.tolist(), lasts.tolist(), strict=True)
+    return {ledger: (version, last) for ledger, version, last in columns}
 
 
 def _wanted(pieces: Pieces) -> Wanted:
-    wanted = np.empty(len(pieces), dtype=WANTED)
+    array = np.empty(len(pieces), dtype=WANTED)
     for name in WANTED.names or ():
-        wanted[name] = getattr(pieces, name)
-    return wanted
+        array[name] = getattr(pieces, name)
+    return array
 
 
 def _payloads(
     table: SegmentTable, pieces: Pieces, at: list[int], ledger_id: int
 ) -> tuple[Payload, ...]:
-    """Those of the inline entries whose first pieces are there."""
+    """The payloads of the inline entries whose first pieces are at these positions."""
     if ledger_id != INLINE:
         return ()
     places = zip(pieces.segment[at].tolist(), pieces.entry[at].tolist(), strict=True)

@@ -5,14 +5,14 @@ partition are in order within a task, and from task to task of the plan. A task 
 columns; what its reader fetches is made of them in the task itself (pieces.py), so a plan over
 a million segments stays small.
 
-A partition that is large has tasks of its own, cut by bytes. Small ones are packed together, and so
-are small tasks of several topics (`together`: each then reads one after the other). Where
-partitions share entries so that such tasks would read many bytes several times (READ_AGAIN), the
-plan is cut between entries instead: a task has some entries, whole, and so rows of many partitions.
+A large partition has tasks of its own, cut by bytes. Small partitions are packed together, and so
+are small tasks of several topics (`together`: such a task reads one topic after the other). If
+partitions share entries, and such tasks would read many bytes several times (READ_AGAIN), the plan
+is cut between entries instead: a task has whole entries, and so rows of many partitions.
 
-Committed rows that no ledger holds any more are told as exact offsets: what is told lost lies
-beyond the end of its ledger and within what a task reads; a task without its lost rows reads
-exactly the others, at the offsets they have (hazard 26).
+Committed rows that no ledger holds any more are reported with exact offsets: rows reported lost are
+beyond the end of their ledger and within the spans of a task; a task without its lost rows reads
+exactly the others, at the offsets that they have (hazard 26).
 """
 
 import heapq
@@ -44,18 +44,18 @@ from spark_ledger.topic.read.pieces import (
 )
 
 TASK_BYTES = 64 * 1024 * 1024
-PACKED_BYTES = 8 << 20  # of partitions that have less some are read by one task,
+PACKED_BYTES = 8 << 20  # one task reads several partitions that have less,
 PACKED_TASKS = 16  # unless that would leave fewer tasks than this
-LIVE_ROW_BYTES = 1 << 10  # of a live segment, whose bytes a task does not know
-READ_AGAIN = 1.1  # times the bytes, at most, because partitions share entries
+LIVE_ROW_BYTES = 1 << 10  # assumed for a row of a live segment: a task does not know its bytes
+READ_AGAIN = 1.1  # tasks may read so many times the bytes because partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one Spark task reads: the rows of the spans, whose segments are in the table (there may
-    be others in it). Picklable. `live` are rows of a partition's open end, after those."""
+    """What one Spark task reads: the rows of the spans. The table has their segments, and maybe
+    others. Picklable. `live` are rows of a partition's open end; they come after the spans."""
 
     topic: str
     topic_id: str
@@ -70,15 +70,15 @@ class ReadTask:
 
     @property
     def bytes(self) -> int:
-        """About how many bytes are to be read."""
+        """An estimate of the bytes to read."""
         live = 0 if self.live is None else (self.live.end - self.live.start) * LIVE_ROW_BYTES
         return live + int(sum(_clipped(span, self.table)[2].sum() for span in self.spans))
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How ranges become tasks: at least `tasks_min` in proportion to bytes, none of more than
-    about `task_bytes` or of more than `task_rows`."""
+    """How ranges become tasks: at least `tasks_min`, in proportion to bytes, each of at most about
+    `task_bytes` and at most `task_rows`."""
 
     tasks_min: int = 1
     task_bytes: int = TASK_BYTES
@@ -91,8 +91,8 @@ EVENLY = Cutting()
 def chunks_to_read(state: TopicState, ranges: Ranges) -> list[Chunk]:
     """The chunks that `plan_read` needs for these ranges."""
     _check(state, ranges)
-    found = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())
-    return list(dict.fromkeys(chunk for some in found for chunk in some))
+    by_partition = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())
+    return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))
 
 
 def plan_read(
@@ -105,21 +105,21 @@ def plan_read(
 ) -> list[ReadTask]:
     """Tasks for the rows [start, end) of each partition in `ranges`.
 
-    Cut at entry boundaries where one is near, else inside an entry. Ranges without a row give no
-    task. `read` has the chunks of `chunks_to_read`.
+    A cut is at an entry boundary if one is near, else inside an entry. Ranges without a row give
+    no task. `read` has the chunks of `chunks_to_read`.
     Raises errors.NoSuchEntry (LEDGER_OFFSETS.OUT_OF_RANGE) for a range beyond the state.
     """
     _check(state, ranges)
     spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
     return [
-        ReadTask(topic, state.topic_id, *on_their_own(some, table))
-        for some in _cut(spans, table, cutting)
+        ReadTask(topic, state.topic_id, *on_their_own(task_spans, table))
+        for task_spans in _cut(spans, table, cutting)
     ]
 
 
 def together(tasks: Sequence[ReadTask], cutting: Cutting = EVENLY) -> list[tuple[ReadTask, ...]]:
-    """Neighbours of the tasks, of several topics, that are small, in one task of Spark: packed as
-    partitions of a topic are, in the same order, and within the same limits."""
+    """The tasks of several topics, with small neighbours packed into one task of Spark, as
+    partitions of a topic are: in the same order, and within the same limits."""
     least = max(PACKED_TASKS, cutting.tasks_min)
     if len(tasks) <= least:
         return [(task,) for task in tasks]
@@ -146,16 +146,16 @@ def together(tasks: Sequence[ReadTask], cutting: Cutting = EVENLY) -> list[tuple
 def segments_in(
     state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = UNREAD
 ) -> tuple[Spans, SegmentTable]:
-    """Where offsets [start, end) of partitions, given in order, have rows, and the segments that
-    hold these."""
+    """The spans in which these offsets [start, end) of partitions have rows, and the segments that
+    hold them. The ranges come in order."""
     spans: list[Span] = []
     tables: list[SegmentTable] = []
     first = 0
     for p, lo, hi in ranges:
-        for one in state.partitions[p].stretches(lo, hi, read):
-            spans.append(Span(p, one.lo, one.hi, first, first + len(one.table)))
-            tables.append(one.table)
-            first += len(one.table)
+        for stretch in state.partitions[p].stretches(lo, hi, read):
+            spans.append(Span(p, stretch.lo, stretch.hi, first, first + len(stretch.table)))
+            tables.append(stretch.table)
+            first += len(stretch.table)
     return tuple(spans), SegmentTable.after_each_other(tables or [NO_SEGMENTS])
 
 
@@ -165,15 +165,15 @@ def segments_in(
 def _cut(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
     """The spans of each task, in order."""
     parts = [
-        _Part(tuple(some), table)
-        for _, some in itertools.groupby(spans, key=lambda one: one.partition)
+        _Part(tuple(group), table)
+        for _, group in itertools.groupby(spans, key=lambda span: span.partition)
     ]
     total = sum(part.weight for part in parts)
     if not parts:
         return []
     count = min(len(parts), max(PACKED_TASKS, total // PACKED_BYTES))
     goal = total / max(cutting.tasks_min, count, -(-total // cutting.task_bytes))
-    alone = [one for part in parts for one in part.cut(cutting, total)]
+    alone = [task for part in parts for task in part.cut(cutting, total)]
     tasks = list(_packed(alone, goal, cutting.task_rows))
     if len(parts) > 1 and bool(table.shared.any()):
         pieces = pieces_of(table, spans)
@@ -181,14 +181,14 @@ def _cut(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
             tasks = _by_entries(pieces, goal)
             if cutting.task_rows is not None:
                 rows_max = cutting.task_rows
-                tasks = [some for one in tasks for some in _by_rows(one, rows_max)]
+                tasks = [part for task in tasks for part in _by_rows(task, rows_max)]
     return _as_many(tasks, cutting.tasks_min)
 
 
 def _packed(
     tasks: Iterable[tuple[Spans, float]], goal: float, rows_max: int | None
 ) -> Iterator[Spans]:
-    """Neighbours of these together as long as they come to `goal` bytes at most."""
+    """Neighbouring tasks put together as long as they have at most `goal` bytes."""
     held: list[Span] = []
     size, rows = 0.0, 0
     for spans, more in tasks:
@@ -204,8 +204,8 @@ def _packed(
 
 
 def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
-    """About how many bytes the tasks read: of each entry all that is wanted of it by any, however
-    little is."""
+    """An estimate of the bytes that the tasks read: a task that needs a row of an entry reads all
+    of the entry that the plan needs."""
     entries = pieces.entries()
     sizes = np.bincount(entries, weights=pieces.weight)
     firsts = np.array([(spans[0].partition, spans[0].lo) for spans in tasks], dtype=np.int64)
@@ -223,7 +223,7 @@ def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
 
 
 def _by_entries(pieces: Pieces, goal: float) -> list[Spans]:
-    """Tasks of whole entries, in the order in which they are fetched, of about `goal` bytes."""
+    """Tasks of whole entries in the order of their fetch, each of about `goal` bytes."""
     places = fetch_order(pieces)
     sizes = np.bincount(places, weights=pieces.weight)
     task_of = ((np.cumsum(sizes) - sizes / 2) / goal).astype(np.int64)
@@ -231,7 +231,7 @@ def _by_entries(pieces: Pieces, goal: float) -> list[Spans]:
 
 
 def _by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
-    """The spans in parts of `rows_max` rows; the last has what is left."""
+    """The spans in parts of `rows_max` rows; the last part has the rest."""
     held: list[Span] = []
     left = rows_max
     for span in spans:
@@ -246,8 +246,8 @@ def _by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
 
 
 def _as_many(tasks: list[Spans], tasks_min: int) -> list[Spans]:
-    """Those with most rows cut in the middle until there are enough, or one for each row: bytes
-    alone do not tell where to cut rows that have none, or many beside one large row."""
+    """The tasks, those with most rows cut in the middle until there are `tasks_min`, or one for
+    each row: bytes alone do not show where to cut empty rows, or many rows beside a large one."""
     if len(tasks) >= tasks_min:
         return tasks
     heap: list[tuple[int, tuple[int, ...], Spans]]
@@ -255,13 +255,13 @@ def _as_many(tasks: list[Spans], tasks_min: int) -> list[Spans]:
     heapq.heapify(heap)
     while heap and len(heap) < tasks_min and heap[0][0] < -1:
         rows, place, spans = heapq.heappop(heap)
-        for half, some in enumerate(_halves(spans, -rows // 2)):
-            heapq.heappush(heap, (-rows_of(some), (*place, half), some))
-    return [spans for _, _, spans in sorted(heap, key=lambda one: one[1])]
+        for half, part in enumerate(_halves(spans, -rows // 2)):
+            heapq.heappush(heap, (-rows_of(part), (*place, half), part))
+    return [spans for _, _, spans in sorted(heap, key=lambda item: item[1])]
 
 
 def _halves(spans: Spans, rows: int) -> tuple[Spans, Spans]:
-    """The first so many rows, and the others."""
+    """The first `rows` rows, and the others."""
     first = next(_by_rows(spans, rows))
     cut = spans[len(first) - 1]._replace(lo=first[-1].hi)
     rest = (cut,) if cut.lo < cut.hi else ()
@@ -273,9 +273,9 @@ class _Part:
 
     def __init__(self, spans: Spans, table: SegmentTable) -> None:
         self._spans = spans
-        self._firsts = np.cumsum([0, *(one.end - one.first for one in spans)])
+        self._firsts = np.cumsum([0, *(span.end - span.first for span in spans)])
         self._table = table
-        clipped = [_clipped(one, table) for one in spans]
+        clipped = [_clipped(span, table) for span in spans]
         self._los = np.concatenate([los for los, _, _ in clipped])
         self._rows = np.concatenate([rows for _, rows, _ in clipped])
         self._weights = np.zeros(len(self._rows) + 1)
@@ -283,11 +283,11 @@ class _Part:
 
     @property
     def weight(self) -> float:
-        """About the bytes to be read."""
+        """An estimate of the bytes to read."""
         return float(self._weights[-1])
 
     def cut(self, cutting: Cutting, total: float) -> Iterator[tuple[Spans, float]]:
-        """Tasks in proportion to bytes, and about the bytes of each."""
+        """Tasks in proportion to bytes, and an estimate of the bytes of each."""
         rows = rows_of(self._spans)
         share = -(-cutting.tasks_min * self.weight // total)
         size = -(-self.weight // cutting.task_bytes)
@@ -295,17 +295,17 @@ class _Part:
         inner = (self._cut_at(self.weight * i / count, rows // count // 4) for i in range(1, count))
         cuts = [*sorted({self._spans[0].lo, *inner}), self._spans[-1].hi]
         for lo, hi in itertools.pairwise(cuts):
-            cut = (one._replace(lo=max(lo, one.lo), hi=min(hi, one.hi)) for one in self._spans)
-            spans = tuple(one for one in cut if one.lo < one.hi)
+            cut = (span._replace(lo=max(lo, span.lo), hi=min(hi, span.hi)) for span in self._spans)
+            spans = tuple(span for span in cut if span.lo < span.hi)
             if cutting.task_rows is None:
                 parts: Iterable[Spans] = (spans,) if spans else ()
             else:
                 parts = _by_rows(spans, cutting.task_rows)
-            for some in parts:
-                yield some, self._weight_at(some[-1].hi) - self._weight_at(some[0].lo)
+            for part in parts:
+                yield part, self._weight_at(part[-1].hi) - self._weight_at(part[0].lo)
 
     def _weight_at(self, offset: int) -> float:
-        """What there is before the offset."""
+        """The weight of the rows before the offset."""
         at = int(np.searchsorted(self._los, offset, side="right")) - 1
         if at < 0:
             return 0.0
@@ -313,7 +313,7 @@ class _Part:
         return float(self._weights[at] + inside * (self._weights[at + 1] - self._weights[at]))
 
     def _cut_at(self, weight: float, slack: int) -> int:
-        """The offset before which there is so much, or the entry's boundary near to it."""
+        """The offset that has this weight before it, or an entry boundary near to it."""
         at = int(np.searchsorted(self._weights, weight, side="right")) - 1
         at = min(at, len(self._rows) - 1)
         inside = (weight - self._weights[at]) / (self._weights[at + 1] - self._weights[at])
@@ -321,10 +321,11 @@ class _Part:
         return self._near_entry(at, cut, slack)
 
     def _near_entry(self, at: int, cut: int, slack: int) -> int:
-        """The entry boundary of segment `at` next to `cut` within `slack` rows, else `cut`."""
-        which = int(np.searchsorted(self._firsts, at, side="right")) - 1
-        span = self._spans[which]
-        first, counts = self._table.entry_rows_of(span.first + at - int(self._firsts[which]))
+        """The entry boundary of segment `at` that is nearest to `cut`, at most `slack` rows away;
+        else `cut`."""
+        index = int(np.searchsorted(self._firsts, at, side="right")) - 1
+        span = self._spans[index]
+        first, counts = self._table.entry_rows_of(span.first + at - int(self._firsts[index]))
         bounds = np.concatenate([[first], first + np.cumsum(counts)])
         nearest = int(bounds[np.abs(bounds - cut).argmin()])
         within = span.lo < nearest < span.hi and abs(nearest - cut) <= slack
@@ -332,9 +333,9 @@ class _Part:
 
 
 def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
-    """First offset, rows and weight of each segment of the span, as far as it counts."""
-    which = slice(span.first, span.end)
-    bases, held, sizes = table.bases[which], table.rows[which], table.sizes[which]
+    """First offset, rows and weight of each segment of the span, within the span."""
+    segments = slice(span.first, span.end)
+    bases, held, sizes = table.bases[segments], table.rows[segments], table.sizes[segments]
     los, rows = bases, held
     if int(bases[0]) < span.lo or int(bases[-1] + held[-1]) > span.hi:
         los = np.maximum(bases, span.lo)
@@ -348,7 +349,7 @@ def _check(state: TopicState, ranges: Ranges) -> None:
     for partition, (start, end) in ranges.items():
         if not 0 <= partition < count:
             raise errors.NoSuchEntry(
-                f"topic {topic_id} has {count} partitions, none is {partition}",
+                f"topic {topic_id} has {count} partitions, not a partition {partition}",
                 "Name partitions that exist.",
             )
         held = state.partitions[partition]
@@ -366,7 +367,8 @@ NAMED_MAX = 8
 
 
 class LedgerEnd(NamedTuple):
-    """Of a CLOSED ledger: its last entry, below 0 when it is empty or not there, and its rows."""
+    """The end of a CLOSED ledger: its last entry, below 0 if the ledger is empty or gone, and its
+    rows."""
 
     last_entry: int
     rows: int
@@ -395,11 +397,11 @@ class Lost:
 
 
 def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
-    """What the task would read beyond the ends of ledgers."""
+    """The rows of the task beyond the ends of their ledgers."""
     table = task.table
-    ledgers, which = distinct_and_which(table.ledgers)
+    ledgers, indices = distinct_and_which(table.ledgers)
     there = [ends.get(ledger) or LedgerEnd(ENDLESS, ENDLESS) for ledger in ledgers.tolist()]
-    reach, rows = np.array(there, dtype=np.int64).reshape(-1, 2)[which].T
+    reach, rows = np.array(there, dtype=np.int64).reshape(-1, 2)[indices].T
     short = table.last_entries > reach
     if not bool(short.any()):
         return []
@@ -412,44 +414,44 @@ def lost_of(task: ReadTask, ends: LedgerEnds) -> list[Lost]:
         for start, end in [(max(span.lo, int(table.bases[i]) + there), int(table.ends[i]))]
         if start < min(span.hi, end)
     ]
-    return sorted([*listed, *counted], key=lambda one: (one.partition, one.start))
+    return sorted([*listed, *counted], key=lambda lost: (lost.partition, lost.start))
 
 
 def _lost(task: ReadTask, pieces: Pieces, reach: Longs) -> list[Lost]:
-    """The pieces in entries that are beyond what their segments reach."""
+    """The rows of the pieces whose entries are beyond the `reach` of their segments."""
     pieces = pieces.taken(pieces.entry > reach[pieces.segment])
-    found: list[Lost] = []
+    lost: list[Lost] = []
     columns = (pieces.partition, pieces.offset, pieces.offset + pieces.take, pieces.ledger)
-    for partition, start, end, ledger in zip(*(one.tolist() for one in columns), strict=True):
-        last = found[-1] if found else None
+    for partition, start, end, ledger in zip(*(column.tolist() for column in columns), strict=True):
+        last = lost[-1] if lost else None
         if last and (last.partition, last.end, last.ledger_id) == (partition, start, ledger):
-            found[-1] = replace(last, end=end)
+            lost[-1] = replace(last, end=end)
         else:
-            found.append(Lost(task.topic, partition, start, end, ledger))
-    return found
+            lost.append(Lost(task.topic, partition, start, end, ledger))
+    return lost
 
 
 def without(task: ReadTask, gone: Iterable[Lost]) -> ReadTask:
     """The task without these rows."""
     by_partition: dict[int, list[tuple[int, int]]] = {}
-    for one in gone:
-        by_partition.setdefault(one.partition, []).append((one.start, one.end))
+    for lost in gone:
+        by_partition.setdefault(lost.partition, []).append((lost.start, lost.end))
     return replace(task, spans=cut_out(task.spans, by_partition))
 
 
 def since(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
-    """The task without what is before these offsets of partitions."""
-    spans = (one._replace(lo=max(one.lo, offsets.get(one.partition, 0))) for one in task.spans)
+    """The task without the rows before these offsets of partitions."""
+    spans = (span._replace(lo=max(span.lo, offsets.get(span.partition, 0))) for span in task.spans)
     live = task.live
     if live is not None:
         start = max(live.start, offsets.get(live.live.partition, 0))
         live = replace(live, start=start) if start < live.end else None
-    return replace(task, spans=tuple(one for one in spans if one.lo < one.hi), live=live)
+    return replace(task, spans=tuple(span for span in spans if span.lo < span.hi), live=live)
 
 
 def rows_lost(lost: Sequence[Lost], ended: tuple[int, LedgerEnd] | None = None) -> RowsLost:
-    """The error that says so, with how many rows; `ended`: the ledger that ends before them, and
-    where."""
+    """The error for these rows, with their count; `ended`: the ledger that ends before them, and
+    its end."""
     named = "; ".join(map(str, lost[:NAMED_MAX])) + ("; ..." if len(lost) > NAMED_MAX else "")
-    rows = sum(one.end - one.start for one in lost)
+    rows = sum(run.end - run.start for run in lost)
     return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows, ended=ended)

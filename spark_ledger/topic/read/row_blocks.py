@@ -1,9 +1,9 @@
 """Rows out of entries, of one partition or of several together.
 
 Always true: a block's rows are runs, each of consecutive rows that an entry has of a partition, in
-the order in which they were fetched; what differs from run to run is in columns, so that what is
-made of a block costs per run and not per row. Blocks of a few rows are put together up to
-JOINED_BYTES: one of those costs as much as one of many rows.
+the order in which they were fetched; the facts of a run are in columns, so that work on a block
+costs per run and not per row. Blocks of a few rows are put together up to JOINED_BYTES: a block of
+a few rows costs as much as one of many.
 """
 
 from dataclasses import dataclass, replace
@@ -21,20 +21,20 @@ RUN = np.dtype(
     ]
 )
 Runs = npt.NDArray[np.void]
-"""Of each run its partition, the offset of its first row, its rows; the ledger and entry they are
-in (INLINE: the commit), in which the first is the partition's row `entry_row`; when they were
-written, or a time that none of them is beyond."""
+"""Of each run its partition, the offset of its first row, and the number of its rows; their ledger
+(INLINE: the commit) and entry, in which the first row is the partition's row `entry_row`; the time
+at which they were written, or a time that is not before any of theirs."""
 JOINED_BYTES = 1 << 20
 SMALL_BYTES = 128 << 10  # larger blocks are worth more than their copy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows of one or several partitions. `times_ms` is when each row was written, None: as its run
-    says (the row's timestamp, as Kafka's CreateTime; of a Pulsar producer's message its publish
-    time, and `written_ms` is the broker's clock). `record_batch` has what there is of the columns
-    asked for (message_batch.py: `column_of` gives nulls for one that there is not); a `typed` one
-    has the topic's own columns, of that version of its schema."""
+    """Rows of one or several partitions. `times_ms` is the time at which each row was written
+    (None: the time of its run): the row's timestamp, as Kafka's CreateTime; for a message of a
+    Pulsar producer its publish time, while `written_ms` is the broker's clock. `record_batch` has
+    those of the requested columns that exist (message_batch.py: `column_of` gives nulls for the
+    others); in a `typed` block it has the topic's own columns, of this version of its schema."""
 
     runs: Runs
     record_batch: pa.RecordBatch
@@ -47,7 +47,7 @@ class Block:
         return int(self.record_batch.num_rows)
 
     def each(self, name: str) -> Longs:
-        """Of each row what its run has by this name."""
+        """For each row the value of this name in its run."""
         if len(self.runs) == 1:
             return np.full(self.num_rows, self.runs[name][0])
         return np.repeat(self.runs[name], self.runs["rows"])
@@ -62,7 +62,7 @@ class Block:
         return np.repeat(self.runs[name] - before, self.runs["rows"]) + np.arange(count)
 
     def each_ms(self) -> Longs:
-        """When each row was written."""
+        """The time at which each row was written."""
         return self.each("written_ms") if self.times_ms is None else self.times_ms
 
     def place_of(self, row: int) -> tuple[int, int]:
@@ -80,22 +80,22 @@ class Joining:
         self._bytes = 0
 
     def add(self, block: Block) -> list[Block]:
-        """The blocks that are whole now."""
-        if not len(block.runs):  # an entry without a row: chunks of a message that goes on
+        """Add the block; return the blocks that are complete now."""
+        if not len(block.runs):  # an entry without a row: its chunks are not the last of a message
             return []
-        found: list[Block] = []
+        whole: list[Block] = []
         more = block.record_batch.nbytes if block.num_rows else 0
         large = more > SMALL_BYTES
         if large or self._bytes + more > JOINED_BYTES or not _alike(self._held, block):
-            found = self.end()
+            whole = self.end()
         if large:
-            return [*found, block]
+            return [*whole, block]
         self._held.append(block)
         self._bytes += more
-        return found
+        return whole
 
     def end(self) -> list[Block]:
-        """What is held."""
+        """The blocks held back until now, as one."""
         held, self._held, self._bytes = self._held, [], 0
         return [_joined(held)] if held else []
 
@@ -103,9 +103,9 @@ class Joining:
 def _alike(held: list[Block], block: Block) -> bool:
     if not held:
         return True
-    one = held[0]
-    same = (one.typed, one.schema_version) == (block.typed, block.schema_version)
-    return same and bool(one.record_batch.schema.equals(block.record_batch.schema))
+    first = held[0]
+    same = (first.typed, first.schema_version) == (block.typed, block.schema_version)
+    return same and bool(first.record_batch.schema.equals(block.record_batch.schema))
 
 
 def _joined(blocks: list[Block]) -> Block:
@@ -123,7 +123,7 @@ def _joined(blocks: list[Block]) -> Block:
 
 
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if not len(batches[0].schema):  # which says nothing of how many rows there are
+    if not len(batches[0].schema):  # without columns Arrow would lose the number of rows
         rows = sum(batch.num_rows for batch in batches)
         empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
         return pa.RecordBatch.from_struct_array(empty)

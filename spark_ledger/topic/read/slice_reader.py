@@ -1,12 +1,12 @@
 """Reading a task's entries: fetched ahead, checked, cut to the rows asked for.
 
 Always true: the rows of each partition come in order of offsets, each once; an entry whose header
-does not say what the plan says (partitions, first rows, rows) is an error, never rows. A slice is
-read up to its planned end or raises: a negative is never an end. An entry is fetched and decoded
-once for all partitions that the task wants of it. Slices that are small are fetched together, from
-several ledgers at once, WINDOW_BYTES of them at a time; a longer one is a stream, which keeps to
-the reader's own limits. Where a ledger is gone, or rows are lost, the caller says with what task to
-go on (`Again`), from where each partition was.
+does not agree with the plan (partitions, first rows, rows) is an error, never rows. A slice is read
+up to its planned end, or the read raises: a negative is never an end. An entry is fetched and
+decoded once for all partitions that the task reads from it. Small slices are fetched together, from
+several ledgers at once, WINDOW_BYTES of them at a time; a longer slice is a stream, within the
+limits of the ledger's reader. If a ledger is gone, or rows are lost, the caller gives the task to
+go on with (`Again`), from the next offset of each partition.
 """
 
 import asyncio
@@ -76,8 +76,8 @@ WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedEntry:
-    """An entry's checked bytes and what of it was asked for; `blocks` decodes it, in any thread.
-    `chunks` is of the chunked messages in it, as far as they were put together (task_reader.py)."""
+    """An entry's checked bytes and the pieces of it to read; `blocks` decodes it, in any thread.
+    `chunks` has the chunked messages in it that were put together (task_reader.py)."""
 
     entry: Entry
     pieces: Wanted
@@ -86,16 +86,17 @@ class FetchedEntry:
     @property
     def bytes(self) -> int:
         whole = {} if self.chunks is None else self.chunks.whole
-        earlier = sum(len(one) for some in whole.values() for one in some)
+        earlier = sum(len(chunk) for chunks in whole.values() for chunk in chunks)
         return len(self.entry.payload) + earlier
 
     def blocks(
         self, columns: Collection[str] | None = None, bad: BadEntries | None = None
     ) -> Iterator[Block]:
-        """The rows in order: in one block, or of batches in as many as bound their memory
-        (pulsar_parts.py). `columns` are those to be decoded, by their names in the entry (None:
-        all). What cannot be decoded, or is not what the plan says, is met by `bad`, which may
-        raise errors.BadEntry; raises errors.UnsupportedFormat for what a later version wrote."""
+        """The rows in order: in one block, or, if they are in batches, in several blocks that bound
+        their memory (pulsar_parts.py). `columns` are the columns to decode, by their names in the
+        entry (None: all). Bytes that cannot be decoded, or do not agree with the plan, go to `bad`,
+        which may raise errors.BadEntry; raises errors.UnsupportedFormat for bytes of a later
+        version."""
         met = _Met(self, bad or BadEntries(), columns)
         try:
             header = decode_header(self.entry.payload)
@@ -114,15 +115,15 @@ class FetchedEntry:
         from spark_ledger.topic.entry.pulsar_parts import NO_CHUNKS, BadBatch, parts_of
 
         ends = self.pieces["skip"] + self.pieces["take"]
-        wanted = (int(self.pieces["skip"].min()), int(ends.max()))
-        for part in parts_of(batches, wanted, columns, self.chunks or NO_CHUNKS):
+        row_range = (int(self.pieces["skip"].min()), int(ends.max()))
+        for part in parts_of(batches, row_range, columns, self.chunks or NO_CHUNKS):
             if isinstance(part, BadBatch):
                 yield from met.batch(part, header.written_ms)
             else:
                 yield self._of_part(header, part)
 
     def block(self, columns: Collection[str] | None = None) -> Block:
-        """As `blocks`, of an entry that is one."""
+        """As `blocks`, for an entry of one block."""
         (block,) = self.blocks(columns)
         return block
 
@@ -142,27 +143,27 @@ class FetchedEntry:
         return Block(runs, batch, header.typed, header.schema_version, cut)
 
     def _of_part(self, header: Header, part: "Part") -> Block:
-        """The rows of some of its batches: a chunk that is not its message's last has none."""
-        place, runs, wanted = self.entry.header, list[tuple[int, ...]](), list[Longs]()
+        """The rows of a part of its batches: only the last chunk of a message has one."""
+        place, runs, row_lists = self.entry.header, list[tuple[int, ...]](), list[Longs]()
         for partition, _, skip, take, offset in self.pieces.tolist():
             first, end = np.searchsorted(part.rows_at, [skip, skip + take]).tolist()
-            for some in np.split(np.arange(first, end), _breaks(part.rows_at[first:end])):
-                if len(some):
-                    at = int(part.rows_at[some[0]])
+            for consecutive in np.split(np.arange(first, end), _breaks(part.rows_at[first:end])):
+                if len(consecutive):
+                    at = int(part.rows_at[consecutive[0]])
                     where = (place.ledger_id, place.entry_id, at, header.written_ms)
-                    runs.append((partition, offset + at - skip, len(some), *where))
-                    wanted.append(some)
-        rows = np.concatenate([np.zeros(0, np.int64), *wanted])
+                    runs.append((partition, offset + at - skip, len(consecutive), *where))
+                    row_lists.append(consecutive)
+        rows = np.concatenate([np.zeros(0, np.int64), *row_lists])
         alike = len(rows) == part.columns.num_rows and not _breaks(rows).size  # a row may be large
         cut = part.columns if alike else _cut(part.columns, rows)
         return Block(np.array(runs, dtype=RUN), cut, times_ms=part.times_ms[rows])
 
     def check(self, header: Header) -> None:
-        """Raises errors.BadEntry where the entry has other rows than the log has for it."""
+        """Raises errors.BadEntry if the entry has other rows than the log records for it."""
         self._rows(header)
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
-        """Which rows of the entry are wanted, in the order of the pieces."""
+        """The rows of the pieces in the entry, in the order of the pieces."""
         index, pieces = header.index, self.pieces
         at = np.searchsorted(index["partition"], pieces["partition"].astype(np.uint32))
         at = np.minimum(at, len(index) - 1)
@@ -176,7 +177,7 @@ class FetchedEntry:
         fits &= pieces["skip"] + pieces["take"] <= counts[at]
         if not bool(fits.all()):
             wrong = int(np.flatnonzero(~fits)[0])
-            raise self._says_otherwise(header, wrong, int(at[wrong]))
+            raise self._disagrees(header, wrong, int(at[wrong]))
         starts = (np.cumsum(counts) - counts)[at] + pieces["skip"]
         ends = starts + pieces["take"]
         if bool((starts[1:] == ends[:-1]).all()):
@@ -184,20 +185,20 @@ class FetchedEntry:
         ranges = [np.arange(lo, hi) for lo, hi in zip(starts.tolist(), ends.tolist(), strict=True)]
         return np.concatenate(ranges)
 
-    def _says_otherwise(self, header: Header, wrong: int, at: int) -> errors.BadEntry:
+    def _disagrees(self, header: Header, wrong: int, at: int) -> errors.BadEntry:
         partition, first_row, skip, take, offset = self.pieces[wrong].tolist()
         there = header.shares[at]
         place = self.entry.header
         return errors.BadEntry(
             f"entry {place.ledger_id}:{place.entry_id} holds {there.rows} rows from row"
-            f" {there.first_row} of partition {there.partition}, the topic's log says otherwise:"
+            f" {there.first_row} of partition {there.partition}, but the topic's log records"
             f" {take} rows from row {first_row} + {skip} of partition {partition}, from offset"
             f" {offset} on"
         )
 
 
 class _Met:
-    """What of an entry cannot be decoded, and the rows that take its place."""
+    """Hands an entry's bytes that cannot be decoded to `bad`, and gives the rows in their place."""
 
     def __init__(
         self, fetched: FetchedEntry, bad: BadEntries, columns: Collection[str] | None
@@ -229,7 +230,7 @@ class _Met:
         why: errors.UnsupportedFormat,
         written_ms: int,
     ) -> Iterator[Block]:
-        """As far as `rows` of the entry are of the piece."""
+        """For those `rows` of the entry that are in the piece."""
         partition, _, skip, take, offset = piece
         lo, hi = max(rows[0], skip), min(rows[1], skip + take)
         if lo >= hi:
@@ -245,7 +246,7 @@ class _Met:
 
 
 def _raw(data: memoryview, columns: Collection[str] | None) -> pa.RecordBatch:
-    """One row whose value are these bytes."""
+    """One row with these bytes as its value."""
     if columns is not None and VALUE not in columns:
         empty = pa.StructArray.from_buffers(pa.struct([]), 1, [None])
         return pa.RecordBatch.from_struct_array(empty)
@@ -254,21 +255,21 @@ def _raw(data: memoryview, columns: Collection[str] | None) -> pa.RecordBatch:
 
 
 def _batches_in(payload: Buffer, header: Header) -> list[tuple[int, memoryview]]:
-    """With the messages of each. Raises errors.BadEntry."""
-    from spark_ledger.topic.entry.pulsar_batch import unframed  # for those alone who meet one
+    """The batches, each with its number of messages. Raises errors.BadEntry."""
+    from spark_ledger.topic.entry.pulsar_batch import unframed  # only if an entry has batches
 
     return list(unframed(memoryview(payload)[header.body_at :], header.rows))
 
 
 def _breaks(places: Longs) -> Longs:
-    """Where one does not follow on that before it."""
+    """The indices of places that do not follow the place before them."""
     return np.flatnonzero(np.diff(places) != 1) + 1
 
 
 def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.RecordBatch:
     if isinstance(rows, slice):
         return batch.slice(rows.start, rows.stop - rows.start)
-    if not len(batch.schema):  # no column says how many rows there are
+    if not len(batch.schema):  # without columns Arrow would lose the number of rows
         return batch.slice(0, len(rows))
     return batch.take(of_numpy(rows))
 
@@ -278,15 +279,16 @@ Fetched = AsyncGenerator[list[FetchedEntry], None]
 
 
 Again = Callable[[ReadTask, errors.NoSuchLedger | errors.RowsLost], Awaitable[ReadTask]]
-"""Given what is left of a task and why it cannot be read as planned: the task to go on with."""
+"""Given the rest of a task, and why it cannot be read as planned: the task to go on with."""
 
 
 async def fetch_task(
     ledgers: LedgerStore, task: ReadTask, keys: Hashes | None, again: Again
 ) -> Fetched:
     """The entries of a task, in order, some at a time, not decoded yet; with `keys` (their hashes)
-    without those that are known to have none of these keys. Raises errors.DataUnavailable,
-    errors.DigestMismatch, errors.UnsupportedFormat, and as `again`, which is asked about others."""
+    without entries that certainly have none of these keys. Raises errors.DataUnavailable,
+    errors.DigestMismatch, errors.UnsupportedFormat, and as `again`, which decides about a ledger
+    that is gone and about lost rows."""
     at: dict[int, int] = {}  # by partition where to go on
     while True:
         fetching = _Fetching(ledgers, task, keys)
@@ -297,7 +299,7 @@ async def fetch_task(
                     async for run in runs:
                         fetched = source.cut(run)
                         yield fetched
-                        at.update(end for one in fetched for end in _ends(one.pieces))
+                        at.update(end for entry in fetched for end in _ends(entry.pieces))
                 assert next(source.left, None) is None, "a slice is read to its end"
             return
         except (errors.NoSuchLedger, errors.RowsLost) as error:
@@ -311,13 +313,13 @@ def _ends(pieces: Wanted) -> Iterator[tuple[int, int]]:
 
 
 Step = list[Slice] | LiveRows
-"""What is fetched at a time: slices together, a single one as a stream, or rows that no commit has
+"""The unit of fetching: slices together, a single one as a stream, or rows that no commit has
 yet."""
 
 
 class _Source(NamedTuple):
-    """The runs of a step as they come, what makes of each what is wanted of it, and what is wanted
-    and did not come yet."""
+    """The runs of a step as they come, the function that pairs a run's entries with their pieces,
+    and the planned entries that did not come yet."""
 
     runs: AsyncGenerator[list[Any], None]
     cut: Callable[[list[Any]], list[FetchedEntry]]
@@ -337,7 +339,7 @@ class _Fetching:
         self._planned_bytes = 0
 
     def steps(self) -> Iterator[Step]:
-        """In order; the next one is to be asked for when the one before was fetched."""
+        """The steps in order; the caller takes the next one once it has fetched the one before."""
         yield from self._windows()
         if self._task.live is not None:
             yield self._task.live
@@ -349,7 +351,7 @@ class _Fetching:
         if self._keys is not None:
             step = [await self._filtered(planned, self._keys) for planned in step]
         step = [planned for planned in step if planned.count]
-        self._planned_bytes += sum(one.bytes for one in step if one.ledger_id != INLINE)
+        self._planned_bytes += sum(planned.bytes for planned in step if planned.ledger_id != INLINE)
         if len(step) == 1 and step[0].ledger_id != INLINE:
             return await self._stream(step[0])
         return _Source(_single(await self._together(step)), list, iter(()))
@@ -372,7 +374,7 @@ class _Fetching:
         return _Source(runs, self._count, iter(()))
 
     def _windows(self) -> Iterator[list[Slice]]:
-        """The slices in order, those together that may be fetched together."""
+        """The slices in order, grouped as they may be fetched together."""
         window: list[Slice] = []
         by_filter = self._keys is not None
         for planned in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
@@ -384,8 +386,8 @@ class _Fetching:
             yield window
 
     def _fit(self, window: list[Slice]) -> bool:
-        """Whether they may all be in memory at a time: of an entry that other partitions share,
-        which may be all but some rows, only those that came tell the size."""
+        """Whether the slices may all be in memory at a time. Other partitions may have most of an
+        entry, so the sizes are estimated from the entries fetched so far."""
         fetched = [planned for planned in window if planned.ledger_id != INLINE]
         size = sum(planned.bytes for planned in fetched)
         if self._planned_bytes:
@@ -395,23 +397,29 @@ class _Fetching:
         return size <= WINDOW_BYTES and count <= count_max
 
     async def _together(self, window: list[Slice]) -> list[FetchedEntry]:
-        """The entries of the slices, those of each ledger at a time."""
+        """The entries of the slices, fetched from all their ledgers at once."""
         by_ledger: dict[int, list[ReadSlice]] = {}
         counted = [planned for planned in window if isinstance(planned, CountedSlice)]
         for planned in window:
             if isinstance(planned, ReadSlice) and planned.ledger_id != INLINE:
                 by_ledger.setdefault(planned.ledger_id, []).append(planned)
         loop = asyncio.get_running_loop()
-        reads = [loop.create_task(self._all(_merged(some))) for some in by_ledger.values()]
+        reads = [loop.create_task(self._all(_merged(slices))) for slices in by_ledger.values()]
         others = [loop.create_task(self._all(planned)) for planned in counted]
         try:
-            found = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
+            fetched_by_ledger = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
             of_counted = iter(await asyncio.gather(*others))
         finally:
             for read in (*reads, *others):
                 read.cancel()
             await asyncio.gather(*reads, *others, return_exceptions=True)
-        entries = {i: {one.entry.header.entry_id: one.entry for one in found[i]} for i in found}
+        entries = {
+            i: {
+                fetched_entry.entry.header.entry_id: fetched_entry.entry
+                for fetched_entry in fetched_by_ledger[i]
+            }
+            for i in fetched_by_ledger
+        }
         fetched: list[FetchedEntry] = []
         for planned in window:
             if isinstance(planned, CountedSlice):
@@ -428,12 +436,12 @@ class _Fetching:
     async def _all(self, planned: Slice) -> list[FetchedEntry]:
         source = await self._stream(planned)
         async with aclosing(source.runs) as runs:
-            found = [one async for run in runs for one in source.cut(run)]
+            fetched = [entry async for run in runs for entry in source.cut(run)]
         assert next(source.left, None) is None, "a slice is read to its end"
-        return found
+        return fetched
 
     def _wanted(self, left: Iterator[WantedEntry], run: list[Entry]) -> list[FetchedEntry]:
-        """A run of a slice with what is wanted of each entry."""
+        """The entries of a slice's run, each with its pieces."""
         fetched = []
         for entry in run:
             entry_id, pieces = next(left)
@@ -442,12 +450,12 @@ class _Fetching:
         return self._count(fetched)
 
     def _count(self, fetched: list[FetchedEntry]) -> list[FetchedEntry]:
-        self._fetched_bytes += sum(len(one.entry.payload) for one in fetched)
+        self._fetched_bytes += sum(len(entry.entry.payload) for entry in fetched)
         self._fetched += len(fetched)
         return fetched
 
     async def _filtered(self, planned: Slice, keys: Hashes) -> Slice:
-        """The slice without the pieces that have none of the keys, as far as that is known."""
+        """The slice without the pieces that have none of the keys, as far as filters show."""
         if isinstance(planned, CountedSlice) or planned.filter_entry == NO_ENTRY:
             return planned
         reader = await self._open(planned, planned.metadata_version, planned.known_confirmed)
@@ -456,7 +464,7 @@ class _Fetching:
 
     async def _open(self, planned: Slice, version: int, known_confirmed: int) -> AsyncLedgerReader:
         """A reader with metadata at least as new as the plan's (hazard 27). Raises RowsLost if the
-        task wants rows beyond the ledger's end (hazard 26)."""
+        task has rows beyond the ledger's end (hazard 26)."""
         ledger_id = planned.ledger_id
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
         last = reader.record.last_entry
@@ -467,11 +475,11 @@ class _Fetching:
                 raise rows_lost(lost, ended=(ledger_id, end))
         return reader
 
-    async def _open_live(self, wanted: LiveRows) -> AsyncLedgerReader:
-        """As `_open`, of rows that no commit has yet."""
-        ledger_id, version = wanted.live.ledger_id, wanted.live.metadata_version
+    async def _open_live(self, live_rows: LiveRows) -> AsyncLedgerReader:
+        """As `_open`, for rows that no commit has yet."""
+        ledger_id, version = live_rows.live.ledger_id, live_rows.live.metadata_version
         reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
-        lost = lost_of_live(reader.record, wanted)
+        lost = lost_of_live(reader.record, live_rows)
         if lost is not None:
             raise lost
         return reader
@@ -503,17 +511,17 @@ def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSli
     return replace(planned, entries=tuple(kept), bytes=size)
 
 
-async def _fetch_live(reader: AsyncLedgerReader, wanted: LiveRows, starts: Starts) -> Fetched:
-    """The entries that have the rows wanted, in order, by what their headers count."""
-    end, rows_before = wanted.end - wanted.live.base, wanted.live.rows_before
-    at, before = await first_piece(reader, wanted, starts)
-    while before < end and at <= wanted.last_entry:
-        ids = range(at, reach_of(wanted, at, before) + 1)
-        async with aclosing(reader.read_entries(ids, known_confirmed=wanted.last_entry)) as runs:
+async def _fetch_live(reader: AsyncLedgerReader, live_rows: LiveRows, starts: Starts) -> Fetched:
+    """The entries that have the rows, in order, by the counts in their headers."""
+    end, rows_before = live_rows.end - live_rows.live.base, live_rows.live.rows_before
+    at, before = await first_piece(reader, live_rows, starts)
+    while before < end and at <= live_rows.last_entry:
+        ids = range(at, reach_of(live_rows, at, before) + 1)
+        async with aclosing(reader.read_entries(ids, known_confirmed=live_rows.last_entry)) as runs:
             async for run in runs:
                 fetched = []
                 for entry in run:
-                    piece = piece_of(wanted, entry.header, before)
+                    piece = piece_of(live_rows, entry.header, before)
                     before = entry.header.cumulative_rows - rows_before
                     if len(piece):
                         fetched.append(FetchedEntry(entry, piece))
@@ -525,26 +533,26 @@ async def _fetch_live(reader: AsyncLedgerReader, wanted: LiveRows, starts: Start
         at = ids.stop
     if before < end:
         raise errors.UnsupportedFormat(
-            f"ledger {reader.ledger_id} has {before} rows from entry {wanted.live.first_entry} to"
-            f" {wanted.last_entry}, the topic's log says {end}"
+            f"ledger {reader.ledger_id} has {before} rows from entry {live_rows.live.first_entry}"
+            f" to {live_rows.last_entry}, but the topic's log records {end}"
         )
 
 
 class _Filters:
-    """What is known of the keys in entries; the filters read last are kept."""
+    """The key filters of entries; those read last are kept."""
 
     def __init__(self) -> None:
         self._place = (INLINE, NO_ENTRY)
         self._read: KeyFilters | None = None
 
     async def of(self, reader: AsyncLedgerReader, entry_id: int) -> KeyFilters | None:
-        """None where they cannot be read now: then every entry is."""
+        """The filters; None if they cannot be read now: then the task reads every entry."""
         place = (reader.ledger_id, entry_id)
         if place != self._place:
             try:
                 read = reader.read(entry_id, entry_id, known_confirmed=entry_id)
-                async with aclosing(read) as found:
-                    self._read = KeyFilters((await anext(found))[1].payload)
+                async with aclosing(read) as entries:
+                    self._read = KeyFilters((await anext(entries))[1].payload)
             except _NO_FILTERS as error:
                 _log.warning("key filters in entry %d:%d are not used: %s", *place, error)
                 self._read = None
@@ -553,7 +561,7 @@ class _Filters:
 
 
 def _inline_entry(payload: bytes, entry_id: int) -> Entry:
-    """An entry of the commit itself, as if a ledger had held it."""
+    """An entry that the commit itself holds, as if it were of a ledger."""
     crc = payload_crc([payload])
     header = EntryHeader(INLINE, entry_id, NO_ENTRY, 0, 0, len(payload), crc)
     return Entry(header, memoryview(payload))
