@@ -1,16 +1,17 @@
 """Adds from the queue to the bookies and back: send, count responses, confirm in order.
 
-Used by the writer of a ledger and, with the recovery flag, by whoever recovers one.
+Used by the writer of a ledger and, with the recovery flag, by a recovery.
 
 Always true:
 - an acknowledgement counts for a slot only if the bookie that gave it owns the slot now; a failure
   counts only if the slot has not been given a new owner or a new try since;
-- a failed slot is sent nothing until it is mended (ensemble_change.py): replaced, or tried again;
-- FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: all that is
-  pending fails, nothing is ever confirmed afterwards;
-- an entry's bytes count as in flight until it is confirmed; those of confirmed ones that wait for
-  their last responses count where they exceed the allowed bytes, so memory is bounded by twice
-  these.
+- the pipeline sends nothing to a failed slot until the slot is mended (ensemble_change.py): it is
+  replaced, or tried again;
+- FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: every pending add
+  fails, and no add is ever confirmed afterwards;
+- an entry's bytes count as in flight until the entry is confirmed. The bytes of confirmed entries
+  that wait for their last responses count as far as they exceed the allowed bytes, so memory is
+  bounded by twice the allowed bytes.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ from spark_ledger.ledger.quorum import PendingAdd, PendingAdds, Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
 RETRY_AFTER_S = 0.05
-ROOM_AGAIN = 0.75  # of the in-flight bytes: who waited for room goes on below it
+ROOM_AGAIN = 0.75  # of the allowed bytes in flight: below it, callers that wait for room go on
 
 _TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
 
@@ -52,7 +53,8 @@ class SlotState(Enum):
 
     HEALTHY = "healthy"
     FAILED = "failed"
-    """It is sent nothing until it is mended (ensemble_change.py): tried again or replaced."""
+    """The pipeline sends nothing to it until it is mended (ensemble_change.py): tried again or
+    replaced."""
 
 
 _HEALTHY = SlotState.HEALTHY
@@ -64,9 +66,9 @@ _MOVES = {
 
 @dataclass(slots=True)
 class Slot:
-    """A slot of the ensemble and its owner. `why` it failed is for people; `generation` counts
-    owners and tries, so that late failures of an earlier one are told apart; `done` takes the
-    responses to what is sent in this generation for the first time."""
+    """A slot of the ensemble and its owner. `why` is the reason of its failure, for people.
+    `generation` counts owners and tries: a late failure of an earlier one has a lower number.
+    `done` takes the responses to adds that this generation sends for the first time."""
 
     bookie_id: str
     lane: AddLane
@@ -87,8 +89,8 @@ class Slot:
 
 
 class AddPipeline:
-    """The adds of one ledger under way. `on_slot_failed` is called when a slot fails,
-    `on_confirmed` when adds were confirmed."""
+    """The adds of one ledger that are under way. It calls `on_slot_failed` when a slot fails, and
+    `on_confirmed` after adds were confirmed."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class AddPipeline:
         self.pending = PendingAdds(self.quorum, last_add_confirmed)
         ensemble = record.last_fragment.ensemble
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
-        self._lacked: dict[str, int] = {}  # bookie -> last entry of which it has no copy
+        self._lacked: dict[str, int] = {}  # bookie -> last entry that it has no copy of
         self._unconfirmed_bytes = 0
         self._lagging_bytes = 0  # of confirmed adds that not all bookies have responded
         self.confirmed_bytes = 0
@@ -133,14 +135,14 @@ class AddPipeline:
             self._arm_add_timer(add.appended_at)
         for index in self._write_sets[add.entry_id % self.quorum.ensemble_size]:
             slot = self.slots[index]
-            if slot.state is _HEALTHY:  # no call of `failed`: this is done for each copy
+            if slot.state is _HEALTHY:  # does not call `failed`: this line runs for each copy
                 add.sends += 1
                 slot.lane.submit(add, slot.done)
 
     def fail(self, failure: LedgerError, brief: str = "") -> None:
-        """End the pipeline: every pending add fails with `failure`, all later ones with `ended`.
+        """End the pipeline: every pending add fails with `failure`, every later one with `ended`.
 
-        `brief`: what is still true of `failure` later on; as a rule, all it says.
+        `brief`: the part of `failure`'s text that stays true; the whole text unless given.
         """
         if self.failure is not None:
             return
@@ -152,7 +154,7 @@ class AddPipeline:
         if self._add_timer is not None:
             self._add_timer.cancel()
         self._wake()
-        self.on_slot_failed()  # whoever mends slots has nothing left to mend
+        self.on_slot_failed()  # the ensemble change has no slot left to mend
 
     def ended(self) -> LedgerError | None:
         """The error of an add that comes after `fail`; None before."""
@@ -176,19 +178,19 @@ class AddPipeline:
 
     @property
     def inflight_bytes(self) -> int:
-        """What is not confirmed; and of what is, and waits for its last copies, what exceeds the
-        allowed bytes: a bookie that lags slows the others down only then."""
+        """Bytes that are not confirmed, and the excess over the allowed bytes of those that are
+        confirmed and wait for their last copies: only then a bookie that lags slows the writer."""
         lagging = self._lagging_bytes - self.cluster.config.inflight_bytes
         return self._unconfirmed_bytes + max(0, lagging)
 
     @property
     def held_bytes(self) -> int:
-        """What is in memory: not confirmed, or without its last response."""
+        """Bytes in memory: of adds that are not confirmed, or lack a response."""
         return self._unconfirmed_bytes + self._lagging_bytes
 
     async def held_below(self, bytes_max: int) -> None:
-        """Return once so few bytes are held, or the client is closed. The last response comes after
-        the per-replica time-out at the latest."""
+        """Return once `bytes_max` or less are held, or the client is closed. The last response
+        comes after the per-replica time-out at the latest."""
         await self._until(
             lambda: self.held_bytes <= bytes_max or isinstance(self.failure, ClientClosed)
         )
@@ -218,13 +220,13 @@ class AddPipeline:
         return [add for add in self._unsettled.values() if add.confirmed]
 
     def lacking(self, first_entry: int) -> list[str]:
-        """The bookies that have not acknowledged a confirmed add from `first_entry` on which they
-        should keep, sorted."""
+        """The bookies, sorted, that should keep a confirmed entry from `first_entry` on and have
+        not acknowledged it."""
         bookies = {bookie for bookie, last in self._lacked.items() if last >= first_entry}
         waiting = (add for add in self.unsettled() if add.entry_id >= first_entry)
         return sorted(bookies.union(*map(self._lacking, waiting)))
 
-    # -- slots, for whoever mends them --------------------------------------------------------
+    # -- slots, for the ensemble change -------------------------------------------------------
 
     def failed_mask(self) -> int:
         return sum(1 << index for index, slot in enumerate(self.slots) if slot.failed)
@@ -238,10 +240,11 @@ class AddPipeline:
             self.on_slot_failed()
 
     def adopt(self, record: LedgerRecord, replacements: Mapping[int, str]) -> None:
-        """The slots have new owners, as `record` says: un-ack all, then resend, then confirm.
+        """Give the slots their new owners, which `record` names: drop the old owners'
+        acknowledgements, then resend, then confirm.
 
-        Ends the ensemble change in flight. The record is in the store already (or, in a recovery,
-        will be before anybody relies on it).
+        Ends the ensemble change in flight. The record is in the store already (a recovery writes
+        it when it closes the ledger, before any reader relies on it).
         """
         self.record = record
         mask = sum(1 << index for index in replacements)
@@ -262,7 +265,7 @@ class AddPipeline:
         self._resend(index)
 
     def confirm(self) -> None:
-        """Deliver what may be confirmed, in id order."""
+        """Confirm every add that may be confirmed, in id order."""
         confirmed = self.pending.confirm()
         if not confirmed:
             return
@@ -287,12 +290,12 @@ class AddPipeline:
         )
 
     def _reasons(self) -> list[str]:
-        """The same in short: each reason once, with the ids of the bookies that it is of."""
+        """The failed slots in short: each reason once, with the ids of its bookies."""
         bookies: dict[str, list[str]] = {}
         for slot in self.slots:
             if slot.failed:
                 bookies.setdefault(slot.why, []).append(slot.bookie_id)
-        return [f"{', '.join(sorted(those))}: {why}" for why, those in sorted(bookies.items())]
+        return [f"{', '.join(sorted(ids))}: {why}" for why, ids in sorted(bookies.items())]
 
     def not_enough_bookies(self) -> NotEnoughBookies:
         """The error of a pipeline whose failed slots leave some write set without Qa members."""
@@ -349,9 +352,9 @@ class AddPipeline:
         adds: Sequence[PendingAdd],
         results: Sequence[AddResult],
     ) -> None:
-        """What one frame brought back; `since` None: each add was first sent when appended.
+        """Take the results of one frame; `since` None: each add was first sent when appended.
 
-        Almost always all is stored by the slot's present owner, in its present fragment."""
+        Almost always the slot's present owner stored all of them, in the present fragment."""
         slot = self.slots[index]
         first_entry = self.record.last_fragment.first_entry
         if (
@@ -418,7 +421,7 @@ class AddPipeline:
             self._settle(add)
 
     def _settle(self, add: PendingAdd) -> None:
-        """The last response is there, or will never come: note the copies that are missing."""
+        """Note the copies that are missing, once no further response to the add will come."""
         if self._release(add):
             if add.acks != self.pending.write_mask(add.entry_id):
                 for bookie in self._lacking(add):
@@ -427,7 +430,8 @@ class AddPipeline:
                 self._wake()
 
     def _owner(self, add: PendingAdd, index: int) -> str:
-        """The bookie whose word counts for the add: a confirmed one stays in its fragment."""
+        """The bookie whose acknowledgement counts for the add: the slot's owner; for a confirmed
+        add, the member of its fragment."""
         if add.confirmed:
             return self.record.fragment_of(add.entry_id).ensemble[index]
         return self.slots[index].bookie_id
@@ -510,7 +514,7 @@ def _terminal(ledger_id: int, add: PendingAdd, status: Status, why: str) -> Ledg
 
 
 def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
-    """Tell whoever waits for the add; a waiter that gave up is no error."""
+    """Give the add's waiter its outcome; a waiter that gave up is no error."""
     waiter, add.waiter = add.waiter, None
     if waiter is None:
         return
@@ -524,8 +528,7 @@ def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
 
 
 def refuse(waiter: Any, failure: Exception) -> None:
-    """Tell a future, of asyncio or concurrent.futures, that fails; one that was given up is no
-    error."""
+    """Fail a future of asyncio or concurrent.futures; a future that was given up is no error."""
     with suppress(InvalidStateError, ThreadInvalidStateError):
         waiter.set_exception(failure)
-        waiter.exception()  # asked for here: not every caller looks at every add
+        waiter.exception()  # marks it as retrieved: not every caller looks at every add

@@ -60,11 +60,11 @@ class LedgerStore:
         self._directory = directory
         self._bookies = bookies
         self.cluster = Cluster(LedgerRecords(metadata), bookies, directory, config, rng, placement)
-        """What the parts of the ledger share; for repair, which works beside them."""
+        """Shared by the parts of the ledger; public for repair, which works beside them."""
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
         self._away: list[BookieInfo] = []
-        """Bookies that are not registered, and may be back."""
+        """Bookies that are not registered now and may return."""
         self._away_s = float("-inf")
         self._closed = False
 
@@ -82,15 +82,17 @@ class LedgerStore:
         ledger_id: int | None = None,
         announce_lac: bool = False,
     ) -> AsyncLedgerWriter:
-        """Make a ledger on `ensemble_size` writable bookies and return its writer. Where there are
-        fewer it names bookies that are away, as long as an ack quorum is there for each entry.
+        """Make a ledger on `ensemble_size` writable bookies and return its writer. If there are
+        fewer, the ledger also names bookies that are away, as long as an ack quorum of each write
+        set is registered.
 
-        Each entry goes to `write_quorum` of them and is acknowledged when `ack_quorum` have it
-        on disk. `announce_lac`: readers are told of the last entry when appends pause: for
-        ledgers that are tailed (a task's ledger is not: its commit tells what it holds). Waits a
-        moment for bookies that are about to register.
-        Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; of a given `ledger_id`
-        LedgerError if it is taken, IdSpent if it may have been made already: give another.
+        Each entry goes to `write_quorum` of its bookies and is acknowledged when `ack_quorum` have
+        it on disk. `announce_lac`: when appends pause, the writer writes an explicit LAC, so that
+        readers learn of the last entry: for ledgers that are tailed (a task's ledger is not: its
+        commit names its entries). Waits a moment for bookies that are about to register.
+        Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; for a given
+        `ledger_id`, LedgerError if another ledger has it, IdSpent if a ledger of this id may have
+        been made already: give another id.
         """
         try:
             quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(password)
@@ -99,7 +101,7 @@ class LedgerStore:
         if ensemble_size > ENSEMBLE_SIZE_MAX:
             raise BadConfig(
                 f"ensemble_size {ensemble_size} is more than {ENSEMBLE_SIZE_MAX}",
-                "Choose a smaller one: a ledger's record names every bookie of it.",
+                "Choose a smaller one: a ledger's record names each of its bookies.",
             )
         purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
@@ -108,8 +110,8 @@ class LedgerStore:
             )
             while True:
                 try:
-                    known = await self.cluster.records.create(record)
-                    return self._writer(known, tokens, announce_lac)
+                    created = await self.cluster.records.create(record)
+                    return self._writer(created, tokens, announce_lac)
                 except IdSpent:
                     if ledger_id is not None:
                         raise
@@ -127,25 +129,29 @@ class LedgerStore:
         durability: str,
         announce_lac: bool = False,
     ) -> list[AsyncLedgerWriter]:
-        """Ledgers of these ids as `create` makes each, by one write to the metadata store; no more
-        than fit into it. Raises as `create`."""
+        """Make ledgers with these ids as `create` does, by one write to the metadata store, which
+        all their records must fit into. Raises as `create`."""
         quorum, tokens = Quorum(ensemble_size, write_quorum, ack_quorum), derive(b"")
         purpose = {"intent": intent, "topic": topic, "durability": durability}
         with self._while_open():
-            records = [await self._new_record(one, quorum, tokens, **purpose) for one in ledger_ids]
-            made = await self.cluster.records.create_several(records)
-            return [self._writer(known, tokens, announce_lac) for known in made]
+            records = [
+                await self._new_record(ledger_id, quorum, tokens, **purpose)
+                for ledger_id in ledger_ids
+            ]
+            created = await self.cluster.records.create_several(records)
+            return [self._writer(versioned, tokens, announce_lac) for versioned in created]
 
     async def _new_record(
         self, ledger_id: int | None, quorum: Quorum, tokens: Tokens, **purpose: Any
     ) -> LedgerRecord:
-        """Of a new ledger; by its creator, which is drawn, it is known again where the write's
-        outcome is not. Raises what `create` raises."""
+        """The record of a new ledger. Its creator token is drawn at random: if the outcome of the
+        write is unknown, the token shows whether the record is this client's. Raises what `create`
+        raises."""
         if ledger_id is None:
             ledger_id = await self._ids.next(self.breaks)
         try:
             ensemble = await self._new_ensemble(quorum)
-        except NotEnoughBookies:  # none registers while the metadata store is held
+        except NotEnoughBookies:  # no bookie registers while the metadata store is held
             with suppress(StoreError):
                 await ClusterGuard(self.metadata).look()
             raise
@@ -161,12 +167,12 @@ class LedgerStore:
         )
 
     def _writer(
-        self, known: VersionedRecord, tokens: Tokens, announce_lac: bool
+        self, created: VersionedRecord, tokens: Tokens, announce_lac: bool
     ) -> AsyncLedgerWriter:
-        """Of a ledger that was just made."""
+        """The writer of a ledger that was just made."""
         writer = AsyncLedgerWriter(
             self.cluster,
-            known,
+            created,
             tokens,
             lambda own: recover(self.cluster, own, tokens),
             announce_lac,
@@ -183,16 +189,16 @@ class LedgerStore:
         min_version: int | None = None,
     ) -> AsyncLedgerReader:
         """A reader of the ledger. With `recover` the ledger is fenced and closed first: its
-        writer can add nothing more, and the reader sees all there ever will be.
+        writer can add nothing more, and the reader sees every entry that the ledger will ever have.
 
-        Without, the record is as fresh as this call or, with `min_version`, at least of that
-        version. Raises what `recover` and `record` raise.
+        Without `recover` the record is as fresh as this call or, with `min_version`, has at least
+        that version. Raises what `recover` and `record` raise.
         """
         if recover:
-            known = await self.recover(ledger_id, password=password)
+            versioned = await self.recover(ledger_id, password=password)
         else:
-            known = await self._record_since(ledger_id, min_version)
-        return AsyncLedgerReader(self.cluster, known, derive(password))
+            versioned = await self._record_since(ledger_id, min_version)
+        return AsyncLedgerReader(self.cluster, versioned, derive(password))
 
     async def recover(
         self,
@@ -202,11 +208,12 @@ class LedgerStore:
         gone: Set[str] = frozenset(),
         tokens: Tokens | None = None,
     ) -> VersionedRecord:
-        """Fence and close the ledger; the same result however often and by whomever.
+        """Fence and close the ledger; the result is the same however often, and by however many
+        clients, it is recovered.
 
-        `gone`: ids of bookies that will never respond again, by the word of the caller: where only
-        they stand between torn bookies and a decision, what only they may have is given up. Data of
-        theirs that was acknowledged may be lost by a wrong word here, and by nothing else.
+        `gone`: ids of bookies that, the caller declares, will never respond again. If only they
+        stand between torn bookies and a decision, entries that only they may have are given up. A
+        wrong declaration may lose acknowledged entries that these bookies have; nothing else can.
         `tokens`: the cluster's own, in the place of the password's.
         Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
@@ -223,8 +230,8 @@ class LedgerStore:
             return await self.cluster.records.read(ledger_id, fresh=fresh)
 
     async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
-        """Delete a CLOSED ledger; one that is gone already is success. False: a condition of
-        `only_if`, which is judged in the same multi, does not hold.
+        """Delete a CLOSED ledger. True also if it is gone already; False if a condition of
+        `only_if`, which the same multi checks, does not hold.
 
         Raises LedgerNotClosed, Unavailable.
         """
@@ -239,7 +246,7 @@ class LedgerStore:
 
     @property
     def breaks(self) -> int:
-        """Once it is another number, ids that were allocated before are not to be used
+        """When this number changes, ids that were allocated before must not be used
         (ClusterGuard.breaks)."""
         return self.cluster.records.guard.breaks
 
@@ -249,9 +256,9 @@ class LedgerStore:
             return await self._ids.allocate(count)
 
     async def close(self) -> None:
-        """Give up connections and the session. Writers that are open are abandoned: what they
-        have pending fails, their ledgers stay open until a recovery. What is under
-        way ends with ClientClosed, as does every later call."""
+        """Give up connections and the session. Open writers are abandoned: their pending adds
+        fail, their ledgers stay open until a recovery. Calls that are under way end with
+        ClientClosed, as does every later call."""
         self._closed = True
         for writer in [*self._writers.values()]:
             writer.abandon(ClientClosed())
@@ -263,8 +270,8 @@ class LedgerStore:
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
-        """For what needs the connections. Raises ClientClosed when they were given up, then or
-        before."""
+        """Around each use of the connections. Raises ClientClosed when the client is closed, before
+        or during the use."""
         if self._closed:
             raise ClientClosed
         try:
@@ -275,20 +282,22 @@ class LedgerStore:
             raise
 
     async def _record_since(self, ledger_id: int, min_version: int | None) -> VersionedRecord:
-        """The record, of `min_version` at least. Of the caller's word that it has such a version
-        a session may see nothing yet: no record, too, is believed after a sync only."""
+        """The record, of `min_version` at least. The caller knows that the store has this version;
+        a session may not see it yet, so that also a missing record is believed only after a
+        sync."""
         if min_version is not None:
             with suppress(NoSuchLedger):
-                known = await self.record(ledger_id)
-                if known.version >= min_version:
-                    return known
+                versioned = await self.record(ledger_id)
+                if versioned.version >= min_version:
+                    return versioned
         return await self.record(ledger_id, fresh=True)
 
     # -- choosing an ensemble -----------------------------------------------------------------
 
     async def check_registered(self, ensemble_size: int, what: str) -> None:
-        """Whether there are so many bookies now, writable or not; `what` is to have ledgers of
-        them. Asks the metadata store only if memory knows of fewer.
+        """Check that `ensemble_size` bookies are registered now, writable or not. `what` names, for
+        the error, the thing whose ledgers need them. Asks the metadata store only if fewer are
+        registered as far as this client knows.
 
         Raises NotEnoughBookies, Unavailable.
         """
@@ -299,23 +308,24 @@ class LedgerStore:
                 await self._directory.refresh()
             except StoreError as failure:
                 raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
-        there = len(self._registered())
-        if there < ensemble_size:
-            remedy = f"Start {ensemble_size - there} more"
-            if there:
-                remedy += f", or choose an ensemble size of {there} or less"
+        registered = len(self._registered())
+        if registered < ensemble_size:
+            remedy = f"Start {ensemble_size - registered} more"
+            if registered:
+                remedy += f", or choose an ensemble size of {registered} or less"
             raise NotEnoughBookies(
-                f"{what} would need {ensemble_size} bookies, and {there} are registered",
+                f"{what} would need {ensemble_size} bookies, and {registered} are registered",
                 f"{remedy}.",
                 needed=ensemble_size,
-                registered=there,
+                registered=registered,
             )
 
     def _registered(self) -> set[str]:
-        return {one.id for one in (*self._directory.writable(), *self._directory.readonly())}
+        bookies = (*self._directory.writable(), *self._directory.readonly())
+        return {bookie.id for bookie in bookies}
 
     async def _new_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
-        """A bookie for each slot, preferably such that responded lately, and one that is away only
+        """A bookie for each slot: if possible bookies that responded lately; one that is away only
         for want of others.
 
         Raises NotEnoughBookies, BadConfig, Unavailable.
@@ -332,9 +342,10 @@ class LedgerStore:
         return self.cluster.place(quorum, slots, self._directory.writable(), {})
 
     def _with_away(self, quorum: Quorum, chosen: Mapping[int, str]) -> Mapping[int, str]:
-        """The ensemble with bookies that are away in the slots left, if every write set keeps an
-        ack quorum of registered bookies. The state is that of a ledger whose bookies left just
-        after it was made: its writer asks them again, replaces them, and repair copies to them."""
+        """The ensemble `chosen`, its empty slots filled with bookies that are away, if every write
+        set keeps an ack quorum of registered bookies. The ledger is then like one whose bookies
+        left just after it was made: its writer asks them again or replaces them, and repair copies
+        to them."""
         members = {slot: self._directory.told(bookie) for slot, bookie in chosen.items()}
         slots = [slot for slot in range(quorum.ensemble_size) if slot not in chosen]
         if len(slots) > quorum.write_quorum - quorum.ack_quorum:
@@ -354,13 +365,13 @@ class LedgerStore:
         self._away_s = asyncio.get_running_loop().time()
 
     def _is_away_known(self) -> bool:
-        """Whether it was looked a moment ago: hundreds of ledgers may be made at once."""
+        """Whether this client looked a moment ago: hundreds of ledgers may be made at once."""
         return asyncio.get_running_loop().time() - self._away_s < AWAY_KNOWN_S
 
     async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
-        """Choose again, with bookies that are away where that is enough; else as bookies register,
-        for the grace that a restart is given, if there are bookies that might: as many as ever
-        registered are no reason to wait."""
+        """Choose again, with bookies that are away if that is enough. Otherwise choose again as
+        bookies register, for as long as a restart may take; but raise at once if no further bookie
+        may come, because all that ever registered are writable."""
         changed = asyncio.Event()
         self._directory.add_listener(changed.set)
         try:
@@ -372,8 +383,8 @@ class LedgerStore:
                     chosen = self._with_away(quorum, chosen)
                     if len(chosen) == quorum.ensemble_size:
                         break
-                    known = await self._directory.known()
-                    if known < quorum.ensemble_size or known <= len(self._directory.writable()):
+                    ever = await self._directory.known()
+                    if ever < quorum.ensemble_size or ever <= len(self._directory.writable()):
                         raise self._not_enough(quorum)
                     await changed.wait()
                     changed.clear()
@@ -400,7 +411,7 @@ class LedgerStore:
                 remedy = 'Start bookies on more racks, or set racks = "soft".'
         elif len(writable) >= size:
             remedy = "Correct the policy, or start bookies that it takes."
-            text += f", of which placement = {self.config.placement!r} takes too few"
+            text += f"; placement = {self.config.placement!r} takes too few of them"
         if writable:
             text += f"; writable: {'; '.join(map(describe, writable))}"
         if others:
@@ -410,5 +421,5 @@ class LedgerStore:
     def _racks(self) -> str:
         """The racks of the writable bookies for an error text: "none" or "r1, r2"."""
         racks = dict.fromkeys(bookie.rack for bookie in self._directory.writable())
-        known = [rack for rack in sorted(racks) if rack]
-        return ", ".join(known) if known else "none (no bookie has `rack` set)"
+        names = [rack for rack in sorted(racks) if rack]
+        return ", ".join(names) if names else "none (no bookie has `rack` set)"

@@ -1,4 +1,4 @@
-"""What the ledger's parts share: the cluster they work in, and how its bookies are asked."""
+"""Shared by the ledger's parts: the cluster that they work in, and how they ask its bookies."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ class Cluster:
     rng: random.Random
     placement: Placement = choose
     at_close: dict[object, Callable[[LedgerError], None]] = field(default_factory=dict)
-    """What is under way and waits for bookies: how to end it when the client is closed."""
+    """How to end work that waits for bookies when the client is closed, by the work's owner."""
 
     def place(
         self,
@@ -58,20 +58,20 @@ class Cluster:
         )
         return self.placement(request, self.rng)
 
-    def told(self, reasons: Mapping[str, str]) -> str:
-        """For an error text: what each of these bookies is in the way by."""
+    def explained(self, reasons: Mapping[str, str]) -> str:
+        """For an error text: each of these bookies, and the reason why it is in the way."""
         describe = self.directory.describe
         return "; ".join(f"{describe(bookie)}: {why}" for bookie, why in reasons.items())
 
     def describe(self, bookie_id: str) -> str:
-        """One bookie for an error text, with its rack and why it is chosen last, if it is."""
+        """One bookie for an error text, with its rack and, if it is chosen last, the reason."""
         rack = self.directory.rack(bookie_id)
         facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])
 
     def remedy_for(self, lacking: Collection[str]) -> str | None:
-        """What to do about bookies that take no new entries if some are read-only, as one is whose
-        disk is full; None if none is: then they are missing."""
+        """What to do about bookies that take no new entries, if some are read-only (as a bookie
+        with a full disk is); None if all are missing."""
         readonly = [bookie for bookie in lacking if self.directory.is_readonly(bookie)]
         if not readonly:
             return None
@@ -84,9 +84,9 @@ T = TypeVar("T")
 
 
 class Undelivered(NamedTuple):
-    """Why a bookie did not deliver an entry: the status, None where none came of it, and a text for
-    people. `of_copy`: the bookie responded, and its copy of the entry is damaged or cannot be
-    read."""
+    """Why a bookie did not deliver an entry: the status (None: the bookie sent none for this entry)
+    and a text for people. `of_copy`: the bookie responded, and its copy of the entry is damaged or
+    cannot be read."""
 
     status: Status | None
     text: str
@@ -102,7 +102,7 @@ class Undelivered(NamedTuple):
 
     @classmethod
     def damaged(cls, why: str) -> "Undelivered":
-        """The copy came, and is not the entry."""
+        """The bookie sent its copy, and the copy is not the entry."""
         return cls(Status.BAD_DIGEST, f"{Status.BAD_DIGEST.name} {why}", of_copy=True)
 
 
@@ -139,9 +139,9 @@ async def as_responded(
 def judge(
     response: ReadResponse, ledger_id: int, at: int, entry_id: int
 ) -> tuple[Meaning, Entry | Undelivered] | None:
-    """What the response to a read says of one entry, the one after `at` others that were asked for:
-    its meaning, and the checked entry or the reason. None if the response stops before the
-    entry."""
+    """The meaning of a read's response for one entry, with the checked entry, or the reason why it
+    was not delivered. `at` is the number of entries before it in the request. None if the response
+    stops before the entry."""
     if response.status is not Status.OK:
         return testimony(response.status), Undelivered.of(response)
     if at >= len(response.results):
@@ -161,5 +161,5 @@ def judge(
 
 
 def has_entry(judged: tuple[Meaning, Entry | Undelivered] | None) -> bool:
-    """Whether that response (`judge`) delivers the entry."""
+    """Whether a response, as `judge` judged it, delivers the entry."""
     return judged is not None and isinstance(judged[1], Entry)

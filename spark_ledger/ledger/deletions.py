@@ -1,10 +1,10 @@
 """Removing the records of ledgers, and naming the ledgers as deleted in the same multi.
 
 Always true: a record goes only in a multi that names its ledger as deleted
-(metadata/deleted_ledgers.py), in which the conditions of its deleter hold, and in which the cluster
-is not held; deletions that come while a write is under way are one write, or deletions of one
-folder would keep each other from their turn; a write that changed nothing is judged deletion by
-deletion.
+(metadata/deleted_ledgers.py) and checks its deleter's conditions and that the cluster is not held.
+Deletions that come while a write is under way go together in the next write: otherwise deletions of
+one folder would keep each other from their turn. After a write that changed nothing each deletion
+is tried and judged by itself.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _Deletion:
 
 
 class Deletions:
-    """Of one process."""
+    """The deletions of one process."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -50,8 +50,8 @@ class Deletions:
     async def remove(
         self, ledger_id: int, version: int, conditions: Sequence[Operation] = ()
     ) -> None:
-        """Remove the record, which has that version, and name the ledger, if the `conditions` hold
-        in the same multi.
+        """Remove the record, if it has this version, and name the ledger as deleted, if the
+        `conditions` hold in the same multi.
 
         Raises ConditionFailed; NoNode, BadVersion (of the record); errors.MetadataHeld,
         BadDeletedSet, StoreError.
@@ -75,7 +75,7 @@ class Deletions:
             self._writing = None
 
     async def _written_together(self, batch: Sequence[_Deletion]) -> bool:
-        """Whether all of them have their outcome."""
+        """Write the deletions in one multi; whether all of them have their outcome."""
         try:
             await multi_unless_held(self._metadata, await self._operations(batch))
         except (MultiFailed, NoNode, BadDeletedSet):
@@ -107,10 +107,11 @@ class Deletions:
         _end([deletion], outcome)
 
     async def _operations(self, batch: Sequence[_Deletion]) -> list[Operation]:
-        """Of one deletion: its conditions, the write that names it, the one that removes it."""
-        names = await deleted_ledgers.naming(self._metadata, [one.ledger_id for one in batch])
-        conditions = [operation for one in batch for operation in one.conditions]
-        records = [Delete(paths.ledger(one.ledger_id), one.version) for one in batch]
+        """The conditions, the writes that name the ledgers, then those that remove the records."""
+        ids = [deletion.ledger_id for deletion in batch]
+        names = await deleted_ledgers.naming(self._metadata, ids)
+        conditions = [operation for deletion in batch for operation in deletion.conditions]
+        records = [Delete(paths.ledger(d.ledger_id), d.version) for d in batch]
         return [*conditions, *names, *records]
 
 

@@ -1,23 +1,23 @@
-"""What is done about failed slots: replace them, try them again, or give up; and about members that
-are registered no more, or are being drained: they are replaced also while nothing is appended.
+"""Failed slots are replaced, tried again, or given up. Members that are no longer registered, or
+that are being drained, are replaced also while the writer appends nothing.
 
 Always true:
-- a slot gets a new owner only after the change is in the store; while the write is on its way
-  nothing is confirmed (`change_in_flight`), and what comes after is two passes (adopt);
+- a slot gets a new owner only after the change is in the store; while that write is under way no
+  add is confirmed (`change_in_flight`), and `adopt` then does its two passes;
 - without a spare bookie the change is put off as long as every write set keeps Qa members that
-  respond: it is made when a bookie registers, or the failed one is asked now and then and taken
-  back when it responds;
-- `delayed` (ensemble_change = "delayed"): so is every change, spare or not, as long as they do;
-  but for members that are not registered for so long that they are replaced at once and in any case
+  respond: it is made when a bookie registers; meanwhile the failed bookie is asked now and then,
+  and taken back when it responds;
+- `delayed` (ensemble_change = "delayed") puts off every change in this way, spare or not, except
+  for members that are not registered for so long that they are replaced at once and in any case
   (`AbsentMembers`);
 - with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long
-  enough for a bookie to restart, short enough to tell the user;
-- a bookie that failed here is no spare for DOUBT_S, nor one that is in doubt: a change
-  cannot go round in circles faster. One in quarantine is a spare when there is no other.
+  enough for a bookie to restart, short enough for the user to learn of it;
+- a bookie that failed here is no spare for DOUBT_S, nor is a bookie in doubt: so a change cannot
+  go round in circles faster. A bookie in quarantine is a spare when there is no other;
 - an absent member is replaced only if this client saw it not registered, in a session without
   a break, for half of the cluster's `lost_bookie_delay_s` and ABSENT_MIN_S, or if it is read-only
-  and the store says that it is drained; this comes before a worker of repair takes a ledger that
-  still names it for one without a writer (repair/worker.py).
+  and the store names it as drained. This comes before a worker of repair concludes that a ledger
+  which still names this member has no writer (repair/worker.py).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ CommitChange = Callable[[Mapping[int, str], Mapping[int, str], int], Awaitable[L
 
 
 class EnsembleChange:
-    """Mends the failed slots of one pipeline. `commit` makes a change known; see CommitChange."""
+    """Mends the failed slots of one pipeline. `commit` writes a change; see CommitChange."""
 
     def __init__(
         self, pipeline: AddPipeline, commit: CommitChange, read_token: bytes = b""
@@ -103,7 +103,7 @@ class EnsembleChange:
 
     async def _mend(self) -> None:
         try:
-            while self._wanted():
+            while self._must_mend():
                 self._news.clear()
                 self._note_failed()
                 replacements = self._choose()
@@ -117,7 +117,7 @@ class EnsembleChange:
         finally:
             self._mending = None
 
-    def _wanted(self) -> bool:
+    def _must_mend(self) -> bool:
         over = self._stopping or self._pipeline.failure is not None
         return not over and self._pipeline.failed_mask() != 0
 
@@ -132,14 +132,14 @@ class EnsembleChange:
             self._short_since = now
 
     def _was_enough_since(self, time: float) -> bool:
-        """Whether what was pending at `time` is confirmed: a lack of bookies then is over. A slot
-        that was tried again in vain in between ended nothing."""
+        """Whether every add that was pending at `time` is confirmed: then that lack of bookies is
+        over. A slot that was tried again in vain in between does not end it."""
         head = self._pipeline.pending.head
         return head is None or head.appended_at > time
 
     def _choose(self) -> Mapping[int, str]:
-        """Replacements for as many failed slots as there are spares, by slot; none while the
-        store is out of reach, for a change that cannot be written stops confirmations."""
+        """Replacements for as many failed slots as there are spares, by slot; {} while the store is
+        out of reach, because a change that cannot be written stops confirmations."""
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
             return {}
         slots = self._pipeline.slots
@@ -148,32 +148,32 @@ class EnsembleChange:
             return {}
         failed = [index for index, slot in enumerate(slots) if slot.failed]
         directory, taken = self._cluster.directory, self._no_spares()
-        known = {index: directory.told(slot.bookie_id) for index, slot in enumerate(slots)}
-        members = {index: known[index] for index in known if index not in failed}
+        owners = {index: directory.told(slot.bookie_id) for index, slot in enumerate(slots)}
+        members = {index: owners[index] for index in owners if index not in failed}
         spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
         place, quorum = self._cluster.place, self._pipeline.quorum
         chosen = place(quorum, failed, spares, members)
         if self._cluster.config.racks == "soft" or len(chosen) in (0, len(failed)):
             return chosen
-        return self._one_by_one(failed, spares, known)
+        return self._one_by_one(failed, spares, owners)
 
     def _one_by_one(
-        self, failed: Sequence[int], spares: Sequence[BookieInfo], known: dict[int, BookieInfo]
+        self, failed: Sequence[int], spares: Sequence[BookieInfo], owners: dict[int, BookieInfo]
     ) -> Mapping[int, str]:
-        """With racks "hard", where not all of the failed slots can be filled: a member that nobody
-        takes the place of may come back, so its rack is taken."""
+        """With racks "hard", if not all failed slots can be filled: a member that is not replaced
+        may come back, so its rack counts as taken."""
         chosen: dict[int, str] = {}
         for index in failed:
             left = [bookie for bookie in spares if bookie.id not in chosen.values()]
-            others = {other: known[other] for other in known if other != index}
-            found = self._cluster.place(self._pipeline.quorum, [index], left, others)
-            chosen |= found
-            if index in found:
-                known[index] = next(bookie for bookie in left if bookie.id == found[index])
+            others = {other: owners[other] for other in owners if other != index}
+            placed = self._cluster.place(self._pipeline.quorum, [index], left, others)
+            chosen |= placed
+            if index in placed:
+                owners[index] = next(bookie for bookie in left if bookie.id == placed[index])
         return chosen
 
     def _no_spares(self) -> Collection[str]:
-        """Members, and bookies that failed here or are in doubt."""
+        """Bookies that are no spares: members, and those that failed here or are in doubt."""
         now = self._loop.time()
         self._rejected = {b: at for b, at in self._rejected.items() if now - at < DOUBT_S}
         members = (slot.bookie_id for slot in self._pipeline.slots)
@@ -181,7 +181,7 @@ class EnsembleChange:
         return dict.fromkeys((*members, *doubted, *self._rejected))
 
     async def _replace(self, replacements: Mapping[int, str]) -> bool:
-        """Make the change; False if it certainly was not made and must wait."""
+        """Make the change; False if it certainly was not made, and must wait."""
         pipeline = self._pipeline
         first_entry = pipeline.pending.last_add_confirmed + 1
         self._check_fragments(first_entry)
@@ -209,8 +209,8 @@ class EnsembleChange:
     async def _committed(
         self, failed: dict[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        """Commit; where the outcome is unknown, read the record until it is known: that a
-        later attempt was not even sent says nothing about the first."""
+        """Commit; while the outcome is unknown, try again until the record shows it. A later
+        attempt that was certainly not made does not decide the outcome of an earlier one."""
         unresolved = False
         while True:
             try:
@@ -234,7 +234,8 @@ class EnsembleChange:
     # -- putting off --------------------------------------------------------------------------
 
     async def _put_off(self) -> None:
-        """No spare: take back bookies that respond, or wait for news; fail when it is too long."""
+        """Without a spare: take back bookies that respond, or wait for news; fail the adds when
+        they have waited too long."""
         now = self._loop.time()
         due = [
             index
@@ -260,7 +261,7 @@ class EnsembleChange:
                 await self._news.wait()
 
     async def _responds(self, index: int) -> bool:
-        """Ask a failed slot's bookie for a sign of life; if it gives one, go on sending to it."""
+        """Ask the bookie of a failed slot for a sign of life; if it responds, send to it again."""
         slot = self._pipeline.slots[index]
         generation = slot.generation
         status = await self._sign_of_life(slot.bookie_id)
@@ -287,7 +288,8 @@ class EnsembleChange:
         return None if response.status is Status.IO_ERROR else response.status
 
     def _give_up_at(self) -> float | None:
-        """When pending adds have waited long enough for an ack quorum; None while there is one."""
+        """When pending adds will have waited long enough for an ack quorum; None while every write
+        set has one."""
         head = self._pipeline.pending.head
         if self._short_since is None or head is None:
             return None
@@ -302,7 +304,8 @@ DRAINED = "it is being drained"
 
 
 class AbsentMembers:
-    """Of one pipeline. `changed` is to be called when registrations have changed."""
+    """The absent and the drained members of one pipeline. Call `changed` when registrations have
+    changed."""
 
     def __init__(self, pipeline: AddPipeline) -> None:
         self._pipeline = pipeline
@@ -312,7 +315,7 @@ class AbsentMembers:
         self._readonly: list[str] = []
         self._watching: asyncio.Task[None] | None = None
         self.overdue: dict[str, None] = {}
-        """Those that are absent too long, or drained."""
+        """The members that are absent too long, or drained."""
 
     def changed(self) -> None:
         self._look()
@@ -322,12 +325,12 @@ class AbsentMembers:
             )
 
     def stop(self) -> None:
-        """Watch no more."""
+        """End the watching."""
         if self._watching is not None:
             self._watching.cancel()
 
     def _look(self) -> None:
-        """Who is absent, and since when, and who takes no adds."""
+        """Note which members are absent, and since when, and which take no adds."""
         directory, now = self._cluster.directory, self._loop.time()
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
             self._since = dict.fromkeys(self._since, now)
@@ -335,11 +338,11 @@ class AbsentMembers:
         members = [slot.bookie_id for slot in self._pipeline.slots]
         away = [bookie for bookie in members if not directory.is_registered(bookie)]
         readonly = [bookie for bookie in members if directory.is_readonly(bookie)]
-        if self._pipeline.recovery:  # read-only members take what it writes back
+        if self._pipeline.recovery:  # read-only members take the entries that it writes back
             readonly = []
         self._since = {bookie: self._since.get(bookie, now) for bookie in away}
         self._readonly = readonly
-        self.overdue = {one: None for one in self.overdue if one in (*away, *readonly)}
+        self.overdue = {b: None for b in self.overdue if b in (*away, *readonly)}
 
     async def _watch(self) -> None:
         try:
@@ -353,14 +356,14 @@ class AbsentMembers:
                 drained = await self._drained() if due_s < float("inf") else []
                 self._fail_overdue(due_s, drained)
                 left = [since + due_s - self._loop.time() for since in self._since.values()]
-                if self._readonly:  # for another reason: it may be drained, too, later
+                if self._readonly:  # for another reason; the member may be drained later
                     left.append(due_s / 2)
                 pause_s = min([s for s in left if 0 < s < ABSENT_MAX_S], default=ABSENT_MIN_S)
         finally:
             self._watching = None
 
     async def _due_s(self) -> float:
-        """After how long an absent member is replaced; inf: never."""
+        """After how many seconds an absent member is replaced; inf: never."""
         try:
             settings = await read_settings(self._cluster.records.metadata)
         except (StoreError, BadSettings):
@@ -370,13 +373,13 @@ class AbsentMembers:
         return max(ABSENT_MIN_S, settings.lost_bookie_delay_s * SHARE)
 
     async def _drained(self) -> list[str]:
-        """Those of the read-only members that are."""
+        """The read-only members that are being drained."""
         if not self._readonly:
             return []
         try:
             named = await draining(self._cluster.records.metadata)
         except StoreError:
-            return []  # asked again
+            return []  # the next look asks again
         return [bookie for bookie in self._readonly if bookie in named]
 
     def _fail_overdue(self, due_s: float, drained: list[str]) -> None:

@@ -1,22 +1,24 @@
-"""What a reader knows of its ledger, the record and how far entries are confirmed (`LedgerView`);
-and how it hears of more while the ledger is being written (`News`):
+"""What a reader knows of its ledger: the record, and how far entries are confirmed (`LedgerView`);
+and how the reader learns of more while the ledger is being written (`News`):
 
-    LAC > what is known (an add, or the writer's explicit LAC)  -> read on
-    a fence, a changed record                                   -> read the record again
-    CLOSED, and everything returned                             -> the end
+    a LAC above the known one (an add, or an explicit LAC)  -> read on
+    a fence, a changed record                               -> read the record again
+    CLOSED, and every entry returned                        -> the end
 
-Always true of what is known: record and LAC only move forward, however old what is heard is. What
-is known to be confirmed is a lower bound of what is: -1 (NO_ENTRY) does not mean that nothing was
-written, and only a CLOSED record says where the ledger ends. A closed ledger that ends before an
-entry that was confirmed has lost entries; that is said loudly, never adopted.
+Always true of what is known: record and LAC only move forward, however old the responses are. The
+known LAC is a lower bound of what is confirmed: -1 (NO_ENTRY) does not mean that nothing was
+written, and only a CLOSED record gives the ledger's end. A closed ledger that ends before an entry
+that was confirmed has lost entries: its record is never adopted, the reader raises RowsLost.
 
 Always true of the waiting:
 - all members of the last fragment are asked at once (one write set alone may not hear of an add to
   another); each is asked again when it has nothing new, and after a pause when it does not respond;
-- the record is watched, and read again when a bookie wakes us without news, and now and then (a
-  watch can be missed): only a CLOSED record ends a stream, never a last add confirmed, -1 or other;
-- a reason to look at the record stays until a look has ended: entries that come first end it early;
-- while bookies respond, a metadata store that does not is no error;
+- the record is watched. It is also read again when a bookie responds early without news, and now
+  and then (a watch can be missed): only a CLOSED record ends a stream, never a last add confirmed,
+  -1 or other;
+- a reason to look at the record stays until a look has ended: entries that arrive first cancel the
+  look;
+- while bookies respond, a metadata store that does not respond is no error;
 - when the waiting ends, for whatever reason, every request still open is cancelled, and the
   bookie forgets it: at once, or when its `wait_ms` is over if the cancellation is lost.
 """
@@ -48,24 +50,24 @@ from spark_ledger.metadata.store import Watcher
 class LedgerView:
     """One ledger as one reader sees it; shared by the parts of that reader."""
 
-    def __init__(self, cluster: Cluster, known: VersionedRecord, token: bytes) -> None:
-        record = known.record
+    def __init__(self, cluster: Cluster, versioned: VersionedRecord, token: bytes) -> None:
+        record = versioned.record
         self.ledger_id = record.ledger_id
         self.token = token
         self.quorum = Quorum.of(record)
         self.cluster = cluster
-        self._known = known
+        self._versioned = versioned
         self._lac = NO_ENTRY
         self.last_taken = NO_ENTRY
-        """The last entry that a bookie said it took when it was asked, confirmed or not."""
+        """The last entry that a bookie had taken when it was asked, confirmed or not."""
 
     @property
     def record(self) -> LedgerRecord:
-        return self._known.record
+        return self._versioned.record
 
     @property
     def version(self) -> int:
-        return self._known.version
+        return self._versioned.version
 
     @property
     def last_add_confirmed(self) -> int:
@@ -74,7 +76,7 @@ class LedgerView:
         return self._lac if end is None else end
 
     def heard(self, lac: int) -> None:
-        """A bookie says that entries up to `lac` are confirmed."""
+        """Note a bookie's response that entries up to `lac` are confirmed."""
         self._lac = max(self._lac, lac)
 
     # -- asking -------------------------------------------------------------------------------
@@ -86,49 +88,50 @@ class LedgerView:
         """
         records = self.cluster.records
         try:
-            found = await records.read(self.ledger_id, fresh=fresh, watch=watch)
+            versioned = await records.read(self.ledger_id, fresh=fresh, watch=watch)
         except NoSuchLedger:
             if fresh:
                 raise
-            found = await records.read(self.ledger_id, fresh=True, watch=watch)
-        self._adopt(found)
+            versioned = await records.read(self.ledger_id, fresh=True, watch=watch)
+        self._adopt(versioned)
 
     async def refresh(self) -> bool:
-        """Ask the record and, of an open ledger, the bookies; whether the store responded.
+        """Read the record and, of an open ledger, ask the bookies; whether the store responded.
 
-        A metadata store that does not respond keeps nobody from hearing the bookies: they are
-        asked at its side when it takes longer than `speculative_read_delay_s`, and it is waited
-        for no longer than `read_timeout_s`. Raises NoSuchLedger, RowsLost, DataUnavailable when
-        no bookie responds, Unauthorized.
+        The reader asks the bookies also if the metadata store does not respond: beside it, when the
+        store takes longer than `speculative_read_delay_s`. It waits for the store no longer than
+        `read_timeout_s`. Raises NoSuchLedger, RowsLost, DataUnavailable when no bookie responds,
+        Unauthorized.
         """
         if self.record.closed:
             return True
         loop, config = asyncio.get_running_loop(), self.cluster.config
         began, looking = loop.time(), loop.create_task(self._look())
         try:
-            told = await _told_by(began + config.speculative_read_delay_s, looking)
-            if told is None:
-                told = await self._ask_beside(looking, began + config.read_timeout_s)
+            responded = await _outcome_by(began + config.speculative_read_delay_s, looking)
+            if responded is None:
+                responded = await self._ask_beside(looking, began + config.read_timeout_s)
             elif not self.record.closed:
                 await self.ask_lac()
-            return bool(told)
+            return bool(responded)
         finally:
             if not looking.cancel() and not looking.cancelled():
-                looking.exception()  # met, also when we were cancelled in the same moment
+                looking.exception()  # retrieved, also if this call was cancelled in the same moment
 
     async def _ask_beside(self, looking: "asyncio.Task[bool]", deadline: float) -> bool | None:
-        """Ask the bookies while the store does not respond, for what may turn out an old record."""
+        """Ask the bookies while the store does not respond, by a record that may turn out old;
+        whether the store has responded, None if it has not by the deadline."""
         asked, failure = self.record.last_fragment, None
         try:
             await self.ask_lac()
         except LedgerError as unheard:
             failure = unheard
-        told = await _told_by(deadline, looking)
+        responded = await _outcome_by(deadline, looking)
         if not self.record.closed and self.record.last_fragment != asked:
             await self.ask_lac()
         elif not self.record.closed and failure is not None:
             raise failure
-        return told
+        return responded
 
     async def _look(self) -> bool:
         """Read the record again; False when the store does not respond."""
@@ -139,12 +142,12 @@ class LedgerView:
         return True
 
     async def ask_lac(self) -> None:
-        """Hear the bookies of the last fragment until they cover it: then nothing that was
-        confirmed before this call by a later entry's header is missed, and `last_taken` is not
+        """Ask the bookies of the last fragment until those that responded cover it. Then the LAC is
+        not below any LAC that an entry's header carried before this call, and `last_taken` is not
         below any entry that was acknowledged before it.
 
-        Bookies that lately did not respond are not waited for, once others have. Raises
-        DataUnavailable when no bookie responds, Unauthorized.
+        Once other bookies have responded, the call does not wait for those that lately did not.
+        Raises DataUnavailable when no bookie responds, Unauthorized.
         """
         ensemble = self.record.last_fragment.ensemble
         suspects = self.cluster.bookies.quarantine.suspects()
@@ -166,23 +169,23 @@ class LedgerView:
                 heard_some = silent.bit_count() < len(ensemble)
                 if self.quorum.covered(silent) or (heard_some and not silent & ~hopeless):
                     return
-        raise self.nobody_tells(refused)
+        raise self.no_lac(refused)
 
-    def nobody_tells(self, refused: dict[str, ReadLacResponse]) -> LedgerError:
-        """The error when no bookie says how far the ledger goes. Unauthorized if so many refuse
-        the token that it cannot be the damage of a few."""
-        said = self.cluster.told({bookie: say(refused[bookie]) for bookie in sorted(refused)})
+    def no_lac(self, refused: dict[str, ReadLacResponse]) -> LedgerError:
+        """The error when no bookie responds with a LAC. Unauthorized if so many bookies refuse the
+        token that damage of a few is not the cause."""
+        why = self.cluster.explained({bookie: say(refused[bookie]) for bookie in sorted(refused)})
         refusing = [response.status for response in refused.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:
-            text = f"the password of ledger {self.ledger_id} is another: {said}"
+            text = f"the password of ledger {self.ledger_id} is another: {why}"
             return Unauthorized(text, ledger_id=self.ledger_id)
-        text = f"no bookie tells how far ledger {self.ledger_id} goes: {said}"
+        text = f"no bookie answers with the last entry of ledger {self.ledger_id}: {why}"
         return DataUnavailable(text, ledger_id=self.ledger_id)
 
-    def _adopt(self, found: VersionedRecord) -> None:
-        if found.version < self.version:
+    def _adopt(self, versioned: VersionedRecord) -> None:
+        if versioned.version < self.version:
             return
-        end = found.record.last_entry
+        end = versioned.record.last_entry
         if end is not None and end < self._lac:
             raise RowsLost(
                 f"ledger {self.ledger_id} is closed at entry {end}, but entries up to"
@@ -192,11 +195,11 @@ class LedgerView:
                 last_entry=end,
                 last_add_confirmed=self._lac,
             )
-        self._known = found
+        self._versioned = versioned
 
 
-async def _told_by(deadline: float, looking: "asyncio.Task[bool]") -> bool | None:
-    """What `looking` returns; None when it has not by the deadline, and goes on."""
+async def _outcome_by(deadline: float, looking: "asyncio.Task[bool]") -> bool | None:
+    """What `looking` returns; None if it has not returned by the deadline, and goes on."""
     try:
         async with asyncio.timeout_at(deadline):
             return await asyncio.shield(looking)
@@ -212,9 +215,10 @@ class EntryStream:
     once."""
 
     def __init__(self, first: int, begin: Callable[[int], Entries]) -> None:
-        """`begin` gives the entries from one on: called at first, and after a call that failed."""
+        """`begin` gives the entries from an id on: called for the first entry, and again after a
+        call that failed."""
         self.next_entry = first
-        """The first entry that was not returned."""
+        """The first entry that was not returned yet."""
         self._begin = begin
         self._entries: Entries | None = None
 
@@ -222,21 +226,22 @@ class EntryStream:
         return self
 
     async def __anext__(self) -> tuple[int, Entry]:
-        """The next entry. Raises what the method says that made the stream."""
+        """The next entry. Raises what the method that made the stream raises."""
         if self._entries is None:
             self._entries = self._begin(self.next_entry)
         try:
-            found = await anext(self._entries)
+            numbered = await anext(self._entries)
         except StopAsyncIteration:
             raise
         except BaseException:
             self._entries = None  # it is over, which would look like the end of the ledger
             raise
-        self.next_entry = found[0] + 1
-        return found
+        self.next_entry = numbered[0] + 1
+        return numbered
 
     async def aclose(self) -> None:
-        """Give up what is under way, without reading to the end; nothing comes after it."""
+        """End the stream before its last entry and give up its requests; no entry comes after
+        it."""
         if self._entries is None:
             self._entries = self._begin(self.next_entry)
         await self._entries.aclose()
@@ -260,8 +265,8 @@ class News:
     def __init__(self, view: LedgerView) -> None:
         self._cluster = view.cluster
         self._view = view
-        self._told = asyncio.Event()  # there is a reason to look at the record
-        self._doubted = False  # a bookie knows of something that our record does not tell
+        self._must_look = asyncio.Event()  # there is a reason to look at the record
+        self._doubted = False  # a bookie knows of a change that is not in our record
         self._looked_at = float("-inf")
 
     async def wait_beyond(self, after: int, timeout_s: float) -> None:
@@ -277,7 +282,7 @@ class News:
             if loop.time() >= deadline:
                 members = self._view.record.last_fragment.ensemble
                 if not heard.responded and all(bookie in heard.refused for bookie in members):
-                    raise self._view.nobody_tells(heard.refused)
+                    raise self._view.no_lac(heard.refused)
                 return
             await self._listen_to_all(after, deadline, heard)
 
@@ -294,13 +299,13 @@ class News:
     async def _listen(self, bookie: str, after: int, deadline: float, heard: Heard) -> None:
         """Ask one bookie until entries beyond `after` are known to be confirmed."""
         view, loop, pause_s = self._view, asyncio.get_running_loop(), PAUSE_MIN_S
-        while (known := view.last_add_confirmed) <= after:
+        while (lac := view.last_add_confirmed) <= after:
             began = loop.time()
             wait_s = min(self._cluster.config.long_poll_s, WAIT_S_MAX, deadline - began)
             response = await self._cluster.bookies.read_lac(
                 *(bookie, view.ledger_id),
                 token=view.token,
-                previous_lac=known,
+                previous_lac=lac,
                 wait_ms=max(1, int(wait_s * 1000)),
             )
             if response.status is not Status.OK:
@@ -308,69 +313,70 @@ class News:
             else:
                 heard.responded = True
                 view.heard(response.last_add_confirmed)
-                if response.last_add_confirmed > known or loop.time() - began >= wait_s / 2:
+                if response.last_add_confirmed > lac or loop.time() - began >= wait_s / 2:
                     pause_s = PAUSE_MIN_S
                     continue
-                self._doubt()  # it did not make us wait, and has nothing new
+                self._doubt()  # the bookie responded early, and has nothing new
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _refused(self, bookie: str, response: ReadLacResponse, heard: Heard) -> None:
         heard.refused[bookie] = response
-        said = [refusal.status for refusal in heard.refused.values()]
-        if said.count(Status.UNAUTHORIZED) >= self._view.quorum.ack_quorum:
-            raise self._view.nobody_tells(heard.refused)
+        statuses = [refusal.status for refusal in heard.refused.values()]
+        if statuses.count(Status.UNAUTHORIZED) >= self._view.quorum.ack_quorum:
+            raise self._view.no_lac(heard.refused)
         if response.status is Status.LEDGER_DELETED:
             self._doubt()
 
     def _doubt(self) -> None:
-        """Woken without news: by a fence, most likely. An open record may be an old one."""
+        """A bookie responded early without news, most likely after a fence: if our record is OPEN,
+        it may be old."""
         if self._view.record.state is LedgerState.OPEN:
             self._doubted = True
-            self._told.set()
+            self._must_look.set()
 
     # -- the record -----------------------------------------------------------------------------
 
     async def _follow_record(self) -> None:
-        """Look at the record whenever there is a reason, until it is another one."""
+        """Look at the record whenever there is a reason, until its version changes."""
         version = self._view.version
         while self._view.version == version:
             await self._reason()
             await self._look()
-        self._told.set()  # other waiting calls look, too
+        self._must_look.set()  # other waiting calls look, too
 
     async def _reason(self) -> None:
-        """Return when we are told of a reason to look, or it is time to; the first time at once,
-        to set the watch."""
+        """Return when there is a reason to look, or the time for the next look has come; the first
+        time at once, to set the watch."""
         period_s = self._cluster.config.long_poll_s
         if self._view.record.state is LedgerState.IN_RECOVERY:
             period_s = min(period_s, PAUSE_MAX_S)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._looked_at + period_s):
-                await self._told.wait()
+                await self._must_look.wait()
 
     async def _look(self) -> None:
-        """Read the record; after a sync where an old one would mislead: it is about to change."""
-        doubted, told = self._doubted, self._told.is_set()
+        """Read the record; after a sync if an old record would mislead: it is about to change."""
+        doubted, must_look = self._doubted, self._must_look.is_set()
         fresh = doubted or self._view.record.state is LedgerState.IN_RECOVERY
         self._doubted = False
-        self._told.clear()
+        self._must_look.clear()
         self._looked_at = asyncio.get_running_loop().time()
         try:
             with suppress(Unavailable):
                 await self._view.reread(fresh=fresh, watch=self._on_change)
-        except asyncio.CancelledError:  # entries came first: the reason to look is there still
+        except asyncio.CancelledError:  # entries came first: the reason to look still holds
             self._doubted = self._doubted or doubted
-            if told:
-                self._told.set()
+            if must_look:
+                self._must_look.set()
             raise
 
     def _on_change(self) -> None:
-        self._told.set()
+        self._must_look.set()
 
 
 async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all until one ends, or fails: then raise its error. The rest are cancelled."""
+    """Run all until one ends, and cancel the rest; if that one failed, raise its error."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         for ended in asyncio.as_completed(tasks):

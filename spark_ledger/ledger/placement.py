@@ -1,13 +1,14 @@
-"""Which bookies a ledger is put on: random by free space, over different racks where known, and
-over different hosts.
+"""Which bookies keep a ledger: random by free space, on different racks where racks are known, and
+on different hosts.
 
-Always true: what is chosen are different bookies out of the candidates, one for a slot; with the
-same generator and the same request the same ones. A suspect (no response lately, or in quarantine)
-is chosen only for want of others. Racks and hosts are to differ *inside write sets*: of a striped
-ledger two slots that share no entry may lie on one.
+Always true: the chosen bookies are different candidates, one for a slot; the same generator and the
+same request give the same bookies. A suspect (no response lately, or in quarantine) is chosen only
+for want of others. Racks and hosts should differ *inside write sets*: in a striped ledger two slots
+that share no entry may be on one rack or host.
 
-A policy of one's own is a function `policy(request, rng)`, named `module:function` in the setting
-`placement`; it is called as `choose` below is, may use `choose`, and is checked (`resolve`).
+An operator's own policy is a function `policy(request, rng)`, named `module:function` in the
+setting `placement`; it is called as `choose` below is, may use `choose`, and is checked
+(`resolve`).
 """
 
 import random
@@ -21,18 +22,18 @@ from typing import Literal
 from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.errors import BadConfig, LedgerError
 
-STEPS_MAX = 4_000  # of a search for racks; beyond it the first that fits is taken, slot by slot
+STEPS_MAX = 4_000  # of a search for racks; then each slot takes the first bookie that fits
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """Slots of one ensemble that need a bookie. Fields may be added, none is ever taken away.
+    """Slots of one ensemble that need a bookie. Later versions may add fields, never remove any.
 
-    `candidates` may be chosen, by id; `slots` are to be filled, ascending; `members` sit in the
-    other slots and stay: of them only id, address and rack are told ("": nobody knows it).
-    `suspects` are ids that lately gave no response or are in quarantine, also of bookies that are
-    no candidates. `racks` is the setting: with "hard" a slot that cannot have a rack of its own
-    stays empty.
+    `candidates`: the bookies to choose from; the policy returns their ids. `slots`: the slots to
+    fill, ascending. `members` own the other slots and stay; of them only id, address and rack are
+    given ("" if not known). `suspects`: ids of bookies that lately gave no response or are in
+    quarantine, also of bookies that are no candidates. `racks` is the setting: with "hard" a slot
+    that cannot have a rack of its own stays empty.
     """
 
     candidates: tuple[BookieInfo, ...]
@@ -58,11 +59,11 @@ def neighbours(slot: int, ensemble_size: int, write_quorum: int) -> Iterator[int
 
 
 def clashes(bookie: BookieInfo, others: Iterable[BookieInfo]) -> int:
-    """How badly the bookie is placed beside `others`, which share a write set with it: how many of
-    them are on its rack, where that is known, and as many more as are on its host."""
-    some = [*others]
-    racks = sum(bool(bookie.rack) and other.rack == bookie.rack for other in some)
-    return racks + sum(bool(bookie.host) and other.host == bookie.host for other in some)
+    """How badly the bookie is placed beside `others`, which share a write set with it: the number
+    of them on its rack, if that is known, plus the number on its host."""
+    placed = [*others]
+    racks = sum(bool(bookie.rack) and other.rack == bookie.rack for other in placed)
+    return racks + sum(bool(bookie.host) and other.host == bookie.host for other in placed)
 
 
 # (request, source of chance) -> bookie id for each slot that could be filled
@@ -70,18 +71,19 @@ Placement = Callable[[PlacementRequest, random.Random], Mapping[int, str]]
 
 
 def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
-    """Different bookies for the slots, as far as there are any: drawn by free bytes, as few
-    suspects as can be, then as few slots of one rack or host in a write set as can be.
+    """Different bookies for as many slots as possible: drawn by free bytes, with as few suspects as
+    possible, then with as few slots of one rack or host in a write set as possible.
 
-    With racks "hard" no such two at all, and no bookie whose rack is not known; then rather a
-    suspect than an empty slot.
+    With racks "hard" no write set has two slots of one rack or host, no bookie without a known rack
+    is chosen, and a suspect is better than an empty slot.
     """
     return Search(request, rng).run()
 
 
 class Search:
-    """Fills slot after slot, going back where racks do not work out. Bookies of one rack and host,
-    suspects or not, are alike to it: of each such group the one drawn first is taken first."""
+    """Fills slot after slot, and goes back where racks do not work out. Bookies with the same rack
+    and host form two groups, the suspects and the others: of a group the bookie drawn
+    first is taken first."""
 
     def __init__(self, request: PlacementRequest, rng: random.Random) -> None:
         self._request = request
@@ -101,7 +103,7 @@ class Search:
         self._leave_out_hosts()
 
     def _leave_out_hosts(self) -> None:
-        """Of each rack, no more hosts than there are slots to fill: those drawn first."""
+        """Keep of each rack no more hosts than there are slots to fill: those drawn first."""
         hosts = {bookie.host for bookie in self._placed.values()}
         kept: Counter[tuple[str, bool]] = Counter()
         for group in sorted(self._groups, key=lambda group: self._drawn_at(self._groups[group])):
@@ -128,7 +130,8 @@ class Search:
         return self._one_by_one()
 
     def _fill(self, at: int, suspects: int, clashes: int) -> bool:
-        """Fill the slots from the `at`-th on, with at most so many suspects and rack clashes."""
+        """Fill the slots from the `at`-th on, with at most `suspects` suspects and `clashes`
+        clashes."""
         self._steps += 1
         if at == len(self._request.slots):
             return True
@@ -146,7 +149,7 @@ class Search:
         return False
 
     def _one_by_one(self) -> dict[int, str]:
-        """As many slots as can be filled without going back."""
+        """Fill as many slots as possible without going back."""
         for slot in self._request.slots:
             groups = self._alternatives()
             if self._hard:
@@ -157,9 +160,9 @@ class Search:
         return self._chosen()
 
     def _alternatives(self) -> list[list[BookieInfo]]:
-        """The groups that have somebody left, those who are no suspects first, then as drawn; one
-        of each rack and host where it does not matter how many suspects are taken. The hosts of a
-        rack on which nothing is placed are alike: the one drawn first stands for them."""
+        """The groups that have a bookie left: first those without suspects, then in the order
+        drawn; one group of each rack and host if any number of suspects may be taken. Hosts of one
+        rack that have no bookie placed are alike: the one drawn first stands for them."""
         left = sorted(filter(None, self._groups.values()), key=self._drawn_at)
         hosts = {bookie.host for bookie in self._placed.values()}
         first: dict[tuple[str, str | None, bool], list[BookieInfo]] = {}
@@ -188,10 +191,10 @@ class Search:
 
 
 def resolve(name: str) -> Placement:
-    """The policy that `module:function` names; what it returns is checked at each call.
+    """The policy that `module:function` names; its result is checked at each call.
 
-    Raises BadConfig here if there is no such function, and at a call if it raises or returns
-    anything but candidates, each once, for slots that were asked for.
+    Raises BadConfig if there is no such function. A call raises BadConfig if the policy raises, or
+    returns anything but candidates, each once, for slots of the request.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -212,7 +215,7 @@ def resolve(name: str) -> Placement:
 
 
 def checked(name: str, policy: Placement) -> Placement:
-    """`policy`, of that name in errors; what it returns is checked at each call."""
+    """`policy`, whose result is checked at each call; errors use the name."""
 
     def place(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
         try:

@@ -1,6 +1,6 @@
-"""Which slots keep an entry, when enough of them have spoken, and which adds may be confirmed.
+"""Which slots keep an entry, when enough of them have responded, and which adds may be confirmed.
 
-Nothing here knows of time or messages.
+Nothing in this file knows of time or messages.
 
 Always true of quorums: a write set is `write_quorum` consecutive slots (mod `ensemble_size`)
 beginning at the entry's slot; its order is only a preference, the set is what votes. The predicates
@@ -11,8 +11,8 @@ Always true of pending adds:
 - entry ids are consecutive; an add is confirmed only when its ack quorum is met by the present
   owners of its slots, every lower one is confirmed, and no ensemble change is in flight;
 - when slots change their owner, their acknowledgements are dropped from every pending add before
-  any is confirmed again (one pass over all, then delivery): an add confirmed with the word of a
-  bookie that is no longer in the ledger's metadata is a lost add;
+  any is confirmed again (one pass over all, then delivery): an add confirmed with the
+  acknowledgement of a bookie that is no longer in the ledger's metadata is a lost add;
 - copies are counted after confirmation too, until all Qw are there or known to be missing.
 """
 
@@ -45,12 +45,12 @@ class Quorum:
 
     @classmethod
     def of(cls, record: LedgerRecord) -> Self:
-        """A ledger's."""
+        """The quorum of a ledger."""
         return cls(record.ensemble_size, record.write_quorum, record.ack_quorum)
 
     @property
     def negatives_needed(self) -> int:
-        """So many negatives of one write set prove that the entry was never acknowledged."""
+        """How many negatives of one write set prove that the entry was never acknowledged."""
         return self.write_quorum - self.ack_quorum + 1
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class Quorum:
         return all(self.acked(mask & ~failed) for mask in self.write_masks())
 
     def cover(self, first_slot: int) -> tuple[int, ...]:
-        """Few slots, beginning at `first_slot`, that between them keep a copy of every entry."""
+        """Few slots, beginning at `first_slot`, that together keep a copy of every entry."""
         return tuple(
             (first_slot + step) % self.ensemble_size
             for step in range(0, self.ensemble_size, self.write_quorum)
@@ -90,20 +90,20 @@ def _write_masks(quorum: Quorum) -> tuple[int, ...]:
 
 
 class Verdict(Enum):
-    """What the responses to a recovery read say about one entry."""
+    """What the responses to a recovery read decide about one entry."""
 
-    RECOVER = "recover"  # somebody has it
-    ABSENT = "absent"  # so many never had it that it was never acknowledged
-    WAIT = "wait"  # responses are outstanding and may decide it
-    UNDECIDABLE = "undecidable"  # all have responded and it may or may not have been acknowledged
+    RECOVER = "recover"  # a bookie has it
+    ABSENT = "absent"  # enough bookies never had it: it was never acknowledged
+    WAIT = "wait"  # outstanding responses may decide it
+    UNDECIDABLE = "undecidable"  # all have responded, and it may have been acknowledged or not
 
 
 def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict:
     """Judge the responses of an entry's write set; None is a response still outstanding.
 
     Negatives prove by their number. TORN (absent, after a torn tail) proves only together with
-    all the others: once the whole write set has responded, nobody has the entry and nobody else
-    may have it (docs/protocol.md, "Limbo").
+    all the others: once the whole write set has responded, no member has the entry and no other
+    bookie may have it (docs/protocol.md, "Limbo").
     """
     if Meaning.POSITIVE in responses:
         return Verdict.RECOVER
@@ -163,7 +163,8 @@ class PendingAdds:
         self._queue.append(add)
 
     def acknowledged(self, adds: Sequence[PendingAdd], slot: int) -> bool:
-        """The present owner of `slot` has these. Whether something may be confirmed now."""
+        """Note that the present owner of `slot` has these adds; whether an add may be confirmed
+        now."""
         bit = 1 << slot
         for add in adds:
             add.acks |= bit
@@ -173,8 +174,8 @@ class PendingAdds:
         return head.acks.bit_count() >= self.quorum.ack_quorum and head in adds
 
     def drop_acks(self, slots: int) -> None:
-        """The slots in the mask have new owners: their acknowledgements of pending adds do not
-        count."""
+        """Drop the acknowledgements of pending adds by the slots in the mask: they have new
+        owners."""
         for add in self._queue:
             add.acks &= ~slots
 
@@ -186,7 +187,8 @@ class PendingAdds:
         ]
 
     def confirm(self) -> list[PendingAdd]:
-        """Take from the head what may be confirmed, in id order; moves last_add_confirmed."""
+        """Take from the head the adds that may be confirmed, in id order; moves
+        last_add_confirmed."""
         confirmed: list[PendingAdd] = []
         if self.change_in_flight:
             return confirmed

@@ -2,24 +2,24 @@
 range as one stream from one of them, with no request between two responses (`LongRead`).
 
 Always true of what is fetched replica after replica:
-- an entry is expected of one replica at a time. Only for a chunk that a reader waits for (`hurry`)
-  the next replica is asked too, once the last one asked has kept it waiting for
+- an entry is requested of one replica at a time. Only for a chunk that a reader waits for (`hurry`)
+  the next replica is asked too, once the last one asked has kept the reader waiting for
   `speculative_read_delay_s`, and so on down the write set; the first response that has the entry
-  wins, what is left over is given up;
-- whatever a replica says that is not the entry (it is damaged, denied, not known, not allowed) is
-  a reason to ask the next one, and none to end;
-- after `fill` either the entry is there, or a response stopped before it (ask again from there), or
-  every member of its write set was asked and has refused (`Refusals` says why);
+  wins, and the other requests are given up;
+- after any response without the entry (damaged, denied, not known, not allowed) the next replica is
+  asked; no such response ends the fetch;
+- after `fill` each entry is there, or a response stopped before it (ask again from there), or every
+  member of its write set was asked and has refused (`Refusals` has the reasons);
 - what one set of requests may bring is limited to the chunk's `bytes_max` in all. (Where Qw does
   not divide E a range does not leave out the few entries that two of its bookies hold: they come
-  twice, within that limit. Of entries that lie apart each bookie is asked for its own alone.)
+  twice, within that limit. Of entries apart, each bookie is asked only for those that it keeps.)
 
 Always true of a stream:
-- what is returned is checked, confirmed by whoever asked for the range, and in order; at whatever
-  is not the next entry (damage, denial, BUSY, silence) the stream ends, and its caller goes on in
-  the usual way, replica after replica;
-- what is under way stays within `ahead_bytes`: credit for one response less is out, for the last
-  may exceed it, and more is granted only as entries are taken.
+- entries are returned checked and in order; the caller has made sure that the whole range is
+  confirmed. At anything but the next entry (damage, denial, BUSY, silence) the stream ends, and its
+  caller goes on in the usual way, replica after replica;
+- what is under way stays within `ahead_bytes`: the bookie has credit for one response less, because
+  the last response may exceed its credit, and gets more only as entries are taken.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ from spark_ledger.ledger.quorum import Quorum
 
 @dataclass(slots=True, eq=False)
 class SlotRequest:
-    """Entries asked of one slot; `open` until its response; a response after `due_at` (seconds
-    of the loop's clock) keeps the reader waiting for too long."""
+    """A request for entries to the bookie of one slot; `open` until its response. A response after
+    `due_at` (seconds of the loop's clock) keeps the reader waiting for too long."""
 
     slot: int
     ids: EntryIds
@@ -50,7 +50,7 @@ class SlotRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is to be asked of one slot."""
+    """Entries to request of one slot."""
 
     slot: int
     ids: EntryIds
@@ -59,9 +59,9 @@ class Ask:
 def preference(
     quorum: Quorum, turn: int, suspects: Iterable[int], near: Iterable[int] = ()
 ) -> list[int]:
-    """All slots, the one to be asked first in front. `turn` is any number; with the next one
-    another slot comes first. `suspects` are the slots to be asked last, `near` those to be asked
-    first where they are none."""
+    """All slots in the order in which to ask them. `turn` is any number; with the next number
+    another slot comes first. `suspects` are the slots to ask last, `near` those to ask first unless
+    they are suspects."""
     size = quorum.ensemble_size
     cover = quorum.cover(turn % size)
     others = [slot for step in range(size) if (slot := (turn + step) % size) not in cover]
@@ -70,7 +70,7 @@ def preference(
 
 
 def first_asks(quorum: Quorum, ids: EntryIds, order: Sequence[int]) -> list[Ask]:
-    """Whom to ask for these entries to begin with: every entry of one slot."""
+    """The first requests for these entries: each entry of one slot."""
     size = quorum.ensemble_size
     apart = not isinstance(ids, range)
     if apart or len(ids) <= 2 * size:
@@ -89,25 +89,26 @@ def next_asks(
     *,
     apart: bool = False,
 ) -> list[Ask]:
-    """Whom to ask next for the entries that are missing, given the requests `asked` before.
+    """The next requests for the entries that are missing, after the requests `asked` before.
 
-    An entry is left alone while a request about it is open that is not overdue at `now` (None:
-    none ever is), and once all its write set was asked. A slot is asked for a range, which may
-    hold entries that are not needed of it; or with `apart` for the ones that are needed.
+    No request is made for an entry while another one for it is open and not overdue at `now` (None:
+    no request is ever overdue), nor once every member of its write set was asked. A slot is asked
+    for a range, which may hold entries that are not needed of it; with `apart`, for the needed
+    entries only.
     """
     masks, size = quorum.write_masks(), quorum.ensemble_size
-    wanted = {}
+    askable = {}
     for entry_id in missing:
         left = _may_be_asked(masks[entry_id % size], entry_id, asked, now)
         if left:
-            wanted[entry_id] = left
+            askable[entry_id] = left
     asks = []
     for slot in order:
-        own = [entry_id for entry_id, left in wanted.items() if left >> slot & 1]
+        own = [entry_id for entry_id, left in askable.items() if left >> slot & 1]
         if own:
             asks.append(Ask(slot, neat(own) if apart else range(own[0], own[-1] + 1)))
             for entry_id in own:
-                del wanted[entry_id]
+                del askable[entry_id]
     return asks
 
 
@@ -125,10 +126,10 @@ def _may_be_asked(
 
 @dataclass(slots=True)
 class ReadChunk:
-    """Entries to fetch, and what of them is there. `version` is that of the record which names the
-    ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
-    for with every response going that far. `block`: one replica whose files are read here serves
-    all chunks with that number; `later` are the entries of those that follow."""
+    """Entries to fetch, and those that are there. `version` is the version of the record that names
+    the ensemble; `addresses` are the addresses of its bookies at that time. `reached`: no response
+    stopped before an entry up to this one. `block`: if files of bookies are read here, one replica
+    serves all chunks with this number; `later` are the entries of the block's later chunks."""
 
     ids: EntryIds
     ensemble: tuple[str, ...]
@@ -151,7 +152,7 @@ class ReadChunk:
         return self.reached < entry_id <= self.last
 
     def take(self, ids: EntryIds) -> list[Entry]:
-        """Take out what is there of these entries, up to the first that is missing."""
+        """Take out these entries, up to the first that is missing."""
         run = []
         for entry_id in ids:
             if (entry := self.entries.pop(entry_id, None)) is None:
@@ -167,27 +168,27 @@ class ReadChunk:
 
 
 class Refusals:
-    """Why replicas did not deliver. Kept by request, for often it is one reason for all of it."""
+    """Why replicas did not deliver. Kept by request, because one reason often covers all of it."""
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
-        self._said: list[tuple[int, str, EntryIds, Undelivered]] = []
+        self._reasons: list[tuple[int, str, EntryIds, Undelivered]] = []
 
     def add(self, slot: int, bookie: str, ids: EntryIds, why: Undelivered) -> None:
-        self._said.append((slot, bookie, ids, why))
+        self._reasons.append((slot, bookie, ids, why))
 
     def of(self, entry_id: int) -> dict[str, Undelivered]:
         """Bookie -> why it did not deliver the entry."""
         write_set = self._quorum.write_set(entry_id)
         return {
             bookie: why
-            for slot, bookie, ids, why in self._said
+            for slot, bookie, ids, why in self._reasons
             if slot in write_set and has(ids, entry_id)
         }
 
 
 class RangeFetch:
-    """Fills chunks of one ledger; its view hears every last add confirmed that responses carry."""
+    """Fills chunks of one ledger; gives its view every last add confirmed that responses carry."""
 
     def __init__(self, view: LedgerView) -> None:
         self.quorum = view.quorum
@@ -196,10 +197,10 @@ class RangeFetch:
         self._turn = self._ledger_id = view.ledger_id
         self._locations: dict[str, Locations] = {}  # by bookie
         self.avoided = ""
-        """A bookie that is asked last for now, besides those in doubt."""
+        """A bookie to ask last for now, as those in doubt."""
 
     async def fill(self, chunk: ReadChunk, ids: EntryIds | None = None) -> Refusals:
-        """Fetch what is missing of the chunk, or of these of its last entries."""
+        """Fetch the missing entries of the chunk, or those of `ids`, its last entries."""
         filling = Filling(self, chunk, chunk.ids if ids is None else ids)
         try:
             return await filling.run()
@@ -209,8 +210,8 @@ class RangeFetch:
     # -- what a filling needs -----------------------------------------------------------------
 
     def order(self, ensemble: tuple[str, ...], block: int | None = None) -> list[int]:
-        """The slots in the order in which they are to be asked this time; where files are read
-        here the same for each time of a block."""
+        """The slots in the order in which to ask them this time. If files of bookies are read here,
+        all chunks of a block get the same order."""
         self._turn += 1
         near = self.near(ensemble)
         turn = self._turn if block is None or not near else self._ledger_id + block
@@ -240,7 +241,7 @@ class RangeFetch:
         )
 
     def kept_in(self, slot: int, ids: EntryIds) -> EntryIds:
-        """Those of the entries that are kept in the slot."""
+        """Those of the entries that the slot's bookie keeps."""
         if self.quorum.write_quorum == self.quorum.ensemble_size:
             return ids
         masks, size = self.quorum.write_masks(), self.quorum.ensemble_size
@@ -249,28 +250,28 @@ class RangeFetch:
     def sort_in(
         self, chunk: ReadChunk, request: SlotRequest, response: ReadResponse, refusals: Refusals
     ) -> None:
-        """Take from a response the entries that are missing, and the reasons for others."""
+        """Take from a response the missing entries, and the reasons why others did not come."""
         slot, bookie = request.slot, chunk.ensemble[request.slot]
         if response.status is not Status.OK:
             refusals.add(slot, bookie, request.ids, Undelivered.of(response))
             return
         self._view.heard(response.last_add_confirmed)
         for at, entry_id in self._missing_of(chunk, request):
-            said = judge(response, self._ledger_id, at, entry_id)
-            if said is None and at > 0:
+            judged = judge(response, self._ledger_id, at, entry_id)
+            if judged is None and at > 0:
                 chunk.reached = min(chunk.reached, entry_id - 1)
                 return
-            if said is None:
+            if judged is None:
                 why = Undelivered(None, "an empty answer")
                 refusals.add(slot, bookie, request.ids[:1], why)
-            elif isinstance(said[1], Entry):
-                chunk.entries[entry_id] = said[1]
+            elif isinstance(judged[1], Entry):
+                chunk.entries[entry_id] = judged[1]
             else:
-                refusals.add(slot, bookie, request.ids[at : at + 1], said[1])
+                refusals.add(slot, bookie, request.ids[at : at + 1], judged[1])
 
     def _missing_of(self, chunk: ReadChunk, request: SlotRequest) -> Iterator[tuple[int, int]]:
-        """The entries of the request that its bookie keeps and that are not there yet; before
-        each, how many come before it in the response."""
+        """The entries of the request that its bookie keeps and that are not there yet, each after
+        its position in the response."""
         size, bit = self.quorum.ensemble_size, 1 << request.slot
         held = [bool(mask & bit) for mask in self.quorum.write_masks()]
         for at, entry_id in enumerate(request.ids):
@@ -279,7 +280,7 @@ class RangeFetch:
 
 
 class Filling:
-    """One fill of one chunk: its requests, open and responded."""
+    """One fill of one chunk: its requests, with and without a response."""
 
     def __init__(self, fetch: RangeFetch, chunk: ReadChunk, ids: EntryIds) -> None:
         self._fetch = fetch
@@ -292,7 +293,7 @@ class Filling:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> Refusals:
-        """Ask until nothing is missing that a bookie may deliver."""
+        """Ask until no entry is missing that a bookie may deliver."""
         chunk, refusals = self._chunk, Refusals(self._quorum)
         chunk.reached = chunk.last
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)
@@ -314,7 +315,7 @@ class Filling:
                 return refusals
 
     def give_up(self) -> None:
-        """Cancel what is still open."""
+        """Cancel the requests that are still open."""
         self._chunk.on_hurry = None
         for task in self._requests.values():
             task.cancel()
@@ -322,7 +323,7 @@ class Filling:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, asks: list[Ask]) -> None:
-        """Ask these at once; between them they may bring the chunk's bytes."""
+        """Send these requests at once; all their responses together may bring the chunk's bytes."""
         for ask in asks:
             due_at = self._loop.time() + self._fetch.cluster.config.speculative_read_delay_s
             request = SlotRequest(ask.slot, ask.ids, due_at)
@@ -334,12 +335,12 @@ class Filling:
             self._requests[request] = task
 
     def _ended(self, request: SlotRequest, _: "asyncio.Task[ReadResponse]") -> None:
-        self._arrived.put_nowait(request)  # it is open until its response is looked at
+        self._arrived.put_nowait(request)  # it stays open until `run` looks at its response
 
     # -- waiting ------------------------------------------------------------------------------
 
     async def _next_response(self) -> SlotRequest | None:
-        """The request whose response is next; None when a request became overdue or somebody
+        """The request whose response is next; None when a request became overdue or a reader
         hurries."""
         try:
             async with asyncio.timeout_at(self._overdue_at()):
@@ -348,7 +349,7 @@ class Filling:
             return None
 
     def _overdue_at(self) -> float | None:
-        """When the next open request will have been open for too long, if anybody minds."""
+        """When the next open request will be overdue; None if no reader waits for the chunk."""
         if not self._chunk.hurried:
             return None
         now = self._loop.time()
@@ -369,7 +370,7 @@ class LongRead:
     def __init__(self, view: LedgerView, bookie_id: str, first: int, last: int) -> None:
         self.bookie_id = bookie_id
         self.silent = False
-        """Whether it ended because the bookie kept the reader waiting."""
+        """Whether the stream ended because the bookie kept the reader waiting."""
         self._cluster = view.cluster
         self._view = view
         self._next = first
@@ -378,7 +379,7 @@ class LongRead:
         self._granted_bytes = 0
 
     async def next_run(self, request_bytes: int, ahead_bytes: int) -> list[Entry]:
-        """The next entries as they come; none after the last, or where it goes on no more."""
+        """The next entries as they arrive; [] after the last one, or when the stream has ended."""
         if self._next > self.last:
             return []
         try:
@@ -402,19 +403,19 @@ class LongRead:
         return run
 
     def give_up(self) -> None:
-        """End the stream; what still comes is dropped."""
+        """End the stream; later responses are dropped."""
         if self._stream is not None:
             self._stream.give_up()
 
     def _entries(self, response: ReadResponse) -> list[Entry]:
-        """The entries that the response brings, up to the first that it does not."""
+        """The entries that the response brings, up to the first that it does not bring."""
         run: list[Entry] = []
         if response.status is not Status.OK:
             return run
         self._view.heard(response.last_add_confirmed)
         for entry_id in range(self._next, self.last + 1):
-            said = judge(response, self._view.ledger_id, len(run), entry_id)
-            if said is None or not isinstance(said[1], Entry):
+            judged = judge(response, self._view.ledger_id, len(run), entry_id)
+            if judged is None or not isinstance(judged[1], Entry):
                 return run
-            run.append(said[1])
+            run.append(judged[1])
         return run

@@ -1,16 +1,18 @@
-"""The reader of a ledger: what is confirmed, in order, fetched ahead.
+"""The reader of a ledger: confirmed entries, in order, fetched ahead.
 
 Always true:
-- no entry beyond max(last add confirmed heard, what the caller knows is confirmed) or beyond the
-  end of a closed ledger is returned; both only ever are lower bounds of what is there;
-- each entry's CRCs and ids are checked here again; a damaged or missing copy means the next
-  replica;
-- an entry that is confirmed and that nobody delivers means: sync, re-read the record, try again
-  if it changed, otherwise DataUnavailable. Never end of stream; that an entry is not confirmed is
-  said after such a re-read only, too;
+- no entry is returned beyond the end of a closed ledger, nor beyond the larger of the last add
+  confirmed that was heard and the entry that the caller knows to be confirmed; both are only lower
+  bounds of what is confirmed;
+- the reader checks each entry's CRCs and ids again; after a damaged or missing copy it asks the
+  next replica;
+- if no bookie delivers a confirmed entry, the reader syncs, reads the record again, and tries again
+  if the record changed; otherwise it raises DataUnavailable, and never ends the stream. It raises
+  NoSuchEntry, too, only after such a re-read;
 - what is fetched ahead or twice stays within `read_ahead_bytes` (one entry is always read, however
-  large): chunks are asked for while there is room for them and for Qw - 1 responses more, the other
-  copies of the chunk that is waited for, the only one that is asked of several replicas at once.
+  large): chunks are requested while there is room for them and for Qw - 1 responses more. Those are
+  the other copies of the chunk that the caller waits for, the only one that is requested of several
+  replicas at once.
 """
 
 import asyncio
@@ -40,14 +42,14 @@ from spark_ledger.metadata.store import StoreError
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
-NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
+NEAR_ENTRY_BYTES = 32 * 1024  # a bookie sends smaller entries also to clients on its host
 RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
-BLOCK = 64  # entry ids: one response has the locations of all; a fair share of a ledger for each
+BLOCK = 64  # entry ids: one response has all their locations; replicas share a ledger's blocks
 CHUNKS_AHEAD = 3
 BACK_MAX = 512  # entries of a window of `read_back`
 
 Runs = AsyncGenerator[list[Entry], None]
-"""Checked entries in order, some at a time."""
+"""Checked entries in order, several at a time."""
 Back = AsyncGenerator[tuple[int, Entry | LedgerError], None]
 """(entry id, checked entry or why it cannot be read), ids falling."""
 
@@ -55,10 +57,10 @@ Back = AsyncGenerator[tuple[int, Entry | LedgerError], None]
 class AsyncLedgerReader:
     """Reads one ledger, open or closed. Made by LedgerStore.open."""
 
-    def __init__(self, cluster: Cluster, known: VersionedRecord, tokens: Tokens) -> None:
-        self.ledger_id = known.record.ledger_id
+    def __init__(self, cluster: Cluster, versioned: VersionedRecord, tokens: Tokens) -> None:
+        self.ledger_id = versioned.record.ledger_id
         self._cluster = cluster
-        self._view = LedgerView(cluster, known, tokens.read)
+        self._view = LedgerView(cluster, versioned, tokens.read)
         self._news = News(self._view)
         self._fetch = RangeFetch(self._view)
         self._entry_bytes = self._guess()
@@ -73,28 +75,29 @@ class AsyncLedgerReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger was closed when the record was last read: it ends at
+        """Whether the ledger was closed when the record was last read: then it ends at
         `last_add_confirmed` for ever."""
         return self.record.closed
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry known to be confirmed, which never goes back; of a closed ledger, its
-        last entry. Every response to a read may move it."""
+        """The last entry known to be confirmed; of a closed ledger, its last entry. It never goes
+        back. Every response to a read may move it."""
         return self._view.last_add_confirmed
 
     @property
     def last_taken(self) -> int:
         """The last entry that a bookie had taken when it was asked, confirmed or not. After a
-        refresh, what was acknowledged before that is not beyond it; readers hear that it is
-        confirmed a moment later, while the writer lives (a dead one's is decided by recovery)."""
+        refresh, no entry beyond it was acknowledged before the refresh. While the writer lives,
+        readers hear a moment later that the entry is confirmed; after the writer's death recovery
+        decides that."""
         return self._view.last_taken
 
     # -- how far it goes ----------------------------------------------------------------------
 
     async def refresh_last_add_confirmed(self) -> int:
-        """Ask the record and the bookies; returns last_add_confirmed, which never goes back.
-        A metadata store that does not respond is waited for `read_timeout_s` at most.
+        """Read the record and ask the bookies; returns last_add_confirmed, which never goes back.
+        A metadata store that does not respond delays the call by `read_timeout_s` at most.
 
         Of an open ledger it is a lower bound: -1 does not mean that nothing was written. Raises
         NoSuchLedger, Unauthorized; DataUnavailable when no bookie responds; RowsLost when the
@@ -110,7 +113,8 @@ class AsyncLedgerReader:
 
     async def wait_beyond(self, after: int, timeout_s: float) -> int:
         """Wait until entries after `after` are confirmed or the ledger is closed, for `timeout_s`
-        at most; returns last_add_confirmed. With `timeout_s` 0 everybody is asked once.
+        at most; returns last_add_confirmed. With `timeout_s` 0 the record is read and each bookie
+        is asked once.
 
         Raises what `refresh_last_add_confirmed` raises.
         """
@@ -139,10 +143,11 @@ class AsyncLedgerReader:
     def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> EntryStream:
         """(entry id, checked entry) of first..last, both included, in order.
 
-        `known_confirmed`: an entry the caller knows to be confirmed by other means (a commit).
+        `known_confirmed`: an entry that the caller knows to be confirmed by other means (a commit).
         Up to `read_ahead_bytes` are fetched ahead, from several bookies at a time. Raises
-        NoSuchEntry beyond what is confirmed (Unavailable when the metadata store cannot be asked
-        whether it is), DataUnavailable, DigestMismatch, Unauthorized, NoSuchLedger.
+        NoSuchEntry for an entry that is not confirmed (Unavailable if the metadata store does not
+        respond and so cannot decide that), DataUnavailable, DigestMismatch, Unauthorized,
+        NoSuchLedger.
         """
         _check_id(first)
         ids = range(first, last + 1)
@@ -164,9 +169,9 @@ class AsyncLedgerReader:
         entry_bytes: int | None = None,
         known_confirmed: int | None = None,
     ) -> Runs:
-        """As `read`, of these entries, whose ids rise, in runs as they come: several that lie apart
-        are asked for in one request. `entry_bytes`: how large the payload of one is, about, where
-        that is known."""
+        """As `read`, for these entries, whose ids rise, in runs as they arrive: one request asks
+        for several entries apart. `entry_bytes`: about how large an entry's payload is, if the
+        caller knows it."""
         ids = neat(entry_ids)
         _check_id(ids[0] if ids else 0)
         if not isinstance(ids, range) and any(a >= b for a, b in pairwise(ids)):
@@ -177,10 +182,9 @@ class AsyncLedgerReader:
 
     async def read_back(self, last: int, first: int, *, known_confirmed: int | None = None) -> Back:
         """The entries from `last` down to `first`: for a caller that looks for the last one of a
-        kind. They are read in windows, each twice as large as the one before, of which
-        `read_request_bytes` are kept; after one that fails the next entry is read alone. Raises as
-        `read`, but for DataUnavailable and DigestMismatch, which are returned in the entry's
-        place."""
+        kind. They are read in windows; each window is twice as large as the one before, and keeps
+        `read_request_bytes` at most. After a window that fails, the next entry is read alone.
+        Raises as `read`, but returns DataUnavailable and DigestMismatch in the entry's place."""
         width = 1
         while last >= first:
             begin = max(first, last - width + 1)
@@ -198,7 +202,7 @@ class AsyncLedgerReader:
                 last -= 1
 
     async def _end_of(self, ids: range, known_confirmed: int | None) -> deque[Entry]:
-        """The last of these entries, at least one, that are `read_request_bytes` at most."""
+        """The last of these entries, at least one, up to `read_request_bytes` of them."""
         entries, size = deque[Entry](), 0
         async with aclosing(self.read_entries(ids, known_confirmed=known_confirmed)) as runs:
             async for run in runs:
@@ -209,15 +213,15 @@ class AsyncLedgerReader:
         return entries
 
     async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
-        """Entries after `after`, in order, as soon as some are confirmed: at least one, up to
+        """Entries after `after`, in order, as soon as any are confirmed: at least one, up to
         `read_request_bytes` of them. `after` -1: from the first entry on.
 
-        It takes `timeout_s` at most, and with 0, when everybody is asked once, `read_timeout_s`;
-        then what came by then is returned. [] means that nothing could be had in time (nothing
-        is confirmed, or bookies do not respond), or that the ledger has ended (`is_closed`).
-        Raises what `wait_beyond` and `read` raise.
+        The call takes `timeout_s` at most, and then returns the entries that have arrived. With
+        `timeout_s` 0 each bookie is asked once, and the call takes `read_timeout_s` at most. []
+        means that no entry arrived in time (no entry is confirmed, or bookies do not respond), or
+        that the ledger has ended (`is_closed`). Raises what `wait_beyond` and `read` raise.
         """
-        config, found = self._cluster.config, list[tuple[int, Entry]]()
+        config, arrived = self._cluster.config, list[tuple[int, Entry]]()
         deadline = asyncio.get_running_loop().time() + (timeout_s or config.read_timeout_s)
         last, left = await self.wait_beyond(after, timeout_s), config.read_request_bytes
         last = min(last, after + max(1, left // max(1, self._entry_bytes - HEADER_BYTES)))
@@ -228,17 +232,17 @@ class AsyncLedgerReader:
             ):
                 async for entry_id, entry in entries:
                     left -= len(entry.payload)
-                    if left < 0 and found:
+                    if left < 0 and arrived:
                         break
-                    found.append((entry_id, entry))
-        return found
+                    arrived.append((entry_id, entry))
+        return arrived
 
     def tail(self, first: int = 0) -> EntryStream:
         """(entry id, checked entry) from `first` on, each once and in order, as they are
-        confirmed; ends when the ledger is closed and all was returned, and at nothing else.
+        confirmed. Ends only when the ledger is closed and every entry was returned.
 
-        Raises what `wait_beyond` and `read` raise; after an error, or a time-out around one entry,
-        the next one may be asked for all the same.
+        Raises what `wait_beyond` and `read` raise. After an error, or a time-out around one entry,
+        the caller may go on with the next `anext`.
         """
         _check_id(first)
         return EntryStream(first, self._follow)
@@ -246,18 +250,18 @@ class AsyncLedgerReader:
     async def _follow(self, first: int) -> Entries:
         while (last := await self.wait_for_entry(first)) >= first:
             async with aclosing(self.read(first, last)) as entries:
-                async for found in entries:
-                    yield found
+                async for numbered in entries:
+                    yield numbered
             first = last + 1
 
     # -- pieces of a read ---------------------------------------------------------------------
 
     async def _check_confirmed(self, last: int, known_confirmed: int | None) -> None:
-        """Ask how far entries may be read if `last` lies beyond what is known. Raises NoSuchEntry,
-        Unavailable."""
-        told = last <= self._limit(known_confirmed) or await self._view.refresh()
+        """Check that `last` may be read; ask how far the ledger is confirmed if `last` is beyond
+        the limit known so far. Raises NoSuchEntry, Unavailable."""
+        responded = last <= self._limit(known_confirmed) or await self._view.refresh()
         if last > self._limit(known_confirmed) and not self.is_closed:
-            if not told:
+            if not responded:
                 raise Unavailable(
                     f"whether ledger {self.ledger_id} goes on after entry"
                     f" {self._limit(known_confirmed)} is not known: the metadata store does not"
@@ -281,8 +285,8 @@ class AsyncLedgerReader:
         return max(self.last_add_confirmed, known_confirmed)
 
     async def _runs(self, ids: EntryIds, known_confirmed: int | None) -> Runs:
-        """The entries, fetched ahead, in runs as they come: long parts of fragments in a stream
-        from one bookie, others chunk by chunk."""
+        """The entries, fetched ahead, in runs as they arrive: a long part of a fragment comes in a
+        stream from one bookie, other entries chunk by chunk."""
         if ids:
             await self._check_confirmed(ids[-1], known_confirmed)
         quorum, ahead_bytes = self._view.quorum, self._cluster.config.read_ahead_bytes
@@ -315,19 +319,19 @@ class AsyncLedgerReader:
                 window.give_up()
 
     def _long_read(self, first: int, last: int) -> LongRead:
-        """Of the first fragment's part of the range."""
+        """A stream of the part of the range that is in its first fragment."""
         ensemble = self.record.fragment_of(first).ensemble
         bookie = ensemble[self._fetch.order(ensemble)[0]]
         return LongRead(self._view, bookie, first, self._fragment_end(first, last))
 
     def _others_delivered(self, long: LongRead) -> None:
-        """What this one did not."""
+        """Note that other bookies delivered what this stream's bookie did not."""
         self._fetch.avoided = ""
         if long.silent and self._view.quorum.ensemble_size > 1:
             self._cluster.bookies.quarantine.overtaken(long.bookie_id)
 
     def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
-        """How many come before the next neighbours that are worth a stream."""
+        """How many entries come before the next consecutive ones that are worth a stream."""
         count = 0
         for first, last in spans_of(ids):
             if self._is_long(first, last, ahead_bytes):
@@ -336,9 +340,9 @@ class AsyncLedgerReader:
         return count
 
     def _is_long(self, first: int, last: int, ahead_bytes: int) -> bool:
-        """Whether the next fragment's part of the range is worth a stream from one bookie: it has
-        them all, they are more than would be under way at once without it, and nobody can read
-        them where they lie."""
+        """Whether the part of the range that is in the fragment of `first` is worth a stream from
+        one bookie: each bookie has all of it, it is larger than `ahead_bytes`, and this client can
+        not read the entries from a bookie's file."""
         quorum = self._view.quorum
         count = self._fragment_end(first, last) - first + 1
         if quorum.write_quorum < quorum.ensemble_size or count * self._entry_bytes <= ahead_bytes:
@@ -352,8 +356,8 @@ class AsyncLedgerReader:
         return min([last, *(begin - 1 for begin in later)])
 
     async def _next_run(self, window: "Window") -> list[Entry]:
-        """The next entries of the window, all of them confirmed; none after the last. Asks for what
-        there is room for, and again for what responses left out."""
+        """The next entries of the window, all of them confirmed; [] after the last. Requests as
+        many chunks as there is room for, and requests again the entries that responses left out."""
         loop = asyncio.get_running_loop()
         while window.ids:
             while window.to_ask and self._room(window):
@@ -371,22 +375,25 @@ class AsyncLedgerReader:
                 window.chunks[0] = chunk, loop.create_task(self._fetch.fill(chunk, left))
             else:
                 await self._look_again_or_raise(window.ids[0], chunk, refusals)
-                window.give_up()  # and ask again, by the record as it is now
+                window.give_up()  # the loop requests again, by the record as it is now
         return []
 
     def _request_bytes(self, ahead_bytes: int) -> int:
-        """Bytes to ask for at a time: chunks and the other copies of one fit `ahead_bytes`."""
+        """Bytes of one request: the chunks under way and the other copies of one fit into
+        `ahead_bytes`."""
         responses = CHUNKS_AHEAD + self._view.quorum.write_quorum - 1
         return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // responses))
 
     def _room(self, window: "Window") -> bool:
-        """Whether one chunk more may be fetched; room for the speculative responses is kept."""
+        """Whether one chunk more may be requested; there must be room left for the speculative
+        responses."""
         response_bytes = max(window.request_bytes, self._entry_bytes)
         responses = len(window.chunks) + self._view.quorum.write_quorum
         return not window.chunks or responses * response_bytes <= window.ahead_bytes
 
     def _chunk(self, ids: EntryIds, request_bytes: int) -> ReadChunk:
-        """What of these to ask for next: of one fragment, about one request's bytes."""
+        """The chunk to request next: the first of these entries, of one fragment, about as many as
+        one response may bring."""
         quorum, record = self._view.quorum, self.record
         copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
         count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
@@ -407,8 +414,9 @@ class AsyncLedgerReader:
     async def _look_again_or_raise(
         self, entry_id: int, chunk: ReadChunk, refusals: Refusals
     ) -> None:
-        """Nobody delivers a confirmed entry. Return if the chunk was asked for by an older record,
-        or where its bookies are not any more: they came back before we heard of it."""
+        """No bookie delivers a confirmed entry. Return if the chunk was requested by an older
+        record, or at addresses that its bookies have left: they returned elsewhere before this
+        client heard of it. Otherwise raise."""
         await self._view.reread(fresh=True)
         if self.version != chunk.version:
             return
@@ -421,7 +429,7 @@ class AsyncLedgerReader:
         reasons = list(refusals.values())
         refusing = [why.status for why in reasons].count(Status.UNAUTHORIZED)
         text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: "
-        text += self._cluster.told({bookie: why.text for bookie, why in refusals.items()})
+        text += self._cluster.explained({bookie: why.text for bookie, why in refusals.items()})
         kind: type[LedgerError] = DataUnavailable
         remedy = None
         if refusing >= self._view.quorum.ack_quorum:
@@ -435,13 +443,13 @@ class AsyncLedgerReader:
         return kind(text, remedy, **facts)
 
     def _estimate(self, run: list[Entry]) -> int:
-        """Bytes of an entry to come: those that came count the more, the more of them there are."""
+        """Expected bytes of an entry: the longer the run, the more its mean counts."""
         mean = HEADER_BYTES + sum(len(entry.payload) for entry in run) // len(run)
         weight = min(len(run), 8)
         return self._entry_bytes + (mean - self._entry_bytes) * weight // 8
 
     def _guess(self) -> int:
-        """Bytes of an entry, about: to ask for what fits one request."""
+        """About how many bytes an entry has, before the first has arrived."""
         record = self.record
         if record.last_entry is None or record.length_bytes is None or record.last_entry < 0:
             return ENTRY_BYTES_GUESS
@@ -453,7 +461,7 @@ class Window:
 
     def __init__(self, ids: EntryIds, request_bytes: int, ahead_bytes: int) -> None:
         self.ids = self.to_ask = ids
-        """Those that were not handed on, and those of them that were not asked for."""
+        """`ids`: entries not returned yet. `to_ask`: those of them that were not requested yet."""
         self.request_bytes = request_bytes
         self.ahead_bytes = ahead_bytes
         self.chunks: deque[tuple[ReadChunk, asyncio.Task[Refusals]]] = deque()
@@ -468,7 +476,7 @@ class Window:
             self.chunks.popleft()
 
     def give_up(self) -> None:
-        """Cancel what is under way: nothing but what was handed on was asked for."""
+        """Cancel the requests under way; all entries not returned yet must be requested again."""
         for _, fetching in self.chunks:
             fetching.cancel()
         self.chunks.clear()

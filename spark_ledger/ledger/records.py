@@ -2,12 +2,12 @@
 blocks taken off one counter.
 
 Always true: every write is a compare-and-set on the version that was judged; a write whose response
-was lost is never repeated blindly: sync, read again, judge again (transitions.py); what decides is
-read after a sync. A record the store would not take is refused before it is sent, for there its
-refusal looks like a lost response. A listing is whole or an error. An id is handed out once; ids
-rise from FIRST_ID; a block whose response was lost is left unused (a gap), never handed out a
-second time. A record is made by a multi that fails while the store is held, and of no id of an
-earlier epoch. Errors of the store leave here as errors of spark_ledger.errors.
+was lost is never repeated blindly: sync, read again, judge again (transitions.py). Whatever decides
+is read after a sync. A record that the store would not take is refused before it is sent, because
+the store's refusal looks like a lost response. A listing is whole or an error. An id is handed out
+once; ids rise from FIRST_ID; a block whose response was lost is left unused (a gap), never handed
+out a second time. A record is made by a multi that fails while the store is held, and never with an
+id of an earlier epoch. Errors of the store leave this file as errors of spark_ledger.errors.
 """
 
 import asyncio
@@ -63,16 +63,16 @@ class VersionedRecord:
 
 
 _Waiting = tuple[Set, "asyncio.Future[int]"]
-"""A write, and who waits for the version that it gives."""
+"""A write, and the future of the version that it gives."""
 
 
 class MoveRefused(Exception):
-    """The record in the store does not allow the move. `found` is what is there."""
+    """The record in the store, `versioned`, does not allow the move."""
 
-    def __init__(self, why: str, found: VersionedRecord) -> None:
+    def __init__(self, why: str, versioned: VersionedRecord) -> None:
         super().__init__(why)
         self.why = why
-        self.found = found
+        self.versioned = versioned
 
 
 class OutcomeUnresolved(Unavailable):
@@ -80,8 +80,8 @@ class OutcomeUnresolved(Unavailable):
 
 
 class IdSpent(OutcomeUnresolved):
-    """A ledger of this id may have been made and deleted, or the id is of an earlier epoch: it is
-    not made. Take another id."""
+    """A ledger of this id may have been made and deleted, or the id is of an earlier epoch: no
+    ledger is made. Take another id."""
 
 
 class LedgerRecords:
@@ -105,38 +105,40 @@ class LedgerRecords:
         try:
             if fresh:
                 await self.metadata.sync(path)
-            found = _understood(ledger_id, await self.metadata.get(path, watch))
+            versioned = _understood(ledger_id, await self.metadata.get(path, watch))
         except NoNode:
             raise NoSuchLedger(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from None
         except StoreError as failure:
             raise _unavailable(
                 f"the record of ledger {ledger_id} cannot be read", failure
             ) from failure
-        if isinstance(found, UnsupportedFormat):
-            raise found
-        return found
+        if isinstance(versioned, UnsupportedFormat):
+            raise versioned
+        return versioned
 
     async def read_many(
         self, ledger_ids: Sequence[int]
     ) -> list[VersionedRecord | UnsupportedFormat | None]:
-        """Those records, in a fraction of the time of as many `read`; None where there is none, and
-        why one cannot be understood. Raises Unavailable."""
+        """The records of these ledgers, in a fraction of the time of as many `read`: None for a
+        ledger without record, an error for a record that cannot be understood. Raises
+        Unavailable."""
         try:
-            nodes = await self.metadata.get_many([paths.ledger(each) for each in ledger_ids])
+            nodes = await self.metadata.get_many([paths.ledger(number) for number in ledger_ids])
         except StoreError as failure:
             raise _unavailable("records of ledgers cannot be read", failure) from failure
         pairs = zip(ledger_ids, nodes, strict=True)
-        return [None if node is None else _understood(each, node) for each, node in pairs]
+        return [None if node is None else _understood(number, node) for number, node in pairs]
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
-        """Make the record; one that is made for a topic only while there is a node of the topic, so
-        that a process that removes the topic's node and then lists its ledgers has all there will
-        be. A lost response is told by the record's creator token.
+        """Make the record. A record for a topic is made only while the topic's node exists: a
+        process that removes that node and then lists the topic's ledgers misses none. After a lost
+        response the record's creator token shows whether this call made it.
 
         Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
-        OutcomeUnresolved, Unavailable, MetadataHeld (nothing was written); IdSpent if the response
-        was lost and there is no record: it may have been made, closed and deleted by others
-        meanwhile, and bookies may have met and forgotten it; also if the id is of an earlier epoch.
+        OutcomeUnresolved, Unavailable, MetadataHeld (nothing was written). Raises IdSpent if the
+        response was lost and there is no record (the ledger may have been made, then closed and
+        deleted by other processes, and bookies may have met and forgotten it), and if the id is of
+        an earlier epoch.
         """
         value = _encoded(record, NEW_RECORD_BYTES_MAX)
         unknown = False
@@ -153,20 +155,21 @@ class LedgerRecords:
         return await self._made(record, unknown)
 
     async def _made(self, record: LedgerRecord, unknown: bool) -> VersionedRecord:
-        """The record, if it is there and ours."""
+        """The record, if it is there and this client made it."""
         try:
-            found = await self._reread(record.ledger_id, unknown)
+            present = await self._reread(record.ledger_id, unknown)
         except NoSuchLedger as absent:
             raise IdSpent(
-                f"ledger {record.ledger_id} was made or not, and is not there"
+                f"ledger {record.ledger_id} may have been made, and has no record now"
             ) from absent
-        if record.creator and found.record.creator == record.creator:
-            return found
+        if record.creator and present.record.creator == record.creator:
+            return present
         raise LedgerError(f"ledger id {record.ledger_id} is taken", "Take another id.")
 
     async def create_several(self, records: Sequence[LedgerRecord]) -> list[VersionedRecord]:
-        """As `create`, of records for one topic that fit into one multi together; where that is
-        refused, each by itself; IdSpent if its response was lost and one of them is not there."""
+        """As `create`, for records of one topic that fit into one multi. If the multi is refused,
+        each record is made by itself. Raises IdSpent if the multi's response was lost and one of
+        the records is not there."""
         values = [_encoded(record, NEW_RECORD_BYTES_MAX) for record in records]
         creates = [
             Create(paths.ledger(record.ledger_id), value)
@@ -179,7 +182,7 @@ class LedgerRecords:
             await self.metadata.multi((*guard, *checks, *creates))
         except MultiFailed:
             return [await self.create(record) for record in records]
-        except OutcomeUnknown:  # made or not: an id that may be spent is not used
+        except OutcomeUnknown:  # made or not: an id that may be spent is not used again
             return [await self._made(record, unknown=True) for record in records]
         except StoreError as failure:
             raise _unavailable(f"{len(records)} ledgers cannot be created", failure) from failure
@@ -187,50 +190,51 @@ class LedgerRecords:
 
     async def move(
         self,
-        known: VersionedRecord,
+        versioned: VersionedRecord,
         decide: Callable[[LedgerRecord], Move],
         *,
         together: bool = False,
     ) -> VersionedRecord:
-        """Make the move that `decide` computes, from `known` or whatever is there by then;
-        `together` with others that come while such a write is under way: of many at once.
+        """Make the move that `decide` computes: from `versioned`, or from the record that the store
+        has by then. With `together` one multi writes all moves that come while such a write is
+        under way.
 
-        Returns what the store has afterwards. Raises MoveRefused, NoSuchLedger, RecordTooBig;
-        OutcomeUnresolved when the write may have been applied, Unavailable when it certainly was
-        not.
+        Returns the record that the store has afterwards. Raises MoveRefused, NoSuchLedger,
+        RecordTooBig; OutcomeUnresolved when the write may have been applied, Unavailable when it
+        certainly was not.
         """
-        ledger_id, unknown = known.record.ledger_id, False
+        ledger_id, unknown = versioned.record.ledger_id, False
         while True:
-            move = decide(known.record)
+            move = decide(versioned.record)
             if isinstance(move, Done):
-                return known
+                return versioned
             if isinstance(move, Refused):
-                raise MoveRefused(move.why, known)
+                raise MoveRefused(move.why, versioned)
             value = _encoded(move.record, VALUE_BYTES_MAX)
             try:
-                one = Set(paths.ledger(ledger_id), value, known.version)
-                version = await (self._set_together(one) if together else self._set(one))
+                write = Set(paths.ledger(ledger_id), value, versioned.version)
+                version = await (self._set_together(write) if together else self._set(write))
                 return VersionedRecord(move.record, version)
             except BadVersion:
-                known = _newer(known, await self._reread(ledger_id, unknown))
+                versioned = _newer(versioned, await self._reread(ledger_id, unknown))
             except OutcomeUnknown:
                 unknown = True
-                known = _newer(known, await self._reread(ledger_id, unknown))
+                versioned = _newer(versioned, await self._reread(ledger_id, unknown))
             except NoNode:
                 raise NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
             except StoreError as failure:
                 what = f"the record of ledger {ledger_id} cannot be written"
                 raise _unavailable(what, failure, unknown) from failure
 
-    async def _set(self, one: Set) -> int:
-        """The version it has then. Raises as MetadataStore.set."""
-        return await self.metadata.set(one.path, one.value, one.version)
+    async def _set(self, write: Set) -> int:
+        """Write the record; returns its new version. Raises as MetadataStore.set."""
+        return await self.metadata.set(write.path, write.value, write.version)
 
-    async def _set_together(self, one: Set) -> int:
-        """As `_set`."""
+    async def _set_together(self, write: Set) -> int:
+        """As `_set`, in one multi with the other writes that wait."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
-        self._waiting.append((one, future))
+        self._waiting.append((write, future))
         if self._writing is None:
             self._writing = loop.create_task(self._write_waiting())
         return await future
@@ -238,30 +242,30 @@ class LedgerRecords:
     async def _write_waiting(self) -> None:
         try:
             while self._waiting:
-                some, size = [self._waiting.popleft()], 0
-                while self._waiting and len(some) < TOGETHER_MAX:
+                batch, size = [self._waiting.popleft()], 0
+                while self._waiting and len(batch) < TOGETHER_MAX:
                     size += len(self._waiting[0][0].value)
                     if size > TOGETHER_BYTES_MAX:
                         break
-                    some.append(self._waiting.popleft())
-                await self._write_all(some)
+                    batch.append(self._waiting.popleft())
+                await self._write_all(batch)
         finally:
             self._writing = None
 
-    async def _write_all(self, some: Sequence["_Waiting"]) -> None:
+    async def _write_all(self, batch: Sequence["_Waiting"]) -> None:
         outcomes: Sequence[int | BaseException]
         try:
-            if len(some) == 1:
-                outcomes = [await self._set(some[0][0])]
+            if len(batch) == 1:
+                outcomes = [await self._set(batch[0][0])]
             else:
-                await self.metadata.multi([one for one, _ in some])
-                outcomes = [one.version + 1 for one, _ in some]
-        except MultiFailed:  # which changed nothing
-            each = (self._set(one) for one, _ in some)
-            outcomes = await asyncio.gather(*each, return_exceptions=True)
+                await self.metadata.multi([write for write, _ in batch])
+                outcomes = [write.version + 1 for write, _ in batch]
+        except MultiFailed:  # it changed nothing: each write by itself
+            sets = (self._set(write) for write, _ in batch)
+            outcomes = await asyncio.gather(*sets, return_exceptions=True)
         except Exception as error:
-            outcomes = [error] * len(some)
-        for (_, future), outcome in zip(some, outcomes, strict=True):
+            outcomes = [error] * len(batch)
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
             if future.done():
                 continue
             if isinstance(outcome, BaseException):
@@ -270,22 +274,23 @@ class LedgerRecords:
                 future.set_result(outcome)
 
     async def delete(self, ledger_id: int, only_if: Sequence[Operation] = ()) -> bool:
-        """Remove the record of a CLOSED ledger and name the ledger as deleted, in one multi in
-        which `only_if` holds; one that is gone already is success. False: `only_if` does not hold.
+        """Remove the record of a CLOSED ledger and name the ledger as deleted, in one multi that
+        checks `only_if`. True also if the record is gone already; False if `only_if` does not hold.
 
         Raises LedgerNotClosed, UnsupportedFormat (the set of deleted ledgers is damaged);
-        OutcomeUnresolved when it may be gone, Unavailable, MetadataHeld when it certainly is not.
+        OutcomeUnresolved when the record may be gone; Unavailable, MetadataHeld when it certainly
+        is not.
         """
         unknown = False
         while True:
             try:
-                known = await self._reread(ledger_id, unknown)
-                if not known.record.closed:
-                    state = known.record.state.value
+                present = await self._reread(ledger_id, unknown)
+                if not present.record.closed:
+                    state = present.record.state.value
                     raise LedgerNotClosed(
                         f"ledger {ledger_id} is {state}, not CLOSED", ledger_id=ledger_id
                     )
-                await self._deletions.remove(ledger_id, known.version, only_if)
+                await self._deletions.remove(ledger_id, present.version, only_if)
                 return True
             except (NoSuchLedger, NoNode):
                 return True
@@ -302,10 +307,11 @@ class LedgerRecords:
                 raise _unavailable(what, failure, unknown) from failure
 
     async def list(self) -> AsyncIterator[int]:
-        """Ids of all ledgers that there were when it began and still are, ascending; others may
-        be among them. One folder of names for each level of the tree is in memory at a time.
+        """Ascending, the ids of all ledgers that exist from the first call to the last; a ledger
+        that comes or goes meanwhile may be listed. One folder of names for each level of the tree
+        is in memory at a time.
 
-        Raises Unavailable, also when the tree is not as it should be: never a short list.
+        Raises Unavailable, also when the tree is damaged: never a short list.
         """
         try:
             async for ledger_id in ledger_record.ledger_ids(self.metadata):
@@ -340,20 +346,20 @@ class LedgerRecords:
                 await self.metadata.create(path.rpartition("/")[0], parents=True)
 
     async def _not_held(self, ledger_ids: Sequence[int]) -> Sequence[Check]:
-        """For the multi that makes records of these ids. Raises IdSpent, MetadataHeld,
+        """The checks for a multi that makes records with these ids. Raises IdSpent, MetadataHeld,
         StoreError."""
         checks = await self.guard.checks()
         for ledger_id in ledger_ids:
             if ledger_id // IDS_PER_EPOCH < self.guard.epoch:
                 raise IdSpent(
                     f"ledger id {ledger_id} was given out before the metadata store was accepted:"
-                    f" its epoch is {self.guard.epoch} now"
+                    f" the store's epoch is {self.guard.epoch} now"
                 )
         return checks
 
     async def _reread(self, ledger_id: int, unknown: bool) -> VersionedRecord:
-        """The record after a sync. Raises OutcomeUnresolved for Unavailable when a write with an
-        `unknown` outcome was sent."""
+        """The record after a sync. If a write with an `unknown` outcome was sent, it raises
+        OutcomeUnresolved in the place of Unavailable."""
         try:
             return await self.read(ledger_id, fresh=True)
         except Unavailable as failure:
@@ -362,21 +368,20 @@ class LedgerRecords:
             raise OutcomeUnresolved(failure.what) from failure
 
 
-def _newer(known: VersionedRecord, found: VersionedRecord) -> VersionedRecord:
-    """What to move on from, where the store has `found` now. A record of a lower version than was
-    known is of a store that went back in time: while it is OPEN there, nothing that came since is
-    lost by what was known taking its place. Raises NoSuchLedger where the id is another ledger's.
-    """
-    ours, ledger_id = known.record.creator, known.record.ledger_id
-    if ours and found.record.creator and found.record.creator != ours:
+def _newer(before: VersionedRecord, now: VersionedRecord) -> VersionedRecord:
+    """The record to move on from: the client had `before`, the store has `now`. If `now` has a
+    lower version, the store went back in time: while the ledger is OPEN there, `before` may replace
+    `now`, and nothing newer is lost. Raises NoSuchLedger if the id is another ledger's now."""
+    ours, ledger_id = before.record.creator, before.record.ledger_id
+    if ours and now.record.creator and now.record.creator != ours:
         raise NoSuchLedger(
             f"ledger {ledger_id} has no record any more: the metadata store went back in time, and"
             " gave its id to another",
             ledger_id=ledger_id,
         )
-    if found.version < known.version and found.record.state is LedgerState.OPEN:
-        return VersionedRecord(known.record, found.version)
-    return found
+    if now.version < before.version and now.record.state is LedgerState.OPEN:
+        return VersionedRecord(before.record, now.version)
+    return now
 
 
 def _understood(ledger_id: int, node: Versioned) -> VersionedRecord | UnsupportedFormat:
@@ -409,7 +414,7 @@ BLOCK_IDS = 16
 
 
 class LedgerIds:
-    """Ids for one client; it keeps what is left of its last block."""
+    """Ledger ids for one client; it keeps the rest of its last block."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -417,8 +422,8 @@ class LedgerIds:
         self._allocating = asyncio.Lock()
 
     async def next(self, breaks: int = 0) -> int:
-        """One id; callers at the same time share a block, as long as `breaks` is the same
-        (ClusterGuard). Raises Unavailable, MetadataHeld."""
+        """The next id; callers share a block as long as `breaks` is the same (ClusterGuard). Raises
+        Unavailable, MetadataHeld."""
         async with self._allocating:
             if not self._block or breaks != self._breaks:
                 self._block, self._breaks = await self.allocate(BLOCK_IDS), breaks

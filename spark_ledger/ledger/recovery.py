@@ -1,20 +1,21 @@
 """Recovery: fence a ledger, find its end, make the end durable, close it.
 
-    mark IN_RECOVERY -> fence all of the last fragment, hearing their LAC -> read on from there,
-    fencing, and write back what is found -> CLOSED
+    mark IN_RECOVERY -> fence the bookies of the last fragment, which respond with their LACs
+    -> read on from there, fencing, and write back the entries found -> CLOSED
 
 Always true:
 - nothing is decided before fewer than Qa members of every write set are silent;
 - reads go to the last fragment as the store had it when recovery began, writes to the present
   ensemble; ensemble changes stay in memory until the one closing compare-and-set;
-- an entry is recovered on one positive response, the end is found on Qw - Qa + 1 negatives, or when
+- an entry is recovered on one positive response; the end is found on Qw - Qa + 1 negatives, or when
   the whole write set has responded and each member that did not deny the entry lacks it after a
-  torn tail; where neither can be had recovery is given up and the ledger stays IN_RECOVERY;
-- what is written back carries the LAC as it was when recovery began; the length and the rows of
-  the closed ledger come from the header of its last entry itself;
+  torn tail; if neither happens, recovery is given up and the ledger stays IN_RECOVERY;
+- an entry that is written back carries the LAC as it was when recovery began; the length and the
+  rows of the closed ledger come from the header of its last entry itself;
 - a password that the record does not verify changes nothing, not even the record's state;
-- a bookie that is declared gone for good confirms nothing any more: it counts as fenced, and what
-  it cannot say as what a torn bookie lacks, a proof only together with the whole write set;
+- a bookie that is declared gone for good acknowledges no further add, so it counts as fenced; its
+  silence counts as the absence that a torn bookie reports, a proof only together with the whole
+  write set;
 - an attempt that could not be decided is followed by another, from the record as it is by then
   (another recoverer may have closed it), until the time is over.
 Any number of recoverers may run, crash and overlap: the rest adopt the first close.
@@ -45,7 +46,7 @@ from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
-LATE_POSITIVE_S = 1.0  # enough negatives, responses outstanding: so long a positive may still come
+LATE_POSITIVE_S = 1.0  # with enough negatives: the wait for a positive among late responses
 LAST_COPIES_S = 1.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 ENTRY_ID_MAX = 2**63 - 1
@@ -57,7 +58,7 @@ NO_ANSWER = Undelivered(None, "no answer yet")
 CUT_SHORT = Undelivered(None, "the answer stops before it")
 
 
-# What no second request changes: where only such responses are in the way, waiting is no use.
+# Statuses that a second request does not change: if only these are in the way, waiting is no use.
 _LASTING = (
     Status.UNAUTHORIZED,
     Status.LIMBO,
@@ -73,11 +74,11 @@ async def recover(
 ) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
 
-    `gone`: ids of bookies that will never respond again, as an operator declares: entries at
-    the end that only these have are given up where otherwise nothing could be decided.
+    `gone`: ids of bookies that, an operator declares, will never respond again: entries at the end
+    that only these bookies have are given up if nothing could be decided otherwise.
 
-    Tries again, with pauses, for recovery_timeout_s while bookies do not respond. Then raises what
-    the last attempt met: DataUnavailable when its end cannot be decided (the ledger stays
+    While bookies do not respond it tries again, with pauses, for recovery_timeout_s. Then it raises
+    the error of the last attempt: DataUnavailable when the end cannot be decided (the ledger stays
     IN_RECOVERY, nothing is lost, try again), NotEnoughBookies. Raises Unauthorized (nothing was
     changed), NoSuchLedger, Unavailable at once.
     """
@@ -107,13 +108,13 @@ async def _attempt(
     cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str]
 ) -> VersionedRecord:
     """One attempt, from the record as it is now; the closed ledger's record."""
-    known = await cluster.records.read(ledger_id, fresh=True)
-    if not tokens.repair and not allows(known.record.verifiers, "recover", tokens.recover):
+    versioned = await cluster.records.read(ledger_id, fresh=True)
+    if not tokens.repair and not allows(versioned.record.verifiers, "recover", tokens.recover):
         raise Unauthorized(f"the password of ledger {ledger_id} is another", ledger_id=ledger_id)
-    known = await cluster.records.move(known, transitions.mark_in_recovery)
-    if known.record.closed:
-        return known
-    recovery = Recovery(cluster, known, tokens, gone)
+    versioned = await cluster.records.move(versioned, transitions.mark_in_recovery)
+    if versioned.record.closed:
+        return versioned
+    recovery = Recovery(cluster, versioned, tokens, gone)
     try:
         return await recovery.run()
     finally:
@@ -124,16 +125,20 @@ class Recovery:
     """One attempt to recover one ledger that is IN_RECOVERY."""
 
     def __init__(
-        self, cluster: Cluster, known: VersionedRecord, tokens: Tokens, gone: Set[str] = frozenset()
+        self,
+        cluster: Cluster,
+        versioned: VersionedRecord,
+        tokens: Tokens,
+        gone: Set[str] = frozenset(),
     ) -> None:
         self._cluster = cluster
-        self._known = known
-        self._record = known.record
-        self._ledger_id = known.record.ledger_id
+        self._versioned = versioned
+        self._record = versioned.record
+        self._ledger_id = versioned.record.ledger_id
         self._token = tokens.recover
-        self._ensemble = known.record.last_fragment.ensemble  # frozen: reads go there
+        self._ensemble = versioned.record.last_fragment.ensemble  # frozen: reads go there
         self._gone = {slot for slot, bookie in enumerate(self._ensemble) if bookie in gone}
-        self._quorum = Quorum.of(known.record)
+        self._quorum = Quorum.of(versioned.record)
         self._pipeline: AddPipeline | None = None
         self._change: EnsembleChange | None = None
 
@@ -159,9 +164,10 @@ class Recovery:
     # -- fencing ------------------------------------------------------------------------------
 
     async def _fence(self) -> int:
-        """Fence the last fragment's bookies until they cover it; the highest LAC heard.
+        """Fence bookies of the last fragment until those that responded cover it; returns the
+        highest LAC among their responses.
 
-        The wait ends once they cannot cover it any more.
+        Raises once the bookies that are left cannot cover it.
         """
         requests = [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
@@ -194,20 +200,22 @@ class Recovery:
     async def _change_in_memory(
         self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        """To publish it now would move other recoverers' reads to bookies without the tail."""
+        """The record with the change, which is not written now: other recoverers would then read
+        from bookies that lack the tail."""
         assert self._pipeline is not None
         return transitions.with_replacements(self._pipeline.record, replacements, first_entry)
 
     async def _write_back_tail(self, pipeline: AddPipeline, start: int) -> None:
-        """Read on from `start` until the end is found, writing back; all confirmed on return."""
+        """Read on from `start` until the end is found, and write back; on return every entry that
+        was written back is confirmed."""
         next_entry, window, ended = start + 1, WINDOW_FIRST, False
         while not ended and next_entry <= ENTRY_ID_MAX:
             left = ENTRY_ID_MAX - next_entry + 1
-            found, ended = await self._read_window(next_entry, min(window, left))
-            for entry in found:
+            entries, ended = await self._read_window(next_entry, min(window, left))
+            for entry in entries:
                 if pipeline.failure is None:
                     pipeline.push(self._write_back(entry, start))
-            next_entry += len(found)
+            next_entry += len(entries)
             window = min(2 * window, WINDOW_MAX)
             await pipeline.room()
             self._check(pipeline)
@@ -229,7 +237,7 @@ class Recovery:
 
     def _check(self, pipeline: AddPipeline) -> None:
         failure = pipeline.failure
-        if isinstance(failure, TimedOut):  # an add's error, which speaks of appends
+        if isinstance(failure, TimedOut):  # its text is for the caller of an append
             raise DataUnavailable(
                 f"ledger {self._ledger_id} stays IN_RECOVERY: its tail cannot be written back;"
                 f" {failure.what}",
@@ -241,7 +249,7 @@ class Recovery:
     async def _read_window(self, first: int, window: int) -> tuple[list[Entry], bool]:
         """Entries from `first` on that are to be recovered, and whether the end comes after them.
 
-        At least one entry, or the end; raises DataUnavailable where neither can be had.
+        At least one entry, or the end; raises DataUnavailable if neither can be decided.
         """
         requests = [
             self._cluster.bookies.read(
@@ -273,7 +281,7 @@ class Recovery:
     # -- closing ------------------------------------------------------------------------------
 
     async def _end_at(self, last: int) -> End:
-        """The end of the ledger when `last` is confirmed already: from that entry's own header."""
+        """The end of the ledger when `last` was confirmed already: its header has the counts."""
         if last == NO_ENTRY:
             return End(NO_ENTRY, 0, 0)
         ensemble = self._record.fragment_of(last).ensemble
@@ -289,8 +297,8 @@ class Recovery:
         reasons: dict[int, Undelivered] = {}
         async with aclosing(as_responded(requests)) as responses:
             async for index, response in responses:
-                said = judge(response, self._ledger_id, 0, last)
-                delivered = CUT_SHORT if said is None else said[1]
+                judged = judge(response, self._ledger_id, 0, last)
+                delivered = CUT_SHORT if judged is None else judged[1]
                 if isinstance(delivered, Entry):
                     header = delivered.header
                     return End(last, header.cumulative_bytes, header.cumulative_rows)
@@ -302,7 +310,8 @@ class Recovery:
         tail = pipeline.record.fragments[len(self._record.fragments) - 1 :]
         try:
             return await self._cluster.records.move(
-                self._known, lambda record: transitions.close_recovered(record, began, tail, end)
+                self._versioned,
+                lambda record: transitions.close_recovered(record, began, tail, end),
             )
         except MoveRefused as refused:
             raise LedgerError(
@@ -312,13 +321,13 @@ class Recovery:
     def _undecidable(
         self, what: str, reasons: Mapping[int, Undelivered], ensemble: tuple[str, ...] | None = None
     ) -> LedgerError:
-        """Why recovery cannot go on; `lasting`, not worth another attempt, if all who are in the
-        way will say the same again. Unauthorized if so many refuse the password, which the record
-        verified, that it cannot be the damage of a few.
+        """The error when recovery cannot go on. It is `lasting`, not worth another attempt, if each
+        bookie in the way would respond in the same way again. Unauthorized if so many bookies
+        refuse the password, which the record verified, that damage of a few is not the cause.
         """
         members = ensemble or self._ensemble
-        why = self._cluster.told({members[slot]: reasons[slot].text for slot in sorted(reasons)})
-        text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
+        why = {members[slot]: reasons[slot].text for slot in sorted(reasons)}
+        text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {self._cluster.explained(why)}"
         statuses = [reason.status for reason in reasons.values()]
         if statuses.count(Status.UNAUTHORIZED) >= self._quorum.ack_quorum:
             return Unauthorized(text, ledger_id=self._ledger_id)
@@ -328,10 +337,10 @@ class Recovery:
 
 
 class TailWindow:
-    """Decides, entry by entry and in order, what the responses to one ranged recovery read say.
+    """Judges, entry by entry and in order, the responses to one ranged recovery read.
 
-    `found` are the entries to recover; `ended` says that the ledger ends after them; `decided`
-    that more responses change nothing that matters.
+    `found`: the entries to recover. `ended`: the ledger ends after them. `decided`: further
+    responses would change nothing that matters.
     """
 
     def __init__(
@@ -353,7 +362,7 @@ class TailWindow:
         self._responses: dict[int, ReadResponse] = {}
 
     def heard(self, slot: int, response: ReadResponse) -> None:
-        """Take the response of the bookie in `slot` and decide as far as it goes."""
+        """Take the response of the bookie in `slot`, and decide as many entries as possible."""
         self._responses[slot] = response
         self.ended = False
         while len(self.found) < self._window:
@@ -363,35 +372,35 @@ class TailWindow:
 
     def _decide(self, entry_id: int) -> bool:
         """Decide one entry; whether the next may be looked at."""
-        said = [self._said(slot, entry_id) for slot in self._quorum.write_set(entry_id)]
-        positives = [entry for _, entry in said if isinstance(entry, Entry)]
-        verdict = recovery_verdict(self._quorum, [response for response, _ in said])
+        judged = [self._judged(slot, entry_id) for slot in self._quorum.write_set(entry_id)]
+        positives = [entry for _, entry in judged if isinstance(entry, Entry)]
+        verdict = recovery_verdict(self._quorum, [response for response, _ in judged])
         if verdict is Verdict.RECOVER:
             self.found.append(positives[0])
             return True
-        cut_short = any(why is CUT_SHORT for _, why in said)
+        cut_short = any(why is CUT_SHORT for _, why in judged)
         self.ended = verdict is Verdict.ABSENT
-        self.decided = all(response is not None for response, _ in said) or (
+        self.decided = all(response is not None for response, _ in judged) or (
             bool(self.found) and cut_short and not self.ended
         )
         return False
 
-    def _said(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | Undelivered]:
+    def _judged(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | Undelivered]:
         response = self._responses.get(slot)
         if response is None:
             return None, NO_ANSWER
-        said = judge(response, self._ledger_id, entry_id - self._first, entry_id)
-        if said is None:
+        judged = judge(response, self._ledger_id, entry_id - self._first, entry_id)
+        if judged is None:
             return Meaning.UNKNOWN, CUT_SHORT
-        if said[0] is Meaning.UNKNOWN and slot in self._gone:
-            return Meaning.TORN, said[1]
-        return said
+        if judged[0] is Meaning.UNKNOWN and slot in self._gone:
+            return Meaning.TORN, judged[1]
+        return judged
 
     def reasons(self) -> dict[int, Undelivered]:
-        """What each member of the first entry's write set said of it, by slot."""
-        found = {}
+        """Why each member of the first entry's write set did not deliver that entry, by slot."""
+        reasons = {}
         for slot in self._quorum.write_set(self._first):
-            why = self._said(slot, self._first)[1]
+            why = self._judged(slot, self._first)[1]
             if not isinstance(why, Entry):
-                found[slot] = why
-        return found
+                reasons[slot] = why
+        return reasons

@@ -6,10 +6,10 @@
     a bookie joins for a slot -> it takes the slot, or leaves   by repair, of a CLOSED ledger or a
                                                   fragment that is not an OPEN one's last
 
-Always true: a move is computed from the record as it is in the store; a guard that finds the move
-already made says so (`Done`), so that a write whose response was lost may be judged again after a
-re-read; a guard that finds the move impossible says why (`Refused`). Of a CLOSED ledger only the
-members of a slot change: where it ends, and where its fragments begin, never do.
+Always true: a move is computed from the record as it is in the store. A guard returns `Done` if the
+move is made already, so that a write whose response was lost may be judged again after a re-read;
+it returns `Refused` with the reason if the move is impossible. Of a CLOSED ledger only the members
+of a slot change: its end and the first entries of its fragments never do.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing to write: the store's record is already what the move would make of it."""
+    """Nothing to write: the record in the store already has the move's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ Move = Write | Done | Refused
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a ledger ends: its last entry (-1 for none) and what that entry's header counts."""
+    """Where a ledger ends: its last entry (-1 for none) and the counts in that entry's header."""
 
     last_entry: int
     length_bytes: int
@@ -79,29 +79,29 @@ def change_ensemble(
     first_entry: int,
 ) -> Move:
     """OPEN -> OPEN: from `first_entry` (last add confirmed + 1) on, the `failed` bookies' slots
-    belong to the `replacements`. Needed as long as one failed bookie still sits in its slot."""
+    belong to the `replacements`. Needed as long as one failed bookie still owns its slot."""
     if record.state is not LedgerState.OPEN:
         return Refused(f"the ledger is {record.state.value}")
     last = record.last_fragment
     if all(last.ensemble[slot] == bookie for slot, bookie in replacements.items()):
         return Done()
     if not any(last.ensemble[slot] == bookie for slot, bookie in failed.items()):
-        return Refused("other bookies sit in the slots: somebody else changed the ensemble")
+        return Refused("other bookies own the slots: another process changed the ensemble")
     return Write(with_replacements(record, replacements, first_entry))
 
 
 def close(record: LedgerRecord, end: End) -> Move:
-    """OPEN -> CLOSED at what the writer acknowledged."""
+    """OPEN -> CLOSED at the last entry that the writer acknowledged."""
     if record.state is LedgerState.CLOSED:
-        found = end_of(record)
-        return Done() if found == end else Refused(f"the ledger is CLOSED at {found.last_entry}")
+        closed = end_of(record)
+        return Done() if closed == end else Refused(f"the ledger is CLOSED at {closed.last_entry}")
     if record.state is LedgerState.IN_RECOVERY:
         return Refused("the ledger is IN_RECOVERY")
     return Write(_closed(record, record.fragments, end))
 
 
 def mark_in_recovery(record: LedgerRecord) -> Move:
-    """OPEN -> IN_RECOVERY. In recovery already: join. Closed already: nothing to recover."""
+    """OPEN -> IN_RECOVERY. A ledger that is in recovery or closed already needs no write."""
     if record.state is not LedgerState.OPEN:
         return Done()
     return Write(replace(record, state=LedgerState.IN_RECOVERY))
@@ -112,16 +112,16 @@ def close_recovered(
 ) -> Move:
     """IN_RECOVERY -> CLOSED, with the ensemble changes made during recovery, in this one write.
 
-    `tail` are the fragments that take the place of the last one, which was `began` when recovery
-    began and must be still: from its members the tail was read. A record that is CLOSED by now is
-    somebody's result: adopt it.
+    `tail` are the fragments that take the place of the last one. The last fragment was `began` when
+    recovery began and must not have changed: recovery read the tail from its members. A record that
+    is CLOSED by now has another recoverer's result, which the caller adopts.
     """
     if record.state is LedgerState.CLOSED:
         return Done()
     if record.state is LedgerState.OPEN:
         return Refused("the ledger is OPEN again")
     if record.last_fragment != began:
-        return Refused("the last fragment is another than recovery began from")
+        return Refused("the last fragment has changed since recovery began")
     assert tail[0].first_entry == began.first_entry, "recovery writes nothing below"
     return Write(_closed(record, (*record.fragments[:-1], *tail), end))
 
@@ -130,33 +130,34 @@ def close_recovered(
 
 
 def is_settled(record: LedgerRecord, first_entry: int) -> bool:
-    """Whether nothing more comes to the fragment that begins there: it may be repaired."""
+    """Whether no entry is added any more to the fragment that begins at `first_entry`: it may be
+    repaired."""
     if record.state is LedgerState.OPEN:
         return first_entry < record.last_fragment.first_entry
     return record.closed
 
 
 def join(record: LedgerRecord, old: str, new: Joining, instead_of: Joining | None = None) -> Move:
-    """`new` is named beside the member `old` of its slot, in the place of `instead_of` if that
-    one is joining. From then on what it stores of the ledger is no garbage there."""
+    """Name `new` beside the member `old` of its slot, in the place of `instead_of` if that bookie
+    is joining. From then on the bookie's copies of the ledger are no garbage."""
     refusal = _refusal(record, old, new)
     if refusal is not None:
         return refusal
-    found = record.joining_at(new.first_entry, new.slot)
-    if found == new:
+    present = record.joining_at(new.first_entry, new.slot)
+    if present == new:
         return Done()
-    if found not in (None, instead_of):
-        return Refused(f"bookie {found.bookie_id if found else ''} is joining for the slot")
-    others = tuple(one for one in record.joining if one != found)
+    if present not in (None, instead_of):
+        return Refused(f"bookie {present.bookie_id if present else ''} is joining for the slot")
+    others = tuple(joining for joining in record.joining if joining != present)
     place = new.first_entry, new.bookie_id
-    if any(place == (one.first_entry, one.bookie_id) for one in others):
+    if any(place == (joining.first_entry, joining.bookie_id) for joining in others):
         return Refused(f"bookie {new.bookie_id} is joining for another slot")
     return Write(replace(record, joining=(*others, new)))
 
 
 def swap(record: LedgerRecord, old: str, new: Joining) -> Move:
-    """`new`, which was seen to have every entry of its slot since it joined, takes the place of
-    `old`."""
+    """`new` takes the place of `old`. The caller has seen, since `new` joined, that it has every
+    entry of its slot."""
     fragment = next((f for f in record.fragments if f.first_entry == new.first_entry), None)
     if fragment is not None and fragment.ensemble[new.slot] == new.bookie_id:
         return Done()
@@ -164,20 +165,21 @@ def swap(record: LedgerRecord, old: str, new: Joining) -> Move:
     if refusal is not None:
         return refusal
     if record.joining_at(new.first_entry, new.slot) != new:
-        return Refused(f"bookie {new.bookie_id} is joining no more, or joined anew")
+        return Refused(f"bookie {new.bookie_id} has left the slot, or joined again")
     assert fragment is not None
     members = {**dict(enumerate(fragment.ensemble)), new.slot: new.bookie_id}
     swapped = Fragment(new.first_entry, tuple(members.values()))
     fragments = tuple(swapped if f is fragment else f for f in record.fragments)
-    others = tuple(one for one in record.joining if one != new)
+    others = tuple(joining for joining in record.joining if joining != new)
     return Write(replace(record, fragments=fragments, joining=others))
 
 
-def leave(record: LedgerRecord, one: Joining) -> Move:
-    """`one` joins no more: the member whose place it was to take is back."""
-    if one not in record.joining:
+def leave(record: LedgerRecord, leaving: Joining) -> Move:
+    """`leaving` no longer joins: the member that it was to replace is back."""
+    if leaving not in record.joining:
         return Done()
-    return Write(replace(record, joining=tuple(each for each in record.joining if each != one)))
+    others = tuple(joining for joining in record.joining if joining != leaving)
+    return Write(replace(record, joining=others))
 
 
 def _refusal(record: LedgerRecord, old: str, new: Joining) -> Refused | None:
@@ -187,9 +189,9 @@ def _refusal(record: LedgerRecord, old: str, new: Joining) -> Refused | None:
     if not is_settled(record, new.first_entry):
         return Refused(f"the ledger is {record.state.value} and its end undecided")
     if fragment.ensemble[new.slot] != old:
-        return Refused(f"bookie {fragment.ensemble[new.slot]} sits in the slot")
+        return Refused(f"bookie {fragment.ensemble[new.slot]} owns the slot")
     if new.bookie_id in fragment.ensemble:
-        return Refused(f"bookie {new.bookie_id} sits in another slot")
+        return Refused(f"bookie {new.bookie_id} owns another slot")
     return None
 
 

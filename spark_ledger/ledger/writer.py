@@ -2,8 +2,8 @@
 
 Always true: entry ids follow each other from 0; each header carries the last add confirmed at the
 time of the append and counts that include its entry; once one add failed, all later ones fail;
-close records what was confirmed, not what was pushed. A close that meets another's recovery gives
-up and adopts its result.
+close records what was confirmed, not what was pushed. A close that meets a recovery by another
+client gives up and adopts that recovery's result.
 """
 
 import asyncio
@@ -44,21 +44,21 @@ class AsyncLedgerWriter:
     def __init__(
         self,
         cluster: Cluster,
-        known: VersionedRecord,
+        versioned: VersionedRecord,
         tokens: Tokens,
         recover: Recover,
         announce_lac: bool = False,
     ) -> None:
-        self.ledger_id = known.record.ledger_id
+        self.ledger_id = versioned.record.ledger_id
         self._cluster = cluster
-        self._known = known
+        self._versioned = versioned
         self._tokens = tokens
         self._recover = recover
         self._loop = asyncio.get_running_loop()
-        self._pipeline = AddPipeline(cluster, known.record, NO_ENTRY)
+        self._pipeline = AddPipeline(cluster, versioned.record, NO_ENTRY)
         self._change = EnsembleChange(self._pipeline, self._commit_change, tokens.read)
         for number, slot in enumerate(self._pipeline.slots):
-            if not cluster.directory.is_registered(slot.bookie_id):  # it was chosen all the same
+            if not cluster.directory.is_registered(slot.bookie_id):  # chosen for want of others
                 self._pipeline.slot_failed(number, "it was away when the ledger was made")
         if announce_lac:
             self._pipeline.on_confirmed = self._announce_later
@@ -78,11 +78,11 @@ class AsyncLedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        return self._known.record
+        return self._versioned.record
 
     @property
     def version(self) -> int:
-        return self._known.version
+        return self._versioned.version
 
     @property
     def last_add_confirmed(self) -> int:
@@ -109,7 +109,7 @@ class AsyncLedgerWriter:
 
     @property
     def failure(self) -> LedgerError | None:
-        """Why nothing can be added any more, once something failed."""
+        """Why the writer takes no more adds; None until an add failed."""
         return self._pipeline.failure
 
     # -- appending ----------------------------------------------------------------------------
@@ -117,11 +117,11 @@ class AsyncLedgerWriter:
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> asyncio.Future[int]:
         """Append one entry: the concatenation of the buffers of `payload`, counted as `rows` rows.
 
-        Never blocks; see `room`. The buffers may be changed as soon as it returns: those that can
-        be are copied, read-only ones are not. The future is done, in the order of the appends,
-        with the entry's id once Qa bookies have synced it (of a page-cache
+        Never blocks; see `room`. The caller may change its buffers as soon as this returns: the
+        writer copies those that are not read-only. The futures are done in the order of the
+        appends, each with its entry's id once Qa bookies have synced the entry (of a page-cache
         ledger: written it).
-        It fails with MessageTooBig (nothing was sent, the writer goes on), LedgerFenced,
+        A future fails with MessageTooBig (nothing was sent, the writer goes on), LedgerFenced,
         LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed
         may still turn up when the ledger is recovered.
         """
@@ -143,7 +143,7 @@ class AsyncLedgerWriter:
         header = pack_header(
             EntryHeader(self.ledger_id, entry_id, lac, bytes_so_far, rows_so_far, size, crc)
         )
-        # Nothing above changes the writer: what cannot be packed takes no id.
+        # Nothing above changes the writer: an entry that cannot be packed takes no id.
         self._next_entry, self._bytes, self._rows = entry_id + 1, bytes_so_far, rows_so_far
         self._appended_at = now = self._loop.time()
         packed = encode_add(Add([header, *parts], False, self._tokens.add))
@@ -154,7 +154,7 @@ class AsyncLedgerWriter:
 
     async def room(self) -> None:
         """Return when fewer than `inflight_bytes` of the configuration are in flight (or the
-        writer has failed): await it before each append to keep memory bounded."""
+        writer has failed): await `room` before each append to keep memory bounded."""
         await self._pipeline.room()
 
     async def held_below(self, bytes_max: int) -> None:
@@ -162,8 +162,8 @@ class AsyncLedgerWriter:
         await self._pipeline.held_below(bytes_max)
 
     async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[str]:
-        """Wait up to `timeout_s` for the last responses to what is confirmed now; returns the
-        bookies that lack a copy of an entry from `first_entry` on (none: all have Qw copies)."""
+        """Wait up to `timeout_s` for the last responses to the adds that are confirmed now; returns
+        the bookies that lack a copy of an entry from `first_entry` on ([]: each has Qw copies)."""
         await self._pipeline.settled(timeout_s)
         return self._pipeline.lacking(first_entry)
 
@@ -187,28 +187,28 @@ class AsyncLedgerWriter:
         if isinstance(self.failure, LedgerFenced):
             return True
         bookies, token = self._cluster.bookies, self._tokens.read
-        asked = [
+        requests = [
             asyncio.ensure_future(bookies.read_lac(slot.bookie_id, self.ledger_id, token=token))
             for slot in self._pipeline.slots
         ]
         try:
-            for one in asyncio.as_completed(asked):  # one that hangs is not waited for
-                answer = await one
+            for response in asyncio.as_completed(requests):  # does not wait for one that hangs
+                answer = await response
                 if answer.status is Status.OK and answer.fenced:
                     return True
             return False
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
 
     # -- closing ------------------------------------------------------------------------------
 
     async def close(self) -> LedgerRecord:
-        """Wait for what is pending, then close the ledger at the last add confirmed.
+        """Wait for the pending adds, then close the ledger at the last add confirmed.
 
-        Returns the CLOSED record, the same each time. After a failure too: what was confirmed
-        stays. If somebody else recovers the ledger, the record is what recovery closed it at.
+        Returns the CLOSED record, the same each time. A failed writer closes too: entries that were
+        confirmed stay. If another client recovers the ledger, its recovery's record is returned.
         Raises Unavailable (try again), NoSuchLedger, DataUnavailable.
         """
         self._closing = True
@@ -217,14 +217,14 @@ class AsyncLedgerWriter:
                 await self._pipeline.drained()
                 await self._change.stop()
                 await self._pipeline.settled(LAST_COPIES_S)
-                self._known = await self._close_record()
-                self._closed = self._known.record
+                self._versioned = await self._close_record()
+                self._closed = self._versioned.record
                 self._end()
             return self._closed
 
     def abandon(self, failure: LedgerError | None = None) -> None:
-        """Stop at once, without closing the ledger: pending adds fail, with `failure` if given,
-        somebody recovers it. Nothing happens to a writer that is closed."""
+        """Stop at once, without closing the ledger: pending adds fail, with `failure` if given. The
+        ledger stays open until a recovery closes it. A writer that is closed stays as it is."""
         if self._closed is not None:
             return
         self._closing = True
@@ -238,17 +238,17 @@ class AsyncLedgerWriter:
         end = transitions.End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         try:
             return await self._cluster.records.move(
-                self._known, lambda record: transitions.close(record, end), together=True
+                self._versioned, lambda record: transitions.close(record, end), together=True
             )
         except MoveRefused:
-            found = await self._recover(self.ledger_id)
-        closed_at = transitions.end_of(found.record).last_entry
+            recovered = await self._recover(self.ledger_id)
+        closed_at = transitions.end_of(recovered.record).last_entry
         if closed_at < last:
             raise LedgerError(
                 f"ledger {self.ledger_id} was closed at entry {closed_at}, but {last} was"
                 " acknowledged: acknowledged entries are lost"
             )
-        return found
+        return recovered
 
     def _end(self) -> None:
         if self._announce_timer is not None:
@@ -261,18 +261,18 @@ class AsyncLedgerWriter:
     async def _commit_change(
         self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        self._known = await self._cluster.records.move(
-            self._known,
+        self._versioned = await self._cluster.records.move(
+            self._versioned,
             lambda now: transitions.change_ensemble(now, failed, replacements, first_entry),
         )
-        return self._known.record
+        return self._versioned.record
 
-    # -- telling readers ----------------------------------------------------------------------
+    # -- explicit LACs ------------------------------------------------------------------------
 
     def _announce_later(self) -> None:
-        """Something was confirmed: write it by itself, at once where no add is under way that will
-        be followed by news, but every `explicit_lac_s` at most; else if nothing is appended for so
-        long: an add that carries it may be stuck."""
+        """Adds were confirmed: write an explicit LAC. At once if no add is pending, but once in
+        `explicit_lac_s` at most; otherwise after `explicit_lac_s` without an append, because the
+        add that carries this LAC may be stuck."""
         if self._announce_timer is not None or self._closing:
             return
         pause_s = self._cluster.config.explicit_lac_s
@@ -285,7 +285,7 @@ class AsyncLedgerWriter:
         self._announce_timer = None
         lac = self.last_add_confirmed
         if self._closing or self.failure is not None or lac <= self._announced:
-            return  # the next confirmation comes here again
+            return  # the next confirmation calls _announce_later again
         quiet_at = self._appended_at + self._cluster.config.explicit_lac_s
         if self._loop.time() < quiet_at:
             self._announce_timer = self._loop.call_at(quiet_at, self._announce)
@@ -304,7 +304,8 @@ class AsyncLedgerWriter:
             task.result()  # a defect is raised into the loop's exception handler
 
     async def _write_lac(self, lac: int) -> None:
-        """Write it to the write set of entry `lac`; again later if fewer than Qa took it."""
+        """Write the explicit LAC to the write set of entry `lac`; again later if fewer than Qa
+        bookies took it."""
         pipeline = self._pipeline
         responses = await asyncio.gather(
             *(
@@ -323,8 +324,8 @@ class AsyncLedgerWriter:
 
 
 def own_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
-    """The payload as a list of buffers whose lengths are bytes, and which nobody changes: what is
-    not read-only is copied. (The last copy is sent when the caller has long had his response.)"""
+    """The payload as a list of buffers whose lengths are bytes and that no caller can change: those
+    that are not read-only are copied. (The last copy is sent long after the caller's response.)"""
     if isinstance(payload, bytes):
         return [payload]
     if isinstance(payload, (bytearray, memoryview)) or not isinstance(payload, (list, tuple)):

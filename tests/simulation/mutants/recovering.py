@@ -108,8 +108,8 @@ def publishes_its_changes(change_in_memory: Any) -> Any:
                 return Refused(f"the ledger is {record.state.value}")
             return Write(with_replacements(record, replacements, first_entry))
 
-        self._known = await self._cluster.records.move(self._known, move)
-        return self._known.record
+        self._versioned = await self._cluster.records.move(self._versioned, move)
+        return self._versioned.record
 
     return published
 

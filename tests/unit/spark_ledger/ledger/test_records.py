@@ -218,8 +218,8 @@ async def test_a_change_that_was_applied_and_then_fenced_is_refused():
 
     with pytest.raises(MoveRefused) as refused:
         await flaky(store, APPLIED, then=fenced).move(known, CHANGE[1])
-    assert refused.value.found.record.state is LedgerState.IN_RECOVERY
-    assert CHANGE[2](refused.value.found.record), "it is in the record, and was not made twice"
+    assert refused.value.versioned.record.state is LedgerState.IN_RECOVERY
+    assert CHANGE[2](refused.value.versioned.record), "it is in the record, and was not made twice"
 
 
 @simulated
