@@ -1,9 +1,9 @@
-"""Arrow arrays out of numpy's and Python's, numpy's out of Arrow's, and what is different among
-numbers, without loading pandas or numpy.ma (which numpy.unique does).
+"""Arrow arrays made of numpy arrays and Python lists, numpy arrays made of Arrow arrays, and the
+distinct ones of numbers, without loading pandas or numpy.ma (numpy.unique loads it).
 
-pyarrow.array and Array.to_numpy look for pandas' types and so load pandas wherever it is installed:
-a quarter of a second of every Python process that Spark starts. What is made here is what they
-would make.
+pyarrow.array and Array.to_numpy look for pandas' types, and so load pandas if it is installed: that
+costs every Python process that Spark starts a quarter of a second. The functions here give the same
+arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ BYTES: TypeTests = (
 LISTS: TypeTests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 OFFSET_BYTES: TypeTests = (*TEXT[:2], *BYTES[:2])
 OFFSET_LISTS: TypeTests = (pa.types.is_list, pa.types.is_map, pa.types.is_large_list)
-"""Those whose values lie between offsets into what holds them all."""
+"""Types whose values are between offsets into a buffer or an array of all values."""
 Numbers = TypeVar("Numbers", bound=np.generic)
 
 
@@ -40,8 +40,8 @@ def of_numpy(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
-    """A view of a column of numbers without nulls, or a copy of one of booleans. What is null in
-    `column` is any value."""
+    """A view of a column of numbers without nulls, or a copy of a column of booleans. A null of
+    `column` becomes an arbitrary value."""
     start, count = column.offset, len(column)
     data = column.buffers()[1]
     if pa.types.is_boolean(column.type):
@@ -64,8 +64,8 @@ def is_any(kind: pa.DataType, tests: TypeTests) -> bool:
 
 
 def offsets_of(column: pa.Array) -> npt.NDArray[Any]:
-    """Where each value begins, and the last one ends, in the buffer or the array of all values; a
-    view, of 32 or 64 bits each. `column` is of OFFSET_BYTES or OFFSET_LISTS."""
+    """The positions at which each value begins and the last one ends, in the buffer or the array of
+    all values: a view, of 32 or 64 bits each. `column` is of OFFSET_BYTES or OFFSET_LISTS."""
     if not len(column):
         return np.zeros(1, dtype=_OFFSET)
     large = is_any(column.type, _LARGE)
@@ -85,17 +85,17 @@ def distinct(values: npt.NDArray[Numbers]) -> npt.NDArray[Numbers]:
 def distinct_and_which(
     values: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """As `distinct`, and for each of the numbers which of these it is."""
+    """The distinct numbers, rising, and for each of `values` its index among them."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     firsts = _firsts(ordered)
-    which = np.empty(len(values), dtype=np.int64)
-    which[order] = np.cumsum(firsts) - 1
-    return ordered[firsts], which
+    indices = np.empty(len(values), dtype=np.int64)
+    indices[order] = np.cumsum(firsts) - 1
+    return ordered[firsts], indices
 
 
 def _firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where another number begins."""
+    """True at the first of equal numbers."""
     firsts = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=firsts[1:])
     return firsts
@@ -119,7 +119,7 @@ def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return _array(kind, values, gone, data)
     if pa.types.is_list(kind):
         lists = [() if value is None else value for value in values]
-        items = of_list([item for some in lists for item in some], kind.value_type)
+        items = of_list([item for items in lists for item in items], kind.value_type)
         return _array(kind, values, gone, [_offsets(lists)], [items])
     if pa.types.is_struct(kind):
         fields = [_member(values, field) for field in kind]

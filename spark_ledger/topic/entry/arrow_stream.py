@@ -2,11 +2,11 @@
 
     continuation (4) | size (4) | schema | continuation | size | record batch's message | body
 
-Always true: what `read_batch` returns was validated in full: every offset of it is within its own
-buffers. Nothing is decompressed before the sizes that the buffers declare are known to be at most
-`bytes_max` together; Arrow decompresses a buffer to exactly the size that it declares, or raises. A
-stream of another shape (dictionaries, the framing of before Arrow 0.15) is not one of ours. Text is
-not required to be UTF-8: Spark's columns may hold any bytes as text.
+Always true: a batch that `read_batch` returns was validated in full: every offset is within its own
+buffers. Nothing is decompressed before the sizes that the buffers declare are checked to be at most
+`bytes_max` together; Arrow decompresses a buffer to exactly the size that it declares, or raises.
+No writer of ours makes a stream of another shape (dictionaries, the framing before Arrow 0.15).
+Text need not be UTF-8: Spark's columns may hold any bytes as text.
 """
 
 import struct
@@ -27,7 +27,7 @@ FAULTS = (
     *(pa.ArrowException, StopIteration, OSError),
     *(struct.error, ValueError, OverflowError, IndexError),
 )
-"""What bytes that are no such stream raise."""
+"""The errors that bytes of no such stream raise."""
 
 _CONTINUATION = 0xFFFFFFFF
 _FRAME = struct.Struct("<II")
@@ -38,27 +38,27 @@ _LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of a RecordBatch
 _BUFFER = struct.Struct("<qq")
 _NOT_COMPRESSED = -1
 
-Wanted = Callable[[pa.Schema], Sequence[int]]
-"""Which of the fields are read."""
+Choice = Callable[[pa.Schema], Sequence[int]]
+"""The indices of the fields to read."""
 
 
 def read_batch(
     stream: Buffer,
-    wanted: Wanted | None = None,
+    choose: Choice | None = None,
     *,
     bytes_max: int = UNPACKED_BYTES_MAX,
     rows_max: int = ROWS_MAX,
     use_threads: bool = True,
 ) -> tuple[int, pa.RecordBatch | None]:
-    """How many rows the stream's record batch has, and the fields `wanted` of it (None: all); None
-    if these are none. Columns that are not compressed are views of `stream`. Raises
-    errors.BadEntry, and whatever `wanted` does."""
+    """The number of rows of the stream's record batch, and the batch with the fields that `choose`
+    returns (None: all); no batch if it returns no fields. Columns that are not compressed are views
+    of `stream`. Raises errors.BadEntry, and as `choose`."""
     body = pa.py_buffer(stream)
     try:
         with _opened(body, None, use_threads) as opened:
             schema = opened.schema
             _check_text(list(schema))
-            chosen = range(len(schema)) if wanted is None else wanted(schema)
+            chosen = range(len(schema)) if choose is None else choose(schema)
             rows = _check_sizes(memoryview(stream), bytes_max, rows_max)
             if len(chosen) == len(schema):
                 batch = opened.read_next_batch()
@@ -76,7 +76,7 @@ def read_batch(
 
 
 def _check_text(fields: Iterable[pa.Field]) -> None:
-    """Whether names and zones are text. Raises UnicodeDecodeError, which is a ValueError."""
+    """Raises UnicodeDecodeError, a ValueError, if a name or a zone is not text."""
     for field in fields:
         _, kind = field.name, field.type
         if pa.types.is_timestamp(kind):
@@ -101,7 +101,7 @@ def _validate(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
-        batch.validate()  # what a view is made of has its buffers
+        batch.validate()  # a view needs the buffers of its column
         types = [_as_bytes(kind) for kind in batch.schema.types]
         if types == batch.schema.types:
             raise
@@ -110,7 +110,7 @@ def _validate(batch: pa.RecordBatch) -> None:
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes in the place of text, of which Arrow demands UTF-8."""
+    """The type with bytes in the place of text, as Arrow demands that text is UTF-8."""
     if is_any(kind, TEXT):
         return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
     if pa.types.is_struct(kind):
@@ -128,13 +128,12 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 # -- what the message of a record batch declares ---------------------------------------------------
 #
 # Arrow checks the flatbuffer itself when it reads the message, but then decompresses at once: so
-# the few fields that tell how much that makes are read here before. Every place is checked to be
-# within the message.
+# the few fields with the sizes are read here before. Every position is checked to be within the
+# message.
 
 
 def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
-    """How many rows there are. Raises errors.BadEntry for more rows or bytes than may be, and as
-    FAULTS."""
+    """The number of rows. Raises errors.BadEntry for too many rows or bytes, and as FAULTS."""
     _, end = _message(stream, 0)
     message, end = _message(stream, end)
     (table,) = _U32.unpack_from(message)
@@ -163,7 +162,7 @@ def _check_sizes(stream: memoryview, bytes_max: int, rows_max: int) -> int:
 
 
 def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
-    """The message behind the frame there, and where it ends."""
+    """The message behind the frame at this position, and its end."""
     mark, size = _FRAME.unpack_from(stream, at)
     begin = at + _FRAME.size
     if mark != _CONTINUATION or not 0 < size <= len(stream) - begin:
@@ -172,9 +171,9 @@ def _message(stream: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def _place(message: memoryview, table: int, field: int) -> int:
-    """Where a table's field is; 0: it has its default."""
+    """The position of a table's field; 0: the field has its default."""
     vtable = table - _I32.unpack_from(message, table)[0]
-    if vtable < 0:  # which Python would count from the end
+    if vtable < 0:  # Python would count it from the end
         raise ValueError(f"a place before the message: {vtable}")
     slot = 4 + 2 * field
     if slot >= _U16.unpack_from(message, vtable)[0]:
@@ -190,20 +189,20 @@ def _number(message: memoryview, table: int, field: int) -> int:
 
 
 def _buffers(message: memoryview, batch: int) -> memoryview:
-    """Offset and length of each, which Arrow compares with the body."""
+    """Offset and length of each buffer; Arrow compares them with the body."""
     at = _place(message, batch, _BUFFERS)
     if not at:
         return message[:0]
     at += _U32.unpack_from(message, at)[0]
     (count,) = _U32.unpack_from(message, at)
-    found = message[at + _U32.size :][: _BUFFER.size * count]
-    if len(found) != _BUFFER.size * count:
+    listed = message[at + _U32.size :][: _BUFFER.size * count]
+    if len(listed) != _BUFFER.size * count:
         raise errors.BadEntry(f"a damaged Arrow stream declares {count} buffers")
-    return found
+    return listed
 
 
 def _check_unpacked(body: memoryview, buffers: memoryview, bytes_max: int) -> None:
-    """A compressed buffer begins with its size; -1: it is not compressed after all."""
+    """A compressed buffer begins with its unpacked size; -1: this buffer is not compressed."""
     total = 0
     for offset, length in _BUFFER.iter_unpack(buffers):
         if not 0 <= offset <= len(body) or not 0 <= length <= len(body) - offset:

@@ -1,11 +1,11 @@
 """Rows to entries: a task's columns, cut by partition and gathered to entries of about 2 MiB.
 
-Always true: rows of a partition keep their order; every row of a call is known to fit before the
-first entry of the call comes out; what is gathered, and the memory that its slices hold on to,
-stays under `gather_bytes_max`, what waits to be sorted under a quarter of it more. A partition has
-entries of its own as long as it fills 64 KiB of one; smaller shares are put together. Work is done
-on whole columns; the Python loops run over entries and partitions, never over rows. No I/O: safe
-in any one thread.
+Always true: rows of a partition keep their order; every row of a call is checked to fit before the
+first entry of the call comes out; gathered rows, with the memory that their slices hold, stay under
+`gather_bytes_max`, and rows that wait to be sorted take at most a quarter of it more. A partition
+has entries of its own as long as it fills 64 KiB of one; smaller shares are put together. Work is
+done on whole columns; the Python loops run over entries and partitions, never over rows. No I/O:
+safe in any one thread.
 """
 
 import heapq
@@ -33,20 +33,20 @@ from spark_ledger.topic.entry.routing import Counts, Hashes, Router, key_hashes
 from spark_ledger.topic.entry.row_columns import MaybeColumn, Sizes
 
 ENTRY_BYTES = (2 << 20) - (32 << 10)
-"""An entry is emitted before it grows beyond; one row may be larger. Two fit into a message and
-into a response of 4 MiB: what an entry costs by itself is spread over many rows."""
+"""An entry is emitted before it grows beyond this; a single row may be larger. Two entries fit into
+a message and into a response of 4 MiB, and the fixed cost of an entry is spread over many rows."""
 SHARE_BYTES = 64 << 10  # a partition that has gathered less shares its entry with others
 GATHER_BYTES_MAX = 16 << 20
 PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows
-ROWS_TO_SORT = 128  # for each partition are worth a sort of their own
+ROWS_TO_SORT = 128  # so many rows for each partition are sorted at once
 FRAME_BYTES_MIN = 300  # around the rows of an entry
 KeyFilter = bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedShare:
-    """A partition's rows of an entry: `bytes` of its payload; `event_ms` no row's event time is
-    before or after; `key_filter` of its keys (None: not made)."""
+    """A partition's rows of an entry: `bytes` is their part of its payload; all event times are
+    within `event_ms`; `key_filter` is made of their keys (None: not made)."""
 
     partition: int
     rows: int
@@ -57,11 +57,11 @@ class EncodedShare:
 
 @dataclass(frozen=True, slots=True)
 class EncodedEntry:
-    """Rows of one partition, or of several in rising order, ready to be sent; `body` is the
-    payload without its header, whose first rows depend on the segments that the entry becomes
-    part of. `times` are the times its rows were written at, the last of them at `written_ms`;
-    empty: all then. `batches`: the body has batches of Pulsar's producers, of which so many are
-    `chunks`."""
+    """Rows of one partition, or of several in rising order, ready to be sent; `body` is the payload
+    without its header: the first rows in the header depend on the segments that the entry becomes
+    part of. `times` are the times at which its rows were written, the last one `written_ms`; empty:
+    all at `written_ms`. `batches`: the body has batches of Pulsar's producers, `chunks` of them
+    chunks."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
@@ -87,8 +87,8 @@ class EncodedEntry:
     def payload(self, first_rows: Sequence[int]) -> list[bytes | memoryview]:
         """The payload's buffers for an entry whose shares begin at these rows of their segments."""
         shares = [
-            Share(one.partition, one.rows, first_row)
-            for one, first_row in zip(self.shares, first_rows, strict=True)
+            Share(share.partition, share.rows, first_row)
+            for share, first_row in zip(self.shares, first_rows, strict=True)
         ]
         header = message_batch.encode_header(
             shares,
@@ -104,7 +104,7 @@ class EncodedEntry:
 
 @dataclass(slots=True)
 class _Gathered:
-    """Rows of one partition that are not an entry yet, with their keys' hashes if asked for."""
+    """Rows of one partition that are not an entry yet, with their keys' hashes for a key filter."""
 
     parts: list[pa.RecordBatch] = field(default_factory=list)
     hashes: list[Hashes] = field(default_factory=list)
@@ -119,7 +119,7 @@ class _Gathered:
         self.bytes += size
 
     def compact(self) -> None:
-        """Let go of the memory that the rows are slices of."""
+        """Copy the rows, so that the memory that they are slices of is freed."""
         copied = row_columns.union(self.parts)
         if len(self.parts) == 1:
             copied = copied.take(of_numpy(np.arange(self.rows)))
@@ -130,33 +130,35 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True)
 class _Routed:
-    """Rows with what was found out about them: what each takes, the hash of its key if that is
-    used, and its partition, or that of all."""
+    """Rows with the size of each, the hash of its key if it is used, and the partition of each, or
+    the one partition of all."""
 
     batch: pa.RecordBatch
     sizes: Sizes
     hashes: Hashes | None
-    wanted: int | Counts
+    partitions: int | Counts
 
     @classmethod
-    def joined(cls, some: list["_Routed"]) -> "_Routed":
+    def joined(cls, routed: list["_Routed"]) -> "_Routed":
         """Rows of different partitions, after each other."""
-        if len(some) == 1:
-            return some[0]
+        if len(routed) == 1:
+            return routed[0]
         hashes = None
-        if any(one.hashes is not None for one in some):
-            none = (np.zeros(len(one.sizes), np.uint32) for one in some)
-            pairs = zip(some, none, strict=True)
-            hashes = np.concatenate([n if one.hashes is None else one.hashes for one, n in pairs])
+        if any(rows.hashes is not None for rows in routed):
+            none = (np.zeros(len(rows.sizes), np.uint32) for rows in routed)
+            pairs = zip(routed, none, strict=True)
+            hashes = np.concatenate(
+                [n if rows.hashes is None else rows.hashes for rows, n in pairs]
+            )
         return cls(
-            row_columns.union([one.batch for one in some]),
-            np.concatenate([one.sizes for one in some]),
+            row_columns.union([rows.batch for rows in routed]),
+            np.concatenate([rows.sizes for rows in routed]),
             hashes,
-            np.concatenate([np.asarray(one.wanted) for one in some]),
+            np.concatenate([np.asarray(rows.partitions) for rows in routed]),
         )
 
     def windows(self, bytes_max: int) -> Iterator["_Routed"]:
-        """The same in parts of about so many bytes, so that no copy is larger."""
+        """The same rows in parts of about `bytes_max`, so that no copy is larger."""
         ends = np.cumsum(self.sizes)
         start = 0
         while start < len(ends):
@@ -166,35 +168,39 @@ class _Routed:
             start = end
 
     def by_partition(self) -> tuple["_Routed", list[tuple[int, int, int, int]]]:
-        """The rows by partition, rising, in their order within one; and of each partition its
-        number, the first of these rows and one past the last, and what they take."""
-        if isinstance(self.wanted, int):
-            return self, [(self.wanted, 0, len(self.sizes), int(self.sizes.sum()))]
-        counts = np.bincount(self.wanted)
-        found = np.flatnonzero(counts)
+        """The rows by partition, rising, in their order within a partition; and of each partition
+        its number, its first row and one past its last, and the bytes of its rows."""
+        if isinstance(self.partitions, int):
+            return self, [(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))]
+        counts = np.bincount(self.partitions)
+        present = np.flatnonzero(counts)
         rows = self
-        if len(found) > 1:
-            wanted: npt.NDArray[Any] = self.wanted
+        if len(present) > 1:
+            partitions: npt.NDArray[Any] = self.partitions
             if len(counts) <= 1 << 16:  # numpy sorts 16-bit numbers by radix: seven times as fast
-                wanted = wanted.astype(np.uint16)
-            order = np.argsort(wanted, kind="stable")
+                partitions = partitions.astype(np.uint16)
+            order = np.argsort(partitions, kind="stable")
             hashes = None if self.hashes is None else self.hashes[order]
             rows = _Routed(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
-        ends = np.cumsum(counts[found])
-        starts = ends - counts[found]
+        ends = np.cumsum(counts[present])
+        starts = ends - counts[present]
         taken = np.add.reduceat(rows.sizes, starts)
-        places = (found.tolist(), starts.tolist(), ends.tolist(), taken.tolist())
+        places = (present.tolist(), starts.tolist(), ends.tolist(), taken.tolist())
         return rows, list(zip(*places, strict=True))
 
     def part(self, start: int, end: int) -> "_Routed":
-        wanted = self.wanted if isinstance(self.wanted, int) else self.wanted[start:end]
+        partitions = (
+            self.partitions if isinstance(self.partitions, int) else self.partitions[start:end]
+        )
         hashes = None if self.hashes is None else self.hashes[start:end]
-        return _Routed(self.batch.slice(start, end - start), self.sizes[start:end], hashes, wanted)
+        return _Routed(
+            self.batch.slice(start, end - start), self.sizes[start:end], hashes, partitions
+        )
 
 
 class BatchEncoder:
-    """`router` says where rows go, `entry_bytes_max` is the largest payload; rows of the topic's
-    own columns are of its schema's `schema_version`."""
+    """`router` chooses the partitions of rows, `entry_bytes_max` is the largest payload; rows of
+    the topic's own columns are of its schema's `schema_version`."""
 
     def __init__(
         self,
@@ -217,7 +223,7 @@ class BatchEncoder:
         self._now_ms = now_ms
         self._compression = compression
         self._entry_bytes_max = entry_bytes_max
-        half = entry_bytes_max // 2  # what nulls take may make the other half
+        half = entry_bytes_max // 2  # nulls may take the other half
         self._entry_bytes = min(ENTRY_BYTES, half, max(SHARE_BYTES, gather_bytes_max // 4))
         self._gather_bytes_max = gather_bytes_max
         self._key_filters = key_filters
@@ -226,7 +232,7 @@ class BatchEncoder:
         self._own: tuple[bool, list[pa.Field]] | None = None
         self._gathered: dict[int, _Gathered] = {}
         self._emitted = False
-        self._held_bytes = 0  # at most what the gathered slices keep in memory
+        self._held_bytes = 0  # the gathered slices keep at most so much in memory
         self._sort_bytes = max(1, gather_bytes_max // 4)
         self._unsorted: list[_Routed] = []
         self._unsorted_bytes = 0
@@ -234,7 +240,7 @@ class BatchEncoder:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of the rows that are in no entry yet."""
+        """The bytes of rows that are in no entry yet."""
         return self.gathered_bytes + self._unsorted_bytes
 
     def add(
@@ -246,12 +252,12 @@ class BatchEncoder:
         headers: MaybeColumn = None,
         partitions: MaybeColumn = None,
     ) -> Iterator[EncodedEntry]:
-        """Take rows in; the entries that became full come out, encoded as they are asked for.
+        """Take rows in; give the entries that became full, each encoded when the caller takes it.
         Columns as TaskWriter.write's.
 
         Exhaust it. Raises errors.ColumnTypeMismatch, errors.MessageTooBig, errors.PartitionInvalid,
         ValueError for columns of unequal length or rows of another kind than before, all before
-        anything of the call is taken in.
+        the first row of the call is taken in.
         """
         typed = isinstance(values, pa.RecordBatch)
         stored = list(row_columns.stored(keys, values, event_times, headers))
@@ -267,8 +273,8 @@ class BatchEncoder:
         return self._take_in(routed)
 
     def flush(self) -> Iterator[EncodedEntry]:
-        """What is gathered, as the last and smaller entries: by partition, then those of several
-        partitions."""
+        """The gathered rows as the last and smaller entries: first those of one partition, then
+        those of several."""
         yield from self._sort()
         small = []
         for partition in sorted(self._gathered):
@@ -282,8 +288,8 @@ class BatchEncoder:
             small = small[count:]
 
     def flush_small(self, bytes_max: int) -> list[EncodedEntry] | None:
-        """All that the task wrote, if no entry has come out yet and it comes to so few bytes: one
-        entry for each partition. Else None, and what is gathered stays."""
+        """All rows of the task, one entry for each partition, if no entry has come out yet and they
+        take at most `bytes_max`. Else None, and the gathered rows stay."""
         if self._emitted or self.waiting_bytes > bytes_max:
             return None
         emitted = list(self._sort())
@@ -305,19 +311,19 @@ class BatchEncoder:
         hashes = None
         if keys is not None and (self._key_filters or self._router.hashes_keys):
             hashes = key_hashes(keys)
-        wanted = self._router.route(batch.num_rows, keys, hashes, column)
-        return _Routed(batch, sizes, hashes if self._key_filters else None, wanted)
+        partitions = self._router.route(batch.num_rows, keys, hashes, column)
+        return _Routed(batch, sizes, hashes if self._key_filters else None, partitions)
 
     def _take_in(self, routed: list[_Routed]) -> Iterator[EncodedEntry]:
-        """Rows that go to one partition are gathered at once, others when many are together, so
-        that what is done for each partition is done for many rows."""
-        for one in routed:
-            if isinstance(one.wanted, int):  # nothing is copied to sort it
+        """Rows of one partition are gathered at once, other rows once there are many: the work for
+        a partition is then done for many rows together."""
+        for rows in routed:
+            if isinstance(rows.partitions, int):  # nothing is copied to sort it
                 yield from self._sort()
-                if len(one.sizes):
-                    yield from self._gather(one)
+                if len(rows.sizes):
+                    yield from self._gather(rows)
                 continue
-            for window in one.windows(self._sort_bytes):
+            for window in rows.windows(self._sort_bytes):
                 size = int(window.sizes.sum()) + PART_OVERHEAD_BYTES
                 many = len(window.sizes) >= ROWS_TO_SORT * self._router.partitions
                 if many or self._unsorted_bytes + size > self._sort_bytes:
@@ -354,7 +360,7 @@ class BatchEncoder:
         self._held_bytes += PART_OVERHEAD_BYTES
 
     def _fill(self, partition: int, rows: _Routed) -> Iterator[EncodedEntry]:
-        """Gather the rows, emitting an entry whenever the next row would not fit any more."""
+        """Gather the rows; emit an entry whenever the next row does not fit."""
         ends = np.cumsum(rows.sizes)
         start, taken = 0, 0
         while start < len(ends):
@@ -371,7 +377,7 @@ class BatchEncoder:
                 yield self._emit([partition])
 
     def _keep_in_bounds(self) -> Iterator[EncodedEntry]:
-        """When the memory is used up, emit until half is free, and copy what is left together."""
+        """When the memory is used up, emit until half is free, and copy the remaining rows."""
         if self._held_bytes <= self._gather_bytes_max:
             return
         while self.gathered_bytes > self._gather_bytes_max // 2:
@@ -383,7 +389,8 @@ class BatchEncoder:
             yield self._emit(self._fullest())
 
     def _fullest(self) -> list[int]:
-        """The partition that has gathered most, or as many as fill an entry, in order."""
+        """The partition with the most gathered bytes; if it fills no entry of its own, so many
+        partitions as fill one, in order."""
         first = max(sorted(self._gathered), key=lambda p: self._gathered[p].bytes)
         if self._gathered[first].bytes >= SHARE_BYTES:
             return [first]
@@ -396,7 +403,7 @@ class BatchEncoder:
         return sorted(fullest[: self._fitting(fullest)])
 
     def _fitting(self, partitions: list[int]) -> int:
-        """How many of the first of these fit into one entry; one at least."""
+        """How many of the partitions, from the first on, fit into one entry; at least 1."""
         share = message_batch.SHARE_BYTES
         sizes = np.cumsum([self._gathered[p].bytes + share for p in partitions])
         return max(1, int(np.searchsorted(sizes, self._entry_bytes, side="right")))
@@ -414,11 +421,11 @@ class BatchEncoder:
 
     def _encode(self, partitions: list[int], *, filters: bool) -> EncodedEntry:
         """One entry of what the partitions have gathered."""
-        some = [self._gathered[partition] for partition in partitions]
-        rows = row_columns.union([part for gathered in some for part in gathered.parts])
+        sources = [self._gathered[partition] for partition in partitions]
+        rows = row_columns.union([part for gathered in sources for part in gathered.parts])
         header = message_batch.HEADER_BYTES
-        if len(some) > 1:
-            header += message_batch.SHARE_BYTES * len(some)
+        if len(sources) > 1:
+            header += message_batch.SHARE_BYTES * len(sources)
         body = message_batch.encode_body(rows, self._compression)
         if header + sum(map(len, body)) > self._entry_bytes_max - message_batch.HEADER_BYTES * 2:
             body = message_batch.encode_body(rows)  # compression made it larger
@@ -429,13 +436,13 @@ class BatchEncoder:
     def _shares(
         self, partitions: list[int], rows: pa.RecordBatch, payload_bytes: int, filters: bool
     ) -> tuple[EncodedShare, ...]:
-        """What is said of each partition's rows; their bytes come to the payload's."""
-        some = [self._gathered[partition] for partition in partitions]
+        """The share of each partition; their bytes add up to `payload_bytes`."""
+        sources = [self._gathered[partition] for partition in partitions]
         at = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
         times = None if at < 0 else rows.column(at)
-        sizes = _parts_of(payload_bytes, [gathered.bytes for gathered in some])
+        sizes = _parts_of(payload_bytes, [gathered.bytes for gathered in sources])
         shares, start = [], 0
-        for partition, gathered, size in zip(partitions, some, sizes, strict=True):
+        for partition, gathered, size in zip(partitions, sources, sizes, strict=True):
             event_ms = None
             if times is not None:
                 event_ms = row_columns.event_bounds_ms(times.slice(start, gathered.rows))
@@ -448,7 +455,7 @@ class BatchEncoder:
         return tuple(shares)
 
     def _check_kind(self, schema: pa.Schema, typed: bool) -> None:
-        """Whether the rows have the same columns of the topic's own as those before."""
+        """Raises ValueError if the rows have other columns of the topic's own than those before."""
         beside = TYPED_NAMES.values() if typed else TYPED_NAMES
         own = typed, [field for field in schema if field.name not in beside]
         if self._own not in (None, own):
@@ -466,11 +473,11 @@ class BatchEncoder:
 
 
 def _parts_of(whole: int, shares: list[int]) -> list[int]:
-    """`whole` in parts as large, about, as `shares` are to each other."""
+    """`whole` in parts that are about in proportion to `shares`."""
     if len(shares) == 1:
         return [whole]
     ends = np.cumsum(shares)
     bounds = np.concatenate([[0], ends * whole // max(1, int(ends[-1]))])
     bounds[-1] = whole
-    found: list[int] = np.diff(bounds).tolist()
-    return found
+    parts: list[int] = np.diff(bounds).tolist()
+    return parts

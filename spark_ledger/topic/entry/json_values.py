@@ -2,14 +2,14 @@
 
 Written: compact; fields in the order of the columns, null fields left out (as Spark's to_json);
 times as ISO 8601 with microseconds, TIMESTAMP in UTC with a Z; numbers so that they are read back
-the same; text in UTF-8, escaped only where JSON asks for it. NaN and infinity, which JSON does not
-have, are refused. Read: fields found by their exact names, others left aside; one that is not
-there, or null, is null; a row whose value is null or empty has null in every column. A row that is
-no object, or whose field has another type than its column, is an error that names the row.
+the same; text in UTF-8, escaped only where JSON demands it. NaN and infinity are refused: JSON does
+not have them. Read: fields by their exact names, other fields ignored; a field that is missing or
+null gives null; a row whose value is null or empty has null in every column. A row that is not an
+object, or with a field of another type than its column, is an error that names the row.
 
 Always true: row n of the result is row n of the values. Each row begins with { and ends with },
-so no object can reach over the end of its row (what follows a } inside of an object is never a {),
-and a row of two objects makes one row too many, which is checked.
+so no object can reach over the end of its row (a { never follows a } inside of an object), and a
+row of two objects makes one row too many, which is checked.
 """
 
 from base64 import b64encode
@@ -41,7 +41,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @lru_cache(maxsize=1024)
 def _text(value: str | None) -> pa.Scalar:
-    """A constant for Arrow's functions: of a str of Python pyarrow loads pandas first, 0.2 s."""
+    """A constant for Arrow's functions: given a str, pyarrow would load pandas first, 0.2 s."""
     return of_list([value], _TEXT)[0]
 
 
@@ -55,8 +55,8 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def shown(batch: pa.RecordBatch) -> pa.Array:
-    """As `packed`, for who only looks at the rows: what has no form in JSON here is bytes in
-    base64, a map as a list of its keys and values, NaN and infinity as text."""
+    """As `packed`, for a display of the rows: values that have no form in JSON here are shown too,
+    bytes in base64, a map as a list of its keys and values, NaN and infinity as text."""
     text = _object(batch.columns, batch.schema.names, batch.num_rows, "", strict=False)
     return text.view(pa.binary())
 
@@ -70,7 +70,7 @@ def packed(batch: pa.RecordBatch) -> pa.Array:
 
 
 def parsed(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
-    """The fields that `schema` (canonical) names of each row's JSON text, in `values` (binary).
+    """The fields that `schema` (canonical) names, out of each row's JSON text in `values` (binary).
 
     Raises errors.SchemaIncompatible with the fact `row`, the first row that does not fit.
     """
@@ -127,7 +127,7 @@ def _all_braced(text: pa.StringArray) -> bool:
 
 
 def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
-    """The first and the last byte of each row, of which none is empty."""
+    """The first and the last byte of each row; no row is empty."""
     held, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), offsets_of(text)
     return held[offsets[:-1]], held[offsets[1:] - 1]
 
@@ -135,7 +135,7 @@ def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
 def _read(text: pa.StringArray, carriers: pa.Schema) -> pa.RecordBatch:
     """Raises ArrowInvalid."""
     lines = pc.binary_join_element_wise(text, _text(""), _text("\n"))
-    lines.validate(full=True)  # UTF-8, which the reader takes for granted
+    lines.validate(full=True)  # the reader does not check that it is UTF-8
     offsets = offsets_of(lines)
     source = lines.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     table = arrow_json.read_json(
@@ -159,7 +159,7 @@ def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.Reco
 
 
 def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """What was read as text for want of a better as its own type."""
+    """The columns with their own types, where they were read as text."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         kind = _carrier(field.type, field.name, dates=pa.date32())
@@ -175,23 +175,23 @@ def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _no_date_in(column: pa.Array, kind: pa.DataType, path: str) -> str:
-    """Where in the column, which has one, a text is that is no date."""
+    """The path of the text in the column that is not a date; there is one."""
     inner: list[tuple[pa.Array, pa.DataType, str]] = []
     if pa.types.is_struct(kind):
         fields = zip(column.flatten(), kind, strict=True)
-        inner = [(one, field.type, f"{path}.{field.name}") for one, field in fields]
+        inner = [(child, field.type, f"{path}.{field.name}") for child, field in fields]
     elif pa.types.is_list(kind):
         inner = [(column.flatten(), kind.value_type, f"{path}.element")]
-    for one, its_kind, its_path in inner:
+    for child, its_kind, its_path in inner:
         try:
-            one.cast(_carrier(its_kind, its_path, dates=pa.date32()))
+            child.cast(_carrier(its_kind, its_path, dates=pa.date32()))
         except pa.ArrowInvalid:
-            return _no_date_in(one, its_kind, its_path)
+            return _no_date_in(child, its_kind, its_path)
     return path
 
 
 def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompatible:
-    """The first row that is not read, found by halving."""
+    """The error for the first row that cannot be read, found by halving."""
     row = 0
     while len(text) > 1:
         half = len(text) // 2
@@ -203,7 +203,7 @@ def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompati
         _read(text, carriers)
     except pa.ArrowInvalid as error:
         return _no_fit(row, str(error).replace(" in row 0", ""))
-    raise AssertionError("of rows that are not read together one is not read alone")
+    raise AssertionError("if rows cannot be read together, one of them cannot be read alone")
 
 
 def _fits(text: pa.StringArray, carriers: pa.Schema) -> bool:
@@ -216,7 +216,7 @@ def _fits(text: pa.StringArray, carriers: pa.Schema) -> bool:
 
 def _no_fit(row: int, why: str) -> errors.SchemaIncompatible:
     return errors.SchemaIncompatible(
-        f"the value of row {row} does not fit the columns asked for: {why}",
+        f"the value of row {row} does not fit the declared columns: {why}",
         "Declare the column as it is written, or read the value as text.",
         row=row,
     )
@@ -244,7 +244,7 @@ def _object(
 
 
 def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
-    """Each row as a JSON value, null where it is null."""
+    """Each row as a JSON value; null for null."""
     kind = column.type
     if pa.types.is_binary(kind):
         return _quoted(_base64(column))
@@ -272,7 +272,7 @@ def _token(column: pa.Array, path: str, strict: bool) -> pa.Array:
 
 
 def _time(column: pa.Array) -> pa.Array:
-    """In ISO 8601. A zone is not left to the cast, which would look it up for each row."""
+    """The times in ISO 8601. The cast does not get the zone: it would look it up for each row."""
     end = '"'
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         column, end = column.view(pa.int64()).view(pa.timestamp("us")), 'Z"'
@@ -293,7 +293,7 @@ def _pairs(column: pa.MapArray) -> pa.ListArray:
 
 
 def _numbers(column: pa.Array) -> pa.Array:
-    """With those that JSON does not have as text."""
+    """The numbers; NaN and infinity, which JSON does not have, as text."""
     names = pc.case_when(
         pc.make_struct(pc.is_nan(column), pc.greater(column, of_list([0.0], column.type)[0])),
         _text('"NaN"'),

@@ -1,10 +1,10 @@
-"""Which entries may hold a key: a filter of each entry's keys, all of a ledger's in one entry.
+"""Which entries may hold a key: a filter of each entry's keys, those of a ledger in one entry.
 
-Always true: a filter never says no to a key that its entry has (so what is skipped holds no such
-row); it says yes to another key in about 1 of 85 cases; it takes 1.5 bytes a distinct key and at
-most 7 more. Null is no key. What has no filter may hold any key; a filter of no bytes is of an
-entry without keys. docs/topics.md ("Filters of keys") has the picture, and how a key's bits in its
-Bloom filter are chosen.
+Always true: a filter matches every key that its entry has (so a skipped entry holds no such row);
+it matches another key in about 1 of 85 cases; it takes 1.5 bytes a distinct key and at most 7 more.
+Null is no key. An entry without a filter may hold any key; a filter of no bytes is of an entry
+without keys. docs/topics.md ("Filters of keys") has the picture, and how a key's bits in its Bloom
+filter are chosen.
 """
 
 import struct
@@ -57,7 +57,7 @@ class KeyFilters:
     """The filters in the entry that a segment's `filter_entry` names."""
 
     def __init__(self, payload: Buffer) -> None:
-        """Raises errors.UnsupportedFormat when it is no such payload, whole."""
+        """Raises errors.UnsupportedFormat if the payload is damaged or of another kind."""
         view = memoryview(payload)
         if len(view) < HEADER_BYTES:
             raise errors.UnsupportedFormat(f"a damaged entry of key filters: {len(view)} bytes")
@@ -70,20 +70,20 @@ class KeyFilters:
         begin = HEADER_BYTES + count * _PLACE.itemsize
         if len(view) < begin:
             raise errors.UnsupportedFormat(f"a damaged entry of key filters: {count} are missing")
-        found = np.frombuffer(view[HEADER_BYTES:begin], dtype=_PLACE)
-        ends = begin + np.cumsum(found["bytes"], dtype=np.int64)
-        if (int(ends[-1]) if count else begin) != len(view) or (found["bytes"] % 8).any():
+        places = np.frombuffer(view[HEADER_BYTES:begin], dtype=_PLACE)
+        ends = begin + np.cumsum(places["bytes"], dtype=np.int64)
+        if (int(ends[-1]) if count else begin) != len(view) or (places["bytes"] % 8).any():
             raise errors.UnsupportedFormat(
                 f"a damaged entry of key filters: {count} filters in {len(view)} bytes"
             )
         self._filters = {
             (partition, entry): view[end - size : end]
-            for (partition, size, entry), end in zip(found.tolist(), ends.tolist(), strict=True)
+            for (partition, size, entry), end in zip(places.tolist(), ends.tolist(), strict=True)
         }
 
     def might_contain(self, partition: int, entry_ids: Sequence[int], keys: Hashes) -> Mask:
-        """For each entry whether it may hold a row of the partition with one of the keys, given
-        by their hashes (`hashes_of`)."""
+        """For each entry whether it may hold a row of the partition with one of the keys; `keys`
+        are their hashes (`hashes_of`)."""
         return np.fromiter(
             (self._may_hold(partition, entry, keys) for entry in entry_ids),
             dtype=np.bool_,
@@ -116,8 +116,8 @@ def _bits(spread: Hashes, words: int) -> tuple[npt.NDArray[np.int64], Words]:
     at = (spread.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
     with np.errstate(over="ignore"):
         chosen = finish(spread ^ np.uint32(0x9E3779B9)).astype(np.uint64)
-    one, low = np.uint64(1), np.uint64(63)
-    bits = one << (chosen & low)
+    bit, low = np.uint64(1), np.uint64(63)
+    bits = bit << (chosen & low)
     for shift in (6, 12, 18):
-        bits |= one << ((chosen >> np.uint64(shift)) & low)
+        bits |= bit << ((chosen >> np.uint64(shift)) & low)
     return at.astype(np.int64), bits

@@ -1,11 +1,11 @@
 """The payload of an entry of a topic: a message batch, rows as Arrow, of one partition or several.
 
 docs/topics.md ("The payload of an entry") has the picture, the flags and the columns. Always true:
-`first row` counts from the first row of the partition's segment, but for OFFSET: there it is an
-offset, so that a reader which does not know yet that the rows of others came before it notices. A
-reader refuses flags that it does not know. A column that is not in the stream is null in every row;
-null is not empty: a null value is a tombstone, as in Kafka. Version 1, which is still read, knew
-neither flags nor absent columns. The entry's header has the payload's CRC; there is none here.
+`first row` counts from the first row of the partition's segment; only with OFFSET it is an offset,
+so that a reader with an old log notices that rows of others came before it. A reader refuses flags
+that it does not know. A column that is not in the stream is null in every row; null is not empty: a
+null value is a tombstone, as in Kafka. Version 1, which is still read, had neither flags nor absent
+columns. The payload's CRC is in the entry's header, not here.
 """
 
 import struct
@@ -31,7 +31,7 @@ SHARED, TYPED, TIMES, BATCHES, OFFSET, CHUNKS = 1, 2, 4, 8, 16, 32
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 JOINED_BYTES_MAX = 64 << 10
-HELD_MAX = 1.5  # what an entry may keep in memory, in its own bytes
+HELD_MAX = 1.5  # an entry may keep so many times its own bytes in memory
 
 KEY, VALUE, EVENT_TIME, HEADERS = "key", "value", "event_time", "headers"
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -42,18 +42,18 @@ TYPES: dict[str, pa.DataType] = {
     HEADERS: HEADERS_TYPE,
 }
 TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messageProperties"}
-"""What the columns beside the topic's own are called in a typed batch."""
+"""The names of the columns beside the topic's own in a typed batch."""
 PRODUCER_NAME, SEQUENCE_ID = "producer_name", "sequence_id"
 PRODUCERS_TYPES: dict[str, pa.DataType] = {PRODUCER_NAME: pa.string(), SEQUENCE_ID: pa.int64()}
-"""What only batches of Pulsar's producers have beside TYPES."""
+"""The columns that only batches of Pulsar's producers have, beside TYPES."""
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
 _FLAGS = (
     *range((SHARED | TYPED | TIMES) + 1),
-    *(BATCHES | some for some in (0, OFFSET, CHUNKS, OFFSET | CHUNKS)),
+    *(BATCHES | flags for flags in (0, OFFSET, CHUNKS, OFFSET | CHUNKS)),
 )
-"""Those that a reader takes, together."""
+"""The combinations of flags that a reader takes."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
 _COUNT = struct.Struct("<I12x")
@@ -66,38 +66,39 @@ assert _COUNT.size == _RUN.itemsize == TIMES_BYTES
 assert _CHUNKS.size == CHUNKS_BYTES
 
 TimeRuns = Sequence[tuple[int, int]]
-"""So many rows, written at so many milliseconds each; together the rows of an entry."""
+"""Pairs of a count of rows and the milliseconds at which they were written; together all rows of
+an entry."""
 Longs = npt.NDArray[np.int64]
 Whole = Mapping[int, Sequence[Buffer]]
-"""The chunked messages of an entry that are put together, by the row of the entry at which their
-last chunks are, with the payloads of the chunks before that."""
+"""The chunked messages of an entry that were put together: the row of the entry with the last
+chunk, and the payloads of the chunks before the last one."""
 Body = tuple[memoryview, ...]
-"""What follows the header, in read-only buffers; their concatenation is the Arrow stream."""
+"""The payload after the header, in read-only buffers; together they are the Arrow stream."""
 
 
 ROWLESS_KEPT_MAX = 256
-"""Of a partition; neighbours are put together beyond that, the oldest first."""
+"""Of a partition; beyond that neighbours are put together, the oldest first."""
 
 
 class Rowless(NamedTuple):
-    """Offsets without a row, those of a chunked message's earlier chunks: `number` of the places
-    [lo, hi) (rows of a segment, or offsets), the first and the last among them. What is beyond is
-    counted exactly, and within they are taken to be spread evenly: exact too for a message whose
-    chunks follow each other, as one producer sends them."""
+    """Offsets without a row: those of a chunked message's earlier chunks. `number` of the places
+    [lo, hi) (rows of a segment, or offsets) have no row, the first and the last place among them.
+    Counts of whole ranges are exact. Within a range the places count as spread evenly, which is
+    exact too for a message whose chunks follow each other, as one producer sends them."""
 
     lo: int = 0
     hi: int = 0
     number: int = 0
 
     def with_one(self, place: int) -> "Rowless":
-        """One more, after all others."""
+        """With one more place, after all others."""
         return Rowless(self.lo if self.number else place, place + 1, self.number + 1)
 
     def moved(self, by: int) -> "Rowless":
         return Rowless(self.lo + by, self.hi + by, self.number) if self.number else NONE
 
     def within(self, lo: int, hi: int) -> int:
-        """How many, about, are in [lo, hi); in ranges that follow each other as many as in all."""
+        """An estimate of how many are in [lo, hi); the counts of adjacent ranges add up exactly."""
         return self._below(hi) - self._below(lo) if lo < hi else 0
 
     def _below(self, place: int) -> int:
@@ -108,17 +109,17 @@ class Rowless(NamedTuple):
 NONE = Rowless()
 
 
-def count_within(each: Iterable[Rowless], lo: int, hi: int) -> int:
-    return sum(one.within(lo, hi) for one in each)
+def count_within(groups: Iterable[Rowless], lo: int, hi: int) -> int:
+    return sum(rowless.within(lo, hi) for rowless in groups)
 
 
 def with_more(kept: tuple[Rowless, ...], more: Rowless, start: int) -> tuple[Rowless, ...]:
-    """These and one after them, without those that are before `start`."""
-    found = [one for one in (*kept, more) if one.number and one.hi > start]
-    while len(found) > ROWLESS_KEPT_MAX:
-        first, second = found[:2]
-        found[:2] = [Rowless(first.lo, second.hi, first.number + second.number)]
-    return tuple(found)
+    """`kept` and one after them, without those before `start`."""
+    remaining = [rowless for rowless in (*kept, more) if rowless.number and rowless.hi > start]
+    while len(remaining) > ROWLESS_KEPT_MAX:
+        first, second = remaining[:2]
+        remaining[:2] = [Rowless(first.lo, second.hi, first.number + second.number)]
+    return tuple(remaining)
 
 
 class Share(NamedTuple):
@@ -131,11 +132,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What is said before the body, which begins at `body_at`; `index` has the partition, rows and
-    first_row of each share, `times` rows and ms of each run, None without TIMES. `batches`: the
-    body has batches of Pulsar's producers, else it is an Arrow stream; so many of them are
-    `chunks`, and `rowless` are the offsets of its segment, up to the entry's end, without a row.
-    `at_offset`: first_row is the offset of the first row."""
+    """The facts before the body. The body begins at `body_at`; `index` has the partition, rows and
+    first_row of each share, `times` has rows and ms of each run, None without TIMES. `batches`: the
+    body has batches of Pulsar's producers, `chunks` of them chunks; else it is an Arrow stream.
+    `rowless` are the offsets without a row in the segment, up to the entry's end. `at_offset`:
+    first_row is the offset of the first row."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -157,14 +158,14 @@ class Header:
         return int(self.index["rows"].sum(dtype=np.int64))
 
     def each_ms(self) -> Longs | None:
-        """When each row of the stream was written; None: all at `written_ms`."""
+        """The time at which each row of the stream was written; None: all at `written_ms`."""
         if self.times is None:
             return None
         return np.repeat(self.times["ms"], self.times["rows"])
 
 
 def column_of(record_batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column of TYPES or _TYPED_NAMES by its name, nulls where the batch has none."""
+    """A column of TYPES or _TYPED_TYPES by its name; nulls if the batch does not have it."""
     at = record_batch.schema.get_field_index(name)
     if at >= 0:
         return record_batch.column(at)
@@ -183,9 +184,9 @@ def encode_header(
     rowless: Rowless = NONE,
     at_offset: bool = False,
 ) -> bytes:
-    """What comes before the body: with an index where the shares are several, with `times` where
-    these are. With `batches` there is one share, untyped, and no times; `chunks` and `rowless` are
-    as Header has them; `at_offset`: its first row is the offset that it has."""
+    """The bytes before the body: with an index if there are several shares, with `times` if there
+    are several. With `batches` there is one share, untyped, and no times; `chunks`, `rowless` and
+    `at_offset` as Header has them."""
     assert shares, "an entry has rows"
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
@@ -196,13 +197,13 @@ def encode_header(
         assert batches, "chunks are batches"
         flags, runs = flags | CHUNKS, _CHUNKS.pack(chunks, *rowless)
     if len(times) > 1:
-        each = np.array([(count, 0, ms) for count, ms in times], dtype=_RUN)
-        flags, runs = flags | TIMES, _COUNT.pack(len(each)) + each.tobytes()
+        written = np.array([(count, 0, ms) for count, ms in times], dtype=_RUN)
+        flags, runs = flags | TIMES, _COUNT.pack(len(written)) + written.tobytes()
         assert sum(count for count, _ in times) == rows, "every row has its time"
         assert written_ms == max(ms for _, ms in times), "the header has the last time"
     if len(shares) == 1:
-        (one,) = shares
-        return _HEADER.pack(MAGIC, VERSION, flags, schema_version, *one, written_ms) + runs
+        (share,) = shares
+        return _HEADER.pack(MAGIC, VERSION, flags, schema_version, *share, written_ms) + runs
     index = np.array([tuple(share) for share in shares], dtype=_SHARE)
     assert bool((np.diff(index["partition"].astype(np.int64)) > 0).all()), "partitions rise"
     counts = (len(shares), rows, 0)
@@ -212,9 +213,9 @@ def encode_header(
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body:
     """The Arrow IPC stream of one record batch in read-only buffers, so that a ledger's writer
-    takes it without a copy. Larger ones are the batch's own memory, which must not be changed,
-    unless that is HELD_MAX times as much. Raises ValueError for a compression that is none of
-    COMPRESSIONS."""
+    takes it without a copy. Large buffers are the batch's own memory and must not be changed,
+    unless that memory is more than HELD_MAX times the batch: then the stream is a copy. Raises
+    ValueError for a compression that is not in COMPRESSIONS."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
     codec = None if compression == "none" else compression
@@ -229,7 +230,7 @@ def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body
 
 
 class _Parts:
-    """A file, to Arrow, that keeps what is written as it is."""
+    """A file for Arrow that keeps the written buffers as they are."""
 
     closed = False
 
@@ -240,30 +241,30 @@ class _Parts:
         self.parts.append(part)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: nothing is kept back."""
 
     def close(self) -> None:
-        """What was written stays."""
+        """Does nothing: the written buffers stay."""
 
 
 def _few(parts: list[Buffer]) -> Body:
-    """The same bytes, with those that are cheaper to copy than to send by themselves joined."""
-    found: list[memoryview] = []
+    """The same bytes, with small neighbours joined: to copy them is cheaper than to send each."""
+    body: list[memoryview] = []
     small: list[Buffer] = []
     for part in parts:
         if len(part) < JOINED_BYTES_MAX:
             small.append(part)
             continue
         if small:
-            found.append(memoryview(b"".join(small)))
-        found.append(memoryview(part).toreadonly())
+            body.append(memoryview(b"".join(small)))
+        body.append(memoryview(part).toreadonly())
         small = []
-    return (*found, memoryview(b"".join(small))) if small else tuple(found)
+    return (*body, memoryview(b"".join(small))) if small else tuple(body)
 
 
 def decode_header(payload: Buffer) -> Header:
-    """Raises errors.UnsupportedFormat for a later version or flags of one, errors.BadEntry for
-    another magic and what contradicts itself."""
+    """Raises errors.UnsupportedFormat for a later version or its flags, errors.BadEntry for another
+    magic and for contradictions."""
     view = memoryview(payload)
     try:
         magic, version, flags, schema, partition, rows, first_row, written_ms = _HEADER.unpack_from(
@@ -286,15 +287,15 @@ def decode_header(payload: Buffer) -> Header:
     if flags & CHUNKS:
         chunks, rowless = _chunks(view[body_at:])
         body_at += CHUNKS_BYTES
-    typed, batches, at_offset = (bool(flags & one) for one in (TYPED, BATCHES, OFFSET))
-    said = (typed, schema, body_at, batches, chunks, rowless, at_offset)
-    return Header(index, times, written_ms, *said)
+    typed, batches, at_offset = (bool(flags & flag) for flag in (TYPED, BATCHES, OFFSET))
+    rest = (typed, schema, body_at, batches, chunks, rowless, at_offset)
+    return Header(index, times, written_ms, *rest)
 
 
 def _check_known(magic: bytes, version: int, flags: int) -> None:
     """Raises errors.UnsupportedFormat, errors.BadEntry."""
-    known = (version, flags) == _VERSION_1 or (version == VERSION and flags in _FLAGS)
-    if magic == MAGIC and known:
+    readable = (version, flags) == _VERSION_1 or (version == VERSION and flags in _FLAGS)
+    if magic == MAGIC and readable:
         return
     what = (
         f"an entry with magic {magic!r}, version {version}, flags {flags} was met where a message"
@@ -307,25 +308,25 @@ def _check_known(magic: bytes, version: int, flags: int) -> None:
 def decode_body_and_times(
     payload: Buffer, header: Header, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs | None]:
-    """All rows of an entry whose body is a stream, of all partitions, and when each was written;
-    None: all at the header's `written_ms`. Uncompressed columns are views of the payload, not
-    copies; columns that are not among `columns` (None: all) are not even decompressed. Raises
-    errors.BadEntry for a header that does not fit the rows, a damaged stream or one with other
-    types."""
+    """All rows of an entry whose body is a stream, of all partitions, and the time at which each
+    was written (None: all at the header's `written_ms`). Uncompressed columns are views of the
+    payload, not copies; columns that are not among `columns` (None: all) are not even decompressed.
+    Raises errors.BadEntry for a header that does not fit the rows, a damaged stream or one with
+    other types."""
     assert not header.batches, "pulsar_parts.py decodes those"
     body = memoryview(payload)[header.body_at :]
     return _read(body, header, columns), header.each_ms()
 
 
 def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:
-    """The runs of which `view` begins with the count."""
+    """The runs in `view`, which begins with their count."""
     if len(view) < TIMES_BYTES:
         raise errors.BadEntry("a damaged message batch: no count of its times")
     (count,) = _COUNT.unpack_from(view)
-    found = view[TIMES_BYTES : TIMES_BYTES * (1 + count)]
-    if not count or len(found) != TIMES_BYTES * count:
+    listed = view[TIMES_BYTES : TIMES_BYTES * (1 + count)]
+    if not count or len(listed) != TIMES_BYTES * count:
         raise errors.BadEntry(f"a damaged message batch: {count} times")
-    runs = np.frombuffer(found, dtype=_RUN)
+    runs = np.frombuffer(listed, dtype=_RUN)
     if not runs["rows"].all() or int(runs["rows"].sum(dtype=np.int64)) != rows:
         raise errors.BadEntry(f"a damaged message batch: {count} times that are not of {rows} rows")
     return runs
@@ -335,10 +336,10 @@ def _chunks(view: memoryview) -> tuple[int, Rowless]:
     if len(view) < CHUNKS_BYTES:
         raise errors.BadEntry("a damaged message batch: no count of its chunks")
     chunks, *rest = _CHUNKS.unpack_from(view)
-    found = Rowless(*rest)
-    if not 0 <= found.lo <= found.lo + found.number <= found.hi:
-        raise errors.BadEntry(f"a damaged message batch: {found}")
-    return chunks, found
+    rowless = Rowless(*rest)
+    if not 0 <= rowless.lo <= rowless.lo + rowless.number <= rowless.hi:
+        raise errors.BadEntry(f"a damaged message batch: {rowless}")
+    return chunks, rowless
 
 
 def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
@@ -355,19 +356,20 @@ def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
 
 
 def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:
-    rows, batch = read_batch(view, lambda schema: _wanted(schema, header, columns))
+    rows, batch = read_batch(view, lambda schema: _chosen(schema, header, columns))
     if rows != header.rows:
-        raise errors.BadEntry(f"a message batch of {rows} rows says {header.rows} in its header")
+        raise errors.BadEntry(f"a message batch of {rows} rows has {header.rows} in its header")
     if batch is None:
         empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
         batch = pa.RecordBatch.from_struct_array(empty)
     return batch
 
 
-def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
-    """Which of the stream's fields are read; those known by name are of the type they have."""
+def _chosen(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
+    """The indices of the stream's fields to read. Raises errors.BadEntry if a field of a name in
+    TYPES has another type."""
     types = _TYPED_TYPES if header.typed else TYPES
-    found = []
+    chosen = []
     for at, field in enumerate(schema):
         kind = types.get(field.name)
         if kind is None and not header.typed:
@@ -377,5 +379,5 @@ def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) 
                 f"a message batch whose column {field.name} is {field.type}, not {kind}"
             )
         if columns is None or field.name in columns:
-            found.append(at)
-    return found
+            chosen.append(at)
+    return chosen

@@ -1,9 +1,9 @@
-"""The columns of a topic's rows, brought to the schema they are written or read with.
+"""The columns of a topic's rows, brought to the schema that they are written or read with.
 
-Always true: columns are found by name without regard to case; one that is not there is null; a
-value that the wanted type does not hold is an error, never changed; so is a null where the schema
-says NOT NULL. Whole columns: what has its type already is passed on as it is, and nested columns
-keep the buffers of what does not change in them.
+Always true: columns are found by name without regard to case; a column that is missing is null; a
+value that the schema's type does not hold is an error, never changed, and so is a null in a column
+that the schema declares NOT NULL. Work is done on whole columns: a column that has its type already
+is passed on as it is, and a nested column keeps the buffers of its parts that do not change.
 """
 
 import pyarrow as pa
@@ -29,11 +29,11 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def check_convertible(there: pa.Schema, wanted: pa.Schema) -> None:
+def check_convertible(there: pa.Schema, declared: pa.Schema) -> None:
     """Raises errors.SchemaMissingColumn or errors.SchemaTypeMismatch for the first column of
     `wanted` that rows of the canonical schema `there` can never be brought to."""
     types = {field.name.lower(): field.type for field in there}
-    for field in wanted:
+    for field in declared:
         kind = types.get(field.name.lower())
         if kind is None:
             raise errors.SchemaMissingColumn(
@@ -49,15 +49,15 @@ def check_convertible(there: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _field(column: pa.Array, field: pa.Field, path: str, missing: int = 0) -> pa.Array:
-    """`missing` rows are null because what is around them is."""
-    found = _conformed(column, field.type, path)
-    if not field.nullable and found.null_count > missing:
+    """`missing` rows are null because the struct around them is."""
+    made = _conformed(column, field.type, path)
+    if not field.nullable and made.null_count > missing:
         raise errors.SchemaIncompatible(
-            f"column {path!r} is NOT NULL in the schema, {found.null_count - missing} of"
-            f" {len(found)} rows have none",
+            f"column {path!r} is NOT NULL in the schema, but null in {made.null_count - missing} of"
+            f" {len(made)} rows",
             "Fill it in every row.",
         )
-    return found
+    return made
 
 
 def _conformed(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
@@ -106,8 +106,8 @@ def _map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> tuple[pa.Array, int, int]:
-    """Where each row's values begin, counted from the first row's; and where those of all rows
-    begin and end among the values that the column holds."""
+    """The positions at which each row's values begin, counted from those of the first row; and the
+    positions at which the values of all rows begin and end among the values of the column."""
     offsets = column.offsets
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     return pc.subtract(offsets, offsets[0]), first, last
@@ -133,7 +133,8 @@ def _simple(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _may_become(have: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether values of one type may be values of the other: the same thing, wider or narrower."""
+    """Whether values of one type may become values of the other, a wider or narrower one of its
+    kind."""
     if is_any(have, TEXT):
         return bool(pa.types.is_string(kind))
     if is_any(have, BYTES):

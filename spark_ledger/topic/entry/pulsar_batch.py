@@ -1,11 +1,11 @@
 """Batches as Pulsar's producers send them: checked, framed in entries, and made of columns. Pure.
 
 pulsar_message.proto shows the bytes; pulsar_columns.py decodes them. Always true: a batch is stored
-and dispatched byte for byte; sizes that a batch says of itself are compared with what there is
-before they are used. A chunk of a message is stored as it came, each with an offset of its own; the
-last one, whose offset has the message's row, names the offsets of those before it (docs/topics.md,
-"The payload of an entry"). So a message is whole when its last chunk is stored; chunks that no last
-one names have no row. Earlier versions stored a chunked message as one, in one entry, with one
+and dispatched byte for byte; sizes that a batch declares are compared with its bytes before they
+are used. Each chunk of a message is stored as it came, with an offset of its own; the last chunk,
+whose offset has the message's row, names the offsets of the chunks before it (docs/topics.md, "The
+payload of an entry"). So a message is complete when its last chunk is stored; chunks that no last
+chunk names have no row. Earlier versions stored a chunked message as one, in one entry, with one
 offset.
 """
 
@@ -36,27 +36,28 @@ MAGIC = 0x0E01
 CHUNKS_MAGIC, EARLIER_MAGIC, LAST_MAGIC = 0x0E43, 0x0E44, 0x0E45
 UNCOMPRESSED_BYTES_MAX = 128 << 20
 CHUNKED_BYTES_MAX = (2 << 30) - (16 << 20)
-"""Of a chunked message, compressed or not: it is a value of Arrow's, with 32-bit offsets."""
+"""Of a chunked message, compressed or not: it becomes a value in Arrow, with 32-bit offsets."""
 TIME_MS_MAX = (2**63 - 1) // 1000
-"""Of what microseconds reach: 294,000 years from 1970."""
+"""The last time that microseconds in 64 bits reach: 294,000 years from 1970."""
 CHUNKS_MAX = 4096
-"""Of a message: the last one has the offsets of all others beside it in its entry."""
+"""Of a message: its last chunk has the offsets of all others beside it in its entry."""
 HEAD = struct.Struct(">HII")  # magic, CRC, size of the metadata
 CRC_FROM = 6
 _BEGINS = MAGIC.to_bytes(2, "big")
 _PRODUCER_NAME, _NAME_AT, _NAME_BYTES_MAX = 0x0A, HEAD.size + 2, 127
-"""The tag of metadata's first field, where its text is, and up to where its size is one byte."""
+"""The tag of metadata's first field, the position of its text, and the largest size in one byte."""
 _SIZE = struct.Struct(">I")
 _WORD = 2**64 - 1
 MESSAGE_BYTES_MIN = 6
-"""Of a message in a batch: the size of its metadata, and the size of its value there."""
+"""Of a message in a batch: 4 bytes with the size of its metadata, and the size of its value in
+that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch with its metadata read; its payload, which may be compressed, begins at
-    `payload_at` of `data`. Of a chunked message that was put together it is the last chunk's
-    metadata, and the payload is that of all chunks."""
+    """A batch with its parsed metadata; its payload, which may be compressed, begins at
+    `payload_at` of `data`. A chunked message that was put together has the metadata of its last
+    chunk, and the payload of all chunks."""
 
     data: bytes | memoryview
     metadata: MessageMetadata
@@ -73,18 +74,20 @@ class Batch:
 
     @property
     def last_sequence_id(self) -> int:
-        """That of its last message: of a batch the highest it names or, where its client names none
-        (the one in C++, and those built on it), its messages' own."""
-        said = self.metadata
-        if said.highest_sequence_id or self.messages == 1 or self.encrypted:
-            return max(int(said.sequence_id), int(said.highest_sequence_id))
-        from spark_ledger.topic.entry import pulsar_columns  # which is made of this
+        """The sequence id of its last message: the highest that the batch names or, if its client
+        names none (the C++ client, and clients built on it), the messages' own."""
+        metadata = self.metadata
+        if metadata.highest_sequence_id or self.messages == 1 or self.encrypted:
+            return max(int(metadata.sequence_id), int(metadata.highest_sequence_id))
+        from spark_ledger.topic.entry import pulsar_columns  # it imports this file
 
         try:
             ids = pulsar_columns.decoded([self], (SEQUENCE_ID,)).column(SEQUENCE_ID)
         except errors.BadEntry:  # its reader meets the error
-            return int(said.sequence_id)
-        return int(max(said.sequence_id, *(one & _WORD for one in ids.to_pylist())))
+            return int(metadata.sequence_id)
+        return int(
+            max(metadata.sequence_id, *(sequence_id & _WORD for sequence_id in ids.to_pylist()))
+        )
 
     @property
     def is_chunk(self) -> bool:
@@ -97,15 +100,15 @@ class Batch:
 
 
 def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
-    """The batch in `data`, or the chunked message that was stored as one; with `check` it comes
-    from a client: it is no such message, and its CRC is compared. Raises errors.BadEntry."""
+    """The batch in `data`, or a chunked message that was stored as one. With `check` the bytes come
+    from a client: no such message is taken, and the CRC is compared. Raises errors.BadEntry."""
     try:
         magic, crc, size = HEAD.unpack_from(data)
     except struct.error as error:
         raise errors.BadEntry(f"a damaged batch of {len(data)} bytes: {error}") from error
     if magic == CHUNKS_MAGIC and not check:
-        chunks = [parse(one) for one in chunks_of(data)]
-        payload = b"".join(memoryview(one.data)[one.payload_at :] for one in chunks)
+        chunks = [parse(chunk) for chunk in chunks_of(data)]
+        payload = b"".join(memoryview(chunk.data)[chunk.payload_at :] for chunk in chunks)
         return Batch(payload, chunks[-1].metadata, 0)
     if magic != MAGIC:
         raise errors.BadEntry(f"a batch with magic {magic:#06x}, not {MAGIC:#06x}")
@@ -113,7 +116,7 @@ def parse(data: bytes | memoryview, *, check: bool = False) -> Batch:
     if end > len(data):
         raise errors.BadEntry(f"a damaged batch of {len(data)} bytes: {size} of metadata")
     if check and crc32c(memoryview(data)[CRC_FROM:]) != crc:
-        raise errors.BadEntry("a damaged batch: its checksum is another")
+        raise errors.BadEntry("a damaged batch: its checksum does not match")
     try:
         metadata = MessageMetadata.FromString(bytes(data[HEAD.size : end]))
     except DecodeError as error:
@@ -139,7 +142,7 @@ def earlier_chunk(chunk: bytes) -> bytes:
 
 
 def last_chunk(offsets: Sequence[int], chunk: bytes) -> bytes:
-    """The last chunk; those before it have these offsets, in order."""
+    """The last chunk; the chunks before it have these offsets, in order."""
     named = struct.pack(f">{len(offsets)}Q", *offsets)
     return b"".join((_LAST_BEGINS, _SIZE.pack(len(offsets)), named, chunk))
 
@@ -155,7 +158,7 @@ def is_last_chunk(data: Buffer) -> bool:
 
 
 def earlier_offsets(data: Buffer) -> tuple[int, ...]:
-    """Where the chunks before a last one are, in order. Raises errors.BadEntry."""
+    """The offsets of the chunks before a last chunk, in order. Raises errors.BadEntry."""
     return _named(memoryview(data))[0]
 
 
@@ -166,14 +169,14 @@ def chunk_in(data: Buffer) -> memoryview:
 
 
 def payload_of_chunk(data: Buffer) -> memoryview:
-    """What an earlier chunk has of its message. Raises errors.BadEntry."""
+    """The part of its message that an earlier chunk has. Raises errors.BadEntry."""
     chunk = chunk_in(data)
     return chunk[parse(chunk).payload_at :]
 
 
 def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True) -> Batch:
-    """The message of a last chunk, with the payloads of all chunks before it; without `value` its
-    metadata alone. Raises errors.BadEntry."""
+    """The message of a last chunk, put together with the payloads of the chunks before it; without
+    `value` only its metadata. Raises errors.BadEntry."""
     last = parse(chunk_in(data))
     if not value:
         last.metadata.compression = pulsar_codecs.NONE
@@ -186,7 +189,7 @@ def put_together(earlier: Sequence[Buffer], data: Buffer, *, value: bool = True)
 
 
 def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
-    """The offsets that a last chunk names, and where they end."""
+    """The offsets that a last chunk names, and the position after them."""
     at = 2 + _SIZE.size
     if len(view) < at or not is_last_chunk(view):
         raise errors.BadEntry(f"a damaged last chunk of {len(view)} bytes")
@@ -205,26 +208,26 @@ def _named(view: memoryview) -> tuple[tuple[int, ...], int]:
 
 
 def chunks_of(data: Buffer) -> list[memoryview]:
-    """What a client gets of a batch that is stored by itself: the batch as it is, or the chunks of
-    a message that was stored as one. Raises errors.BadEntry."""
+    """The parts in which a client gets a batch that is stored by itself: the batch as it is, or the
+    chunks of a message that was stored as one. Raises errors.BadEntry."""
     view = memoryview(data)
     if int.from_bytes(view[:2], "big") != CHUNKS_MAGIC:
         return [view]
-    found, at = list[memoryview](), 2
+    chunks, at = list[memoryview](), 2
     while at + _SIZE.size <= len(view):
         (size,) = _SIZE.unpack_from(view, at)
         at += _SIZE.size + size
-        found.append(view[at - size : at])
-    if at != len(view) or not found:
+        chunks.append(view[at - size : at])
+    if at != len(view) or not chunks:
         raise errors.BadEntry(f"a damaged chunked message of {len(view)} bytes")
-    return found
+    return chunks
 
 
-# -- what a batch says ---------------------------------------------------------------------------
+# -- the payload of a batch ----------------------------------------------------------------------
 
 
 def payload_of(batch: Batch) -> Buffer:
-    """What a batch says, decompressed. Raises errors.BadEntry, errors.UnsupportedFormat."""
+    """The payload, decompressed. Raises errors.BadEntry, errors.UnsupportedFormat."""
     if batch.encrypted:
         raise errors.UnsupportedFormat(
             "a batch of encrypted messages was met",
@@ -241,7 +244,7 @@ def payload_of(batch: Batch) -> Buffer:
 
 
 def unpacked_bytes(batch: Batch) -> int:
-    """What its payload takes, decompressed, as it declares."""
+    """The size of the decompressed payload, as the batch declares it."""
     size = len(batch.data) - batch.payload_at
     if batch.metadata.compression == pulsar_codecs.NONE or batch.encrypted:
         return size
@@ -249,8 +252,8 @@ def unpacked_bytes(batch: Batch) -> int:
 
 
 def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
-    """Why a batch cannot be decoded, as far as that is known without decompressing it. Not `whole`:
-    its payload is a chunk of one."""
+    """Why a batch cannot be decoded, if that shows without decompressing it. Not `whole`: its
+    payload is a chunk."""
     metadata, payload = batch.metadata, memoryview(batch.data)[batch.payload_at :]
     kind, size = metadata.compression, unpacked_bytes(batch)
     if kind not in pulsar_codecs.KINDS:
@@ -276,15 +279,15 @@ def fault_of(batch: Batch, *, whole: bool = True) -> str | None:
 
 
 def untimely(batch: Batch) -> str | None:
-    """Why its publish time is no time of a row. Batches that were stored before this was looked at
-    may have such a one."""
+    """Why its publish time cannot be the time of a row. Batches stored before this check may have
+    such a time."""
     ms = batch.metadata.publish_time
     return None if ms <= TIME_MS_MAX else f"a publish time of {ms} ms, at most {TIME_MS_MAX}"
 
 
 def _fault_of_first(batch: Batch) -> str | None:
-    """Of the first message in a payload that is not compressed, where it ends tells that the bytes
-    are no messages."""
+    """The fault of an uncompressed payload whose first message would end beyond it: such bytes are
+    not messages."""
     size = len(batch.data) - batch.payload_at
     (head,) = _SIZE.unpack_from(batch.data, batch.payload_at)
     if head > size - _SIZE.size:
@@ -298,7 +301,8 @@ _FRAME = struct.Struct("<II")
 
 
 def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
-    """The body of an entry that has these batches, of so many messages each; see message_batch."""
+    """The body of an entry that has these batches, each with its number of messages; see
+    message_batch."""
     parts: list[Buffer] = []
     for messages, data in batches:
         parts += (_FRAME.pack(len(data), messages), data)
@@ -306,9 +310,9 @@ def framed(batches: Iterable[tuple[int, bytes]]) -> list[Buffer]:
 
 
 def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
-    """The batches of an entry of so many rows, with the messages of each. Raises
+    """The batches of an entry of `rows` rows, each with its number of messages. Raises
     errors.BadEntry."""
-    at, found = 0, 0
+    at, total = 0, 0
     while at < len(body):
         if at + _FRAME.size > len(body):
             raise errors.BadEntry("a damaged entry: a batch without its size")
@@ -320,16 +324,16 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
             )
         yield messages, body[at : at + size]
         at += size
-        found += messages
-    if found != rows:
-        raise errors.BadEntry(f"an entry of {found} messages says {rows} rows")
+        total += messages
+    if total != rows:
+        raise errors.BadEntry(f"an entry of {total} messages declares {rows} rows")
 
 
 def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
-    """The producers of an entry's batches and the last sequence id of each, the one that sent last
-    at the end; of a chunked message once it is whole. The batches are of a topic with
-    deduplication: those of a producer rise, so as a rule only its last one is read. Raises
-    errors.BadEntry."""
+    """The producers of an entry's batches and the last sequence id of each, in the order of their
+    last batches; a chunked message counts with its last chunk. The batches are of a topic with
+    deduplication: the sequence ids of a producer rise, so as a rule only its last batch is read.
+    Raises errors.BadEntry."""
     last = dict[bytes | int, memoryview]()
     for number, (_, data) in enumerate(unframed(body, rows)):
         if data[:2] != _EARLIER_BEGINS:
@@ -342,8 +346,8 @@ def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
 
 
 def _name_of(data: memoryview) -> bytes:
-    """What tells the producers of an entry's batches apart, without protobuf; nothing where a batch
-    looks otherwise than what clients send."""
+    """The name of the batch's producer, read without protobuf; empty if the batch does not begin as
+    clients begin it."""
     if len(data) > _NAME_AT and data[:2] == _BEGINS and data[_NAME_AT - 2] == _PRODUCER_NAME:
         size = data[_NAME_AT - 1]
         return bytes(data[_NAME_AT : _NAME_AT + size]) if size <= _NAME_BYTES_MAX else b""
@@ -354,14 +358,14 @@ def _name_of(data: memoryview) -> bytes:
 
 PRODUCER = "spark-ledger"
 CLIENT_BYTES_MAX = (5 << 20) - (16 << 10)
-"""Of a batch, or a chunk, beside which a frame has little: what clients take, those in Java no byte
-more."""
+"""Of a batch, or a chunk; a frame has little beside it. Clients take so much, the Java client not a
+byte more."""
 CHUNK_BYTES_MIN = 1 << 20
 _CHUNKS_SAY_BYTES = 128
 
 
 class Encoded(NamedTuple):
-    """Rows for a consumer: a batch or, not `batched`, one row as a message by itself."""
+    """Rows for a consumer: a batch or, if not `batched`, one row as a message by itself."""
 
     rows: int
     data: bytes
@@ -371,10 +375,10 @@ class Encoded(NamedTuple):
 def encoded(
     steps: Iterable[pa.RecordBatch], written_ms: Sequence[int], first_row: int
 ) -> Iterator[Encoded | None]:
-    """The rows (columns of TYPES) of all steps together, written at these times, as batches that a
-    Pulsar consumer understands, each of CLIENT_BYTES_MAX at most, with sequence ids that count from
-    `first_row`. The time of a batch is that of its newest row. A row that is larger is a message in
-    chunks, all of them together (see `chunks_of`). None after each step, and after each chunk: the
+    """The rows (columns of TYPES) of all steps, written at these times, as batches that a Pulsar
+    consumer understands, each of at most CLIENT_BYTES_MAX, with sequence ids that count from
+    `first_row`. The time of a batch is that of its newest row. A larger row is a message in chunks,
+    all chunks together (see `chunks_of`). Yields None after each step and each chunk, so that the
     caller may do something else in between."""
     parts, values = list[bytes](), list[Any]()
     for rows in steps:
@@ -390,20 +394,20 @@ def encoded(
     start = 0
     for end in _ends(sizes):
         row, ms = first_row + start, written_ms[start:end]
-        some = parts[begins[start] : begins[end]]
+        row_parts = parts[begins[start] : begins[end]]
         if sizes[start] > CLIENT_BYTES_MAX:
             chunks = list[bytes]()
-            for chunk in _by_itself(some, max(0, *ms), row):
+            for chunk in _by_itself(row_parts, max(0, *ms), row):
                 chunks.append(chunk)
                 yield None
             yield Encoded(1, chunks[0] if len(chunks) == 1 else b"".join(_joined(chunks)), False)
         else:
-            yield _together(some, ms, row)
+            yield _together(row_parts, ms, row)
         start = end
 
 
 def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
-    """A message in chunks as one that is stored by itself, as `chunks_of` has it."""
+    """A message in chunks as one batch that is stored by itself; `chunks_of` takes it apart."""
     yield CHUNKS_MAGIC.to_bytes(2, "big")
     for chunk in chunks:
         yield _SIZE.pack(len(chunk))
@@ -411,7 +415,7 @@ def _joined(chunks: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _together(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int) -> Encoded:
-    """The batch of rows that were written at these times."""
+    """One batch of the rows, which were written at these times."""
     count = len(written_ms)
     metadata = MessageMetadata(
         producer_name=PRODUCER,
@@ -424,7 +428,7 @@ def _together(parts: Sequence[bytes], written_ms: Sequence[int], first_row: int)
 
 
 def _ends(sizes: Sequence[int]) -> Iterator[int]:
-    """Where batches of these messages end."""
+    """The indices at which batches of these messages end."""
     size = 0
     for i, more in enumerate(sizes):
         if size and size + more > CLIENT_BYTES_MAX:
@@ -436,19 +440,19 @@ def _ends(sizes: Sequence[int]) -> Iterator[int]:
 
 
 def _by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[bytes]:
-    """One message of a batch (its parts, as `_messages` has them) as one in no batch: in chunks, if
-    its value is large. What a key and headers take beyond CLIENT_BYTES_MAX is in each chunk."""
-    said = SingleMessageMetadata.FromString(message[1])
+    """A message (its parts, as `_messages` gives them) outside of a batch: in chunks if its value
+    is large. Each chunk has the key and headers, even if they take more than CLIENT_BYTES_MAX."""
+    single = SingleMessageMetadata.FromString(message[1])
     value = memoryview(message[2] if len(message) > 2 else b"")
     metadata = MessageMetadata(
         producer_name=PRODUCER,
         sequence_id=row,
         publish_time=written_ms,
-        properties=said.properties,
+        properties=single.properties,
     )
     for name in ("partition_key", "partition_key_b64_encoded", "event_time", "null_value"):
-        if said.HasField(name):
-            setattr(metadata, name, getattr(said, name))
+        if single.HasField(name):
+            setattr(metadata, name, getattr(single, name))
     size = max(CHUNK_BYTES_MIN, CLIENT_BYTES_MAX - metadata.ByteSize() - _CHUNKS_SAY_BYTES)
     count = -(-len(value) // size)
     if count <= 1:
@@ -463,8 +467,8 @@ def _by_itself(message: Sequence[bytes], written_ms: int, row: int) -> Iterator[
 
 
 def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> Iterator[bytes]:
-    """Each row as the size of its SingleMessageMetadata, that, and the value unless it is empty.
-    What protobuf would make of each, in less than half of its time."""
+    """Each row as the size of its SingleMessageMetadata, the metadata, and the value unless it is
+    empty: the bytes that protobuf would make, in less than half of its time."""
     properties = _properties(rows)
     times = _listed(rows, EVENT_TIME)
     keys, base64 = _texts(_listed(rows, KEY))
@@ -475,7 +479,7 @@ def _messages(rows: pa.RecordBatch, values: Sequence[Any], first_row: int) -> It
         if key is not None:
             head += b"\x12" + varint(len(key)) + key
         head += b"\x18" + varint(len(value)) if value else b"\x18\x00"
-        if time is not None and (ms := time // 1000):  # 0 is none
+        if time is not None and (ms := time // 1000):  # 0 means no event time
             head += b"\x28" + varint(ms & _WORD)  # before 1970: two's complement, in 64 bits
         if i in base64:
             head += b"\x30\x01"
@@ -493,13 +497,13 @@ def _listed(rows: pa.RecordBatch, name: str) -> list[Any]:
     if at < 0:
         return [None] * rows.num_rows
     column = rows.column(at)
-    found: list[Any] = (column.view(pa.int64()) if name == EVENT_TIME else column).to_pylist()
-    return found
+    values: list[Any] = (column.view(pa.int64()) if name == EVENT_TIME else column).to_pylist()
+    return values
 
 
 def _texts(keys: list[bytes | None]) -> tuple[list[bytes | None], set[int]]:
-    """Keys that are text as they are; others in base64, which a client's `partition_key` shows as
-    such, and which rows these are."""
+    """Keys that are text as they are, other keys in base64, as a client's `partition_key` shows
+    them; and the rows with a key in base64."""
     if b"".join(key for key in keys if key).isascii():
         return keys, set()
     texts, base64 = list(keys), set[int]()
@@ -520,7 +524,7 @@ def _is_text(key: bytes) -> bool:
 
 
 def _properties(rows: pa.RecordBatch) -> list[bytes]:
-    """The headers of each row as properties; text that is not UTF-8 has U+FFFD in its place."""
+    """The headers of each row as properties; U+FFFD replaces bytes that are not UTF-8."""
     at = rows.schema.get_field_index(HEADERS)
     if at < 0:
         return [b""] * rows.num_rows
@@ -534,12 +538,12 @@ def _properties(rows: pa.RecordBatch) -> list[bytes]:
     for name, text in zip(names, texts, strict=True):
         pair = b"".join((b"\x0a", varint(len(name)), name, b"\x12", varint(len(text)), text))
         made.append(b"\x0a" + varint(len(pair)) + pair)
-    found, start = [], 0
+    of_rows, start = [], 0
     for length in column.value_lengths().to_pylist():
         end = start + (length or 0)
-        found.append(b"".join(made[start:end]))
+        of_rows.append(b"".join(made[start:end]))
         start = end
-    return found
+    return of_rows
 
 
 def varint(number: int) -> bytes:
@@ -551,7 +555,7 @@ def varint(number: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _rest(number: int) -> bytes:
-    """Numbers that follow each other have it in common."""
+    """The bytes after the first one, cached: consecutive numbers mostly share them."""
     return varint(number)
 
 

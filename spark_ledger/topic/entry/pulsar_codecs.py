@@ -65,17 +65,17 @@ def fault_of_begin(kind: int, data: memoryview, size: int) -> str | None:
 
 
 def decompressed(kind: int, data: memoryview, size: int) -> bytes:
-    """What a payload decompresses to, which is `size` bytes. Raises errors.BadEntry."""
+    """The decompressed payload, of `size` bytes. Raises errors.BadEntry."""
     try:
         if kind == ZLIB:
             return _inflated(data, size)
         codec = pa.Codec(_ARROW_CODECS[kind])
         if kind == LZ4 and size and _fits(codec, data, size - 1):
             raise errors.BadEntry(f"a batch that declares {size} bytes has fewer, decompressed")
-        found = bytes(codec.decompress(data, decompressed_size=size, asbytes=True))
+        payload = bytes(codec.decompress(data, decompressed_size=size, asbytes=True))
     except (zlib.error, pa.ArrowException, OSError) as error:
         raise errors.BadEntry(f"a damaged batch: {error}") from error
-    return found
+    return payload
 
 
 def _not_empty(packed: int) -> str:
@@ -84,12 +84,12 @@ def _not_empty(packed: int) -> str:
 
 def _inflated(data: memoryview, size: int) -> bytes:
     inflater = zlib.decompressobj()
-    found = inflater.decompress(data, size + 1)
-    if len(found) > size:
+    payload = inflater.decompress(data, size + 1)
+    if len(payload) > size:
         raise errors.BadEntry(f"a batch that declares {size} bytes has more, decompressed")
-    if len(found) < size or not (size or inflater.eof):
-        raise errors.BadEntry(f"a batch that declares {size} bytes ends after {len(found)}")
-    return found
+    if len(payload) < size or not (size or inflater.eof):
+        raise errors.BadEntry(f"a batch that declares {size} bytes ends after {len(payload)}")
+    return payload
 
 
 def _fits(codec: pa.Codec, data: memoryview, size: int) -> bool:

@@ -1,14 +1,14 @@
 """Messages of Pulsar's producers as Arrow columns. Pure.
 
-    batches -> their payloads, decompressed, in one buffer -> where the parts of each message lie
+    batches -> their payloads, decompressed, in one buffer -> the spans of each message's parts
     (`walk`) -> columns, copied out of the buffer at once
 
-Always true: what is decoded is exactly the messages in their order, the same whether they are found
-together or, where they are few or odd, one by one by protobuf; columns that are not asked for are
-not made. A message without a key, or with a null one, has a null key; one whose value is null (a
-tombstone) a null value; a property is a header, also one of a name that comes twice; event time 0
-means none. A lone message is a batch of one. A batch that is encrypted cannot be decoded here: only
-its consumers can.
+Always true: the rows are exactly the messages in their order, whether they are found together or,
+if they are few or odd, decoded one by one by protobuf; only requested columns are made. A message
+without a key, or with a null key, has a null key; a message whose value is null (a tombstone) has a
+null value; each property is a header, also a second one of the same name; event time 0 means no
+event time. A lone message is a batch of one. An encrypted batch cannot be decoded here: only its
+consumers can decode it.
 """
 
 from base64 import b64decode
@@ -43,32 +43,32 @@ from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, payload_of
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 FEW = 128
-"""So many messages are decoded one by one as fast as together."""
+"""Up to so many messages are decoded one by one as fast as together."""
 TOGETHER_BYTES_MAX = 1 << 30  # 32-bit offsets
 ALL = {**TYPES, **PRODUCERS_TYPES}
-Said: TypeAlias = MessageMetadata | SingleMessageMetadata
+Metadata: TypeAlias = MessageMetadata | SingleMessageMetadata
 _SIZE = Struct(">I")
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
 
 def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) -> pa.RecordBatch:
-    """The messages of all, in order, in columns of ALL; those that are null in every row are left
-    out, and so are those that are not among `columns`. Raises errors.BadEntry."""
-    wanted = {name for name in ALL if columns is None or name in columns}
-    if not wanted:
-        return _of(sum(one.messages for one in batches), {})
-    payloads = [payload_of(one) for one in batches]
-    if sum(one.messages for one in batches) > FEW:
+    """The messages of all batches, in order, in columns of ALL, without columns that are null in
+    every row or not among `columns`. Raises errors.BadEntry."""
+    names = {name for name in ALL if columns is None or name in columns}
+    if not names:
+        return _of(sum(batch.messages for batch in batches), {})
+    payloads = [payload_of(batch) for batch in batches]
+    if sum(batch.messages for batch in batches) > FEW:
         try:
-            return together(batches, payloads, wanted)
+            return together(batches, payloads, names)
         except Odd:
             pass
-    return one_by_one(batches, payloads, wanted)
+    return one_by_one(batches, payloads, names)
 
 
 def publish_times(batches: Sequence[Batch]) -> Longs:
-    """When each was published, by its producer's clock; TIME_MS_MAX where that is later."""
-    return np.array([min(one.metadata.publish_time, TIME_MS_MAX) for one in batches], np.int64)
+    """The time at which each batch was published, by its producer's clock, at most TIME_MS_MAX."""
+    return np.array([min(batch.metadata.publish_time, TIME_MS_MAX) for batch in batches], np.int64)
 
 
 def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -82,10 +82,10 @@ def _of(rows: int, made: dict[str, pa.Array]) -> pa.RecordBatch:
 
 
 def together(
-    batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
+    batches: Sequence[Batch], payloads: Sequence[Buffer], columns: set[str]
 ) -> pa.RecordBatch:
-    """What `one_by_one` gives for batches of usual messages, found with whole columns of numbers.
-    Raises Odd for others."""
+    """The same result as `one_by_one` for batches of usual messages, by work on whole columns of
+    numbers. Raises Odd for other messages."""
     parts: list[Buffer] = []
     ends: list[tuple[int, int]] = []
     messages = total = 0
@@ -98,49 +98,49 @@ def together(
     if total > TOGETHER_BYTES_MAX:
         raise Odd
     buffer = b"".join((*parts, PADDING))
-    found = walk(buffer, ends, properties=HEADERS in wanted)
+    fields = walk(buffer, ends, properties=HEADERS in columns)
     data, made = pa.py_buffer(buffer), dict[str, pa.Array]()
-    if KEY in wanted and bool(found.has_key.any()):
-        keys = _copied(data, found.key, found.has_key)
-        if bool((found.base64 & found.has_key).any()):
-            keys = _from_base64(keys, found.base64)
+    if KEY in columns and bool(fields.has_key.any()):
+        keys = _copied(data, fields.key, fields.has_key)
+        if bool((fields.base64 & fields.has_key).any()):
+            keys = _from_base64(keys, fields.base64)
         made[KEY] = keys.view(TYPES[KEY])
-    if VALUE in wanted and not bool(found.null_value.all()):
-        made[VALUE] = _copied(data, found.value, ~found.null_value)
-    if EVENT_TIME in wanted and bool(found.event_ms.any()):
-        made[EVENT_TIME] = _times(found.event_ms)
-    if HEADERS in wanted and bool(found.properties.any()):
-        ends_of = np.concatenate([[0], np.cumsum(found.properties)])
-        names, texts = _copied(data, found.name), _copied(data, found.text)
+    if VALUE in columns and not bool(fields.null_value.all()):
+        made[VALUE] = _copied(data, fields.value, ~fields.null_value)
+    if EVENT_TIME in columns and bool(fields.event_ms.any()):
+        made[EVENT_TIME] = _times(fields.event_ms)
+    if HEADERS in columns and bool(fields.properties.any()):
+        ends_of = np.concatenate([[0], np.cumsum(fields.properties)])
+        names, texts = _copied(data, fields.name), _copied(data, fields.text)
         made[HEADERS] = _headers(ends_of, names.view(pa.string()), texts)
-    counts = [one.messages for one in batches]
-    if PRODUCER_NAME in wanted:
-        names = of_list([one.metadata.producer_name for one in batches], pa.string())
-        which = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
-        made[PRODUCER_NAME] = names.take(of_numpy(which))
-    if SEQUENCE_ID in wanted:
-        of_batches = np.repeat([_signed(one.metadata.sequence_id) for one in batches], counts)
-        ids = np.where(found.has_sequence_id, found.sequence_id, of_batches)
+    counts = [batch.messages for batch in batches]
+    if PRODUCER_NAME in columns:
+        names = of_list([batch.metadata.producer_name for batch in batches], pa.string())
+        indices = np.repeat(np.arange(len(batches), dtype=np.int32), counts)
+        made[PRODUCER_NAME] = names.take(of_numpy(indices))
+    if SEQUENCE_ID in columns:
+        of_batches = np.repeat([_signed(batch.metadata.sequence_id) for batch in batches], counts)
+        ids = np.where(fields.has_sequence_id, fields.sequence_id, of_batches)
         made[SEQUENCE_ID] = of_numpy(ids)
     return _of(messages, made)
 
 
-def _head(said: MessageMetadata, size: int) -> bytes:
-    """What a batch would have before the lone message. Raises Odd."""
-    head = SingleMessageMetadata(payload_size=size, event_time=said.event_time)
-    if said.HasField("partition_key"):
-        if not isinstance(said.partition_key, str):
+def _head(metadata: MessageMetadata, size: int) -> bytes:
+    """The bytes that a batch would have before the lone message. Raises Odd."""
+    head = SingleMessageMetadata(payload_size=size, event_time=metadata.event_time)
+    if metadata.HasField("partition_key"):
+        if not isinstance(metadata.partition_key, str):
             raise Odd
-        head.partition_key = said.partition_key
-        head.partition_key_b64_encoded = said.partition_key_b64_encoded
-    if said.properties:
-        head.properties.extend(said.properties)
-    if said.null_partition_key:
+        head.partition_key = metadata.partition_key
+        head.partition_key_b64_encoded = metadata.partition_key_b64_encoded
+    if metadata.properties:
+        head.properties.extend(metadata.properties)
+    if metadata.null_partition_key:
         head.null_partition_key = True
-    if said.null_value:
+    if metadata.null_value:
         head.null_value = True
-    found: bytes = head.SerializeToString()
-    return _SIZE.pack(len(found)) + found
+    encoded: bytes = head.SerializeToString()
+    return _SIZE.pack(len(encoded)) + encoded
 
 
 def _copied(
@@ -148,10 +148,10 @@ def _copied(
     spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     there: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """The spans of the buffer, which rise, as bytes; null where it is not `there`."""
+    """The spans of the buffer, which rise, as bytes; null where `there` is false."""
     starts, stops = spans
     count = len(starts)
-    offsets = np.empty(2 * count, dtype=np.int32)  # a span, what is up to the next, a span, ...
+    offsets = np.empty(2 * count, dtype=np.int32)  # a span, the gap to the next, a span, ...
     offsets[0::2], offsets[1::2] = starts, stops
     if not count:
         return of_list([], pa.binary())
@@ -162,62 +162,67 @@ def _copied(
     return pieces.take(pa.Array.from_buffers(pa.int32(), count, [bits, spots]))
 
 
-def _from_base64(keys: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
-    found = [
+def _from_base64(keys: pa.Array, are_base64: npt.NDArray[np.bool_]) -> pa.Array:
+    decoded_keys = [
         _key_bytes(key) if encoded and key is not None else key
-        for key, encoded in zip(keys.to_pylist(), which.tolist(), strict=True)
+        for key, encoded in zip(keys.to_pylist(), are_base64.tolist(), strict=True)
     ]
-    return of_list(found, TYPES[KEY])
+    return of_list(decoded_keys, TYPES[KEY])
 
 
 # -- one by one ------------------------------------------------------------------------------------
 
 
 def one_by_one(
-    batches: Sequence[Batch], payloads: Sequence[Buffer], wanted: set[str]
+    batches: Sequence[Batch], payloads: Sequence[Buffer], columns: set[str]
 ) -> pa.RecordBatch:
-    """The columns `wanted` of all messages, each read by protobuf. Raises errors.BadEntry."""
-    said: list[Said] = []
+    """These columns of all messages, each message parsed by protobuf. Raises errors.BadEntry."""
+    messages: list[Metadata] = []
     data: list[bytes] = []
     for batch, payload in zip(batches, payloads, strict=True):
-        _take_messages(batch, bytes(payload), said, data)
+        _take_messages(batch, bytes(payload), messages, data)
     made: dict[str, pa.Array] = {}
-    if KEY in wanted:
-        made[KEY] = of_list([_key(one) for one in said], TYPES[KEY])
-    if VALUE in wanted:
-        values = [None if s.null_value else one for s, one in zip(said, data, strict=True)]
+    if KEY in columns:
+        made[KEY] = of_list([_key(message) for message in messages], TYPES[KEY])
+    if VALUE in columns:
+        values = [
+            None if message.null_value else value
+            for message, value in zip(messages, data, strict=True)
+        ]
         made[VALUE] = of_list(values, TYPES[VALUE])
-    if EVENT_TIME in wanted:
-        times = np.array([one.event_time for one in said], dtype=np.uint64)
+    if EVENT_TIME in columns:
+        times = np.array([message.event_time for message in messages], dtype=np.uint64)
         made[EVENT_TIME] = _times(times.view(np.int64))
-    if HEADERS in wanted:
+    if HEADERS in columns:
         ends, pairs = [0], list[Any]()
-        for one in said:
-            if properties := one.properties:
+        for message in messages:
+            if properties := message.properties:
                 pairs += properties
             ends.append(len(pairs))
         if pairs:
             names = of_list([pair.key for pair in pairs], pa.string())
             texts = of_list([pair.value for pair in pairs], pa.binary())
             made[HEADERS] = _headers(np.array(ends), names, texts)
-    if PRODUCER_NAME in wanted:
-        names = [[one.metadata.producer_name] * one.messages for one in batches]
+    if PRODUCER_NAME in columns:
+        names = [[batch.metadata.producer_name] * batch.messages for batch in batches]
         made[PRODUCER_NAME] = of_list([*chain(*names)], pa.string())
-    if SEQUENCE_ID in wanted:
-        of_batches = chain(*([one.metadata] * one.messages for one in batches))
+    if SEQUENCE_ID in columns:
+        of_batches = chain(*([batch.metadata] * batch.messages for batch in batches))
         ids = [
-            _signed((one if one.HasField("sequence_id") else other).sequence_id)
-            for one, other in zip(said, of_batches, strict=True)
+            _signed((message if message.HasField("sequence_id") else of_batch).sequence_id)
+            for message, of_batch in zip(messages, of_batches, strict=True)
         ]
         made[SEQUENCE_ID] = of_list(ids, pa.int64())
-    kept = {name: one for name, one in made.items() if one.null_count < len(one)}
-    return _of(len(said), kept)
+    kept = {name: column for name, column in made.items() if column.null_count < len(column)}
+    return _of(len(messages), kept)
 
 
-def _take_messages(batch: Batch, data: bytes, said: list[Said], values: list[bytes]) -> None:
-    """Each with its metadata, as many as the batch says. Raises errors.BadEntry."""
+def _take_messages(
+    batch: Batch, data: bytes, messages: list[Metadata], values: list[bytes]
+) -> None:
+    """Append the metadata and the value of each message of the batch. Raises errors.BadEntry."""
     if not batch.batched:
-        said.append(batch.metadata)
+        messages.append(batch.metadata)
         values.append(data)
         return
     at, total = 0, len(data)
@@ -225,11 +230,11 @@ def _take_messages(batch: Batch, data: bytes, said: list[Said], values: list[byt
     try:
         for _ in range(batch.messages):
             begin = at + 4 + size_at(data, at)[0]
-            one = read(data[at + 4 : begin])
-            at = begin + one.payload_size
+            message = read(data[at + 4 : begin])
+            at = begin + message.payload_size
             if not begin <= at <= total:
-                raise errors.BadEntry(f"a damaged batch: a message of {one.payload_size} bytes")
-            said.append(one)
+                raise errors.BadEntry(f"a damaged batch: a message of {message.payload_size} bytes")
+            messages.append(message)
             values.append(data[begin:at])
     except (struct_error, DecodeError) as error:
         raise errors.BadEntry(f"a damaged batch: {error}") from error
@@ -238,18 +243,18 @@ def _take_messages(batch: Batch, data: bytes, said: list[Said], values: list[byt
 
 
 def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
-    """A list for each message, of the pairs up to its end; null where it has none."""
+    """For each message the list of its pairs, up to its end; null for a message without pairs."""
     pairs = pa.StructArray.from_arrays([names, texts], fields=list(HEADERS_TYPE.value_type))
     bits, offsets = _bits(np.diff(ends) > 0), pa.py_buffer(ends.astype(np.int32))
     return pa.Array.from_buffers(HEADERS_TYPE, len(ends) - 1, [bits, offsets], children=[pairs])
 
 
-def _key(said: Said) -> bytes | None:
-    if said.null_partition_key or not said.HasField("partition_key"):
+def _key(message: Metadata) -> bytes | None:
+    if message.null_partition_key or not message.HasField("partition_key"):
         return None
-    key: str | bytes = said.partition_key  # bytes: not UTF-8
-    found = key.encode() if isinstance(key, str) else key
-    return _key_bytes(found) if said.partition_key_b64_encoded else found
+    key: str | bytes = message.partition_key  # bytes: not UTF-8
+    text = key.encode() if isinstance(key, str) else key
+    return _key_bytes(text) if message.partition_key_b64_encoded else text
 
 
 def _key_bytes(text: bytes) -> bytes:
@@ -260,8 +265,8 @@ def _key_bytes(text: bytes) -> bytes:
 
 
 def _times(ms: Longs) -> pa.Array:
-    """Microseconds; null where the message has none, or one that these do not reach (294,000 years
-    from now). What is sent as 2**63 and above is a time before 1970."""
+    """The event times in microseconds; null for a message without one, or with one that is out of
+    their range (294,000 years from 1970). A time sent as 2**63 or more is before 1970."""
     there = (ms != 0) & (ms >= -TIME_MS_MAX) & (ms <= TIME_MS_MAX)
     values = pa.py_buffer(np.ascontiguousarray(np.where(there, ms, 0) * 1000))
     return pa.Array.from_buffers(TYPES[EVENT_TIME], len(ms), [_bits(there), values])
@@ -275,22 +280,22 @@ def _signed(number: int) -> int:
     return number - _RANGE if number >= _SIGN else number
 
 
-# -- where the parts of messages lie ---------------------------------------------------------------
+# -- the spans of messages' parts ------------------------------------------------------------------
 #
 #     size (4) | SingleMessageMetadata | value | size (4) | SingleMessageMetadata | value | ...
 #
-# A message begins where the one before ends, so messages can be found one after the other only.
-# Here they are guessed, all at once, by how one begins, and each is read up to where it says it
-# ends: the guess is right if from the first byte each ends where the next begins, and the last at
-# the end. Always true: what `walk` returns is what a decoder of protobuf would find; where it
-# cannot tell (fields that it does not know, or in another order than their numbers', numbers of
-# more than 49 bits, damage) it raises Odd, and the caller decodes message by message. Properties
-# that are not asked for are passed over by their size alone.
+# A message begins where the one before ends, so a decoder finds messages only one after the other.
+# Here their positions are guessed, all at once, by the bytes with which a message begins, and each
+# is read up to the end that it declares: the guess is right if, from the first byte on, each ends
+# where the next begins, and the last one at the end. Always true: `walk` returns what a decoder of
+# protobuf would find; if it is not sure (fields that it does not know, or in another order than
+# their numbers', numbers of more than 49 bits, damage) it raises Odd, and the caller decodes
+# message by message. Properties that are not requested are passed over by their size alone.
 
 PADDING = bytes(16)
-"""What a buffer has after its last message, so that eight bytes can be read anywhere in it."""
+"""The bytes after a buffer's last message, so that eight bytes can be read anywhere in it."""
 PROPERTIES_MAX = 64
-"""Of a message; those with more are decoded one by one."""
+"""Of a message; messages with more are decoded one by one."""
 GUESSES_MAX = 16
 """For each message; values that look like many messages are decoded one by one."""
 
@@ -308,18 +313,19 @@ _NAME, _TEXT = 0x0A, 0x12
 _DELIMITED = frozenset((_PROPERTIES, _KEY, _ORDERING_KEY, _NAME, _TEXT))
 _NO_TAG = 0  # past the last field
 _TOO_LONG = 0xFF
-_STOPS = np.uint64(0x80808080808080)  # of seven bytes, the bit that says whether one follows
+_STOPS = np.uint64(0x80808080808080)  # the bit of each of seven bytes that another one follows
 _SEVENS = np.uint64(0x7F7F7F7F7F7F7F)
 
 
 class Odd(Exception):
-    """Messages that are to be decoded one by one."""
+    """Messages that must be decoded one by one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Spans are starts and ends in the buffer; those of a column rise. What a message does not
-    have is an empty span, 0 or False; `has_...` says whether it has it."""
+class MessageFields:
+    """The fields of messages. A span is a start and an end in the buffer; the spans of a column
+    rise. A field that a message does not have is an empty span, 0 or False; `has_...` is whether
+    the message has the field."""
 
     value: tuple[Places, Places]
     null_value: Flags
@@ -330,22 +336,24 @@ class Found:
     has_sequence_id: Flags
     sequence_id: Places
     properties: Places
-    """How many each message has; their names and texts, of all messages in order:"""
+    """The number of properties of each message; names and texts of all messages' in order:"""
     name: tuple[Places, Places]
     text: tuple[Places, Places]
 
 
-def walk(buffer: bytes, ends: Sequence[tuple[int, int]], *, properties: bool = True) -> Found:
-    """The messages in `buffer`, which ends in PADDING. `ends` are rising pairs of how many messages
-    there are up to a byte: the ends of batches. Without `properties` these are passed over. Raises
-    Odd."""
+def walk(
+    buffer: bytes, ends: Sequence[tuple[int, int]], *, properties: bool = True
+) -> MessageFields:
+    """The messages in `buffer`, which ends in PADDING. `ends` are the ends of batches: pairs of a
+    number of messages and the position after them, rising. Without `properties` these are passed
+    over. Raises Odd."""
     messages, total = ends[-1]
     assert len(buffer) == total + len(PADDING), "eight bytes can be read everywhere"
     words = np.ndarray((total + 1,), dtype="<u8", buffer=buffer, strides=(1,))
     begins = _guesses(np.frombuffer(buffer, dtype=np.uint8, count=total), words, messages)
     at = begins + 4
     fields = _Fields(words, at, at + _sizes(words[begins]))
-    which, starts, lengths = _properties(fields, kept=properties)
+    owners, starts, lengths = _properties(fields, kept=properties)
     key, has_key = fields.take(_KEY)
     key_at = fields.span
     has_size = fields.tags == _PAYLOAD_SIZE
@@ -359,51 +367,52 @@ def walk(buffer: bytes, ends: Sequence[tuple[int, int]], *, properties: bool = T
         key, key_at, has_key = key[real], key_at[real], has_key[real]
         number = np.full(len(begins), -1, dtype=np.int64)
         number[real] = np.arange(len(real))
-        which, kept = number[which], number[which] >= 0
-        which, starts, lengths = which[kept], starts[kept], lengths[kept]
+        owners, kept = number[owners], number[owners] >= 0
+        owners, starts, lengths = owners[kept], starts[kept], lengths[kept]
     fields.take(_PAYLOAD_SIZE)
-    found = {tag: fields.take(tag) for tag in _AFTER_SIZE}
+    numbers = {tag: fields.take(tag) for tag in _AFTER_SIZE}
     fields.check_ends()
-    order = np.argsort(which, kind="stable")
+    order = np.argsort(owners, kind="stable")
     name, text = _pairs(words, starts[order], lengths[order])
-    null_key = found[_NULL_KEY][0] != 0
-    return Found(
+    null_key = numbers[_NULL_KEY][0] != 0
+    return MessageFields(
         value=(fields.ends, nexts),
-        null_value=found[_NULL_VALUE][0] != 0,
+        null_value=numbers[_NULL_VALUE][0] != 0,
         key=(key_at, key_at + key),
         has_key=has_key & ~null_key,
-        base64=found[_BASE64][0] != 0,
-        event_ms=found[_EVENT_TIME][0],
-        has_sequence_id=found[_SEQUENCE_ID][1],
-        sequence_id=found[_SEQUENCE_ID][0],
-        properties=np.bincount(which, minlength=messages),
+        base64=numbers[_BASE64][0] != 0,
+        event_ms=numbers[_EVENT_TIME][0],
+        has_sequence_id=numbers[_SEQUENCE_ID][1],
+        sequence_id=numbers[_SEQUENCE_ID][0],
+        properties=np.bincount(owners, minlength=messages),
         name=name,
         text=text,
     )
 
 
 def _guesses(data: npt.NDArray[np.uint8], words: Words, messages: int) -> Places:
-    """Where messages may begin: with a size below 64 KiB of metadata that begins as all does."""
+    """The positions at which messages may begin: a size below 64 KiB, and a tag with which
+    metadata begins."""
     zero = data == 0
     begins = np.flatnonzero(zero[:-1] & zero[1:])
     first = words[begins]
     tag = (first >> np.uint64(32)) & np.uint64(0xFF)
     may = (tag == _PAYLOAD_SIZE) | (tag == _KEY) | (tag == _PROPERTIES)
     may &= begins + 4 + _sizes(first) <= len(data)
-    found: Places = begins[may]
-    if not len(found) or len(found) > GUESSES_MAX * messages:
+    guesses: Places = begins[may]
+    if not len(guesses) or len(guesses) > GUESSES_MAX * messages:
         raise Odd
-    return found
+    return guesses
 
 
 def _sizes(first: Words) -> Places:
-    """The size (big-endian) that each of the messages begins with, below 64 KiB."""
+    """The size (big-endian, below 64 KiB) with which each of the messages begins."""
     high, low = (first >> np.uint64(8)) & np.uint64(0xFF00), (first >> np.uint64(24))
     return (high | (low & np.uint64(0xFF))).astype(np.int64)
 
 
 def _chain(begins: Places, nexts: Places, messages: int, total: int) -> Places:
-    """Which of the guesses are messages: those that are met from the first byte on."""
+    """The indices of the guesses that are messages: those reached from the first byte on."""
     if (
         len(begins) == messages
         and begins[0] == 0
@@ -415,38 +424,39 @@ def _chain(begins: Places, nexts: Places, messages: int, total: int) -> Places:
     hops = np.where(begins[at] == nexts, at, -1)
     if begins[0] != 0:
         raise Odd
-    real, one, hop = [0], 0, hops.tolist()
+    real, index, hop = [0], 0, hops.tolist()
     for _ in range(messages - 1):
-        one = hop[one]
-        if one < 0:
+        index = hop[index]
+        if index < 0:
             raise Odd
-        real.append(one)
-    if nexts[one] != total:
+        real.append(index)
+    if nexts[index] != total:
         raise Odd
     return np.array(real, dtype=np.int64)
 
 
 class _Fields:
-    """The next field of each of many pieces of metadata, which end at `ends`: `tags`, and the
-    number that follows the tag, in `values`: a size where the field is delimited."""
+    """The next field of each of many pieces of metadata, which end at `ends`: its tag in `tags`,
+    and in `values` the number after the tag, a size if the field is delimited."""
 
     def __init__(self, words: Words, at: Places, ends: Places) -> None:
         self._words = words
         self.ends = ends
         self.at = at
         self.span = at
-        """Where what was taken last begins, or would."""
+        """The position at which the value taken last begins, or would begin."""
         self.tags, self.values, self._nexts = self._read(at, ends)
 
-    def only(self, which: Places) -> "_Fields":
+    def only(self, indices: Places) -> "_Fields":
         made = object.__new__(_Fields)
         made._words = self._words
         for name in ("ends", "at", "span", "tags", "values", "_nexts"):
-            setattr(made, name, getattr(self, name)[which])
+            setattr(made, name, getattr(self, name)[indices])
         return made
 
     def take(self, tag: int) -> tuple[Places, Flags]:
-        """Each field with that tag: its number, 0 where there is none, and whether there is."""
+        """Take the field if it has this tag, from each piece: the number of the field (0 without
+        one), and whether the piece has it."""
         has = self.tags == tag
         count = int(np.count_nonzero(has))
         if not count:
@@ -460,19 +470,19 @@ class _Fields:
         values = np.where(has, self.values, 0)
         self.span = np.where(has, self._nexts, self.at)
         self.at = self.span + values if tag in _DELIMITED else self.span
-        some = np.flatnonzero(has)
-        tags, numbers, nexts = self._read(self.at[some], self.ends[some])
-        self.tags[some], self._nexts[some] = tags, nexts
-        self.values[some] = numbers
+        indices = np.flatnonzero(has)
+        tags, numbers, nexts = self._read(self.at[indices], self.ends[indices])
+        self.tags[indices], self._nexts[indices] = tags, nexts
+        self.values[indices] = numbers
         return values, has
 
     def check_ends(self) -> None:
-        """Whether all is read. Raises Odd."""
+        """Raises Odd unless all fields were taken."""
         if not bool((self.at == self.ends).all()):
             raise Odd
 
     def _read(self, at: Places, ends: Places) -> tuple[Places, Places, Places]:
-        """The tags at these places, the numbers after them, and where these end."""
+        """The tags at these positions, the numbers after them, and the positions after these."""
         inside = at < ends
         if not bool(inside.any()):
             nothing = np.zeros(len(at), dtype=np.int64)
@@ -502,8 +512,8 @@ def _number(sevens: Words) -> Words:
 
 
 def _properties(fields: _Fields, *, kept: bool) -> tuple[Places, Places, Places]:
-    """Of each property the message, where it begins, and its size; all are passed over."""
-    found: list[tuple[Places, Places, Places]] = []
+    """Take all properties; return of each its message, position and size, nothing unless `kept`."""
+    by_round: list[tuple[Places, Places, Places]] = []
     rounds = 0
     while bool((fields.tags == _PROPERTIES).any()):
         rounds += 1
@@ -511,13 +521,13 @@ def _properties(fields: _Fields, *, kept: bool) -> tuple[Places, Places, Places]
             raise Odd
         sizes, has = fields.take(_PROPERTIES)
         if kept:
-            which = np.flatnonzero(has)
-            found.append((which, fields.span[which], sizes[which]))
-    if not found:
+            owners = np.flatnonzero(has)
+            by_round.append((owners, fields.span[owners], sizes[owners]))
+    if not by_round:
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing, nothing
-    which, starts, sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return which, starts, sizes
+    owners, starts, sizes = (np.concatenate(parts) for parts in zip(*by_round, strict=True))
+    return owners, starts, sizes
 
 
 def _pairs(

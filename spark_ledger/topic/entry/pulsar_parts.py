@@ -1,8 +1,9 @@
-"""Batches of an entry as columns, in parts each of which takes a bounded memory. Pure.
+"""Batches of an entry as columns, in parts of bounded memory. Pure.
 
 Always true: batches are decoded in their order, as many together as decompress to PART_BYTES_MAX
-and have PART_ROWS_MAX messages, or one that is larger; none of them that has no row wanted. A batch
-that cannot be decoded comes by itself, with the reason, between the rows of the others.
+and have PART_ROWS_MAX messages, or one that is larger; a batch without a requested row is not
+decoded. A batch that cannot be decoded comes by itself, with the reason, between the rows of the
+others.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -29,8 +30,8 @@ PART_ROWS_MAX = 1 << 20
 
 
 class Part(NamedTuple):
-    """Rows of an entry: their columns, when each was published, by its producer's clock, and which
-    row of the entry each is, rising."""
+    """Rows of an entry: their columns, the time at which each was published by its producer's
+    clock, and the number of each among the entry's rows, rising."""
 
     columns: pa.RecordBatch
     times_ms: Longs
@@ -38,7 +39,7 @@ class Part(NamedTuple):
 
 
 class BadBatch(NamedTuple):
-    """A batch that has `rows` of the entry from row `row` on, and cannot be decoded."""
+    """A batch that cannot be decoded; it has `rows` rows of the entry, from row `row` on."""
 
     row: int
     rows: int
@@ -47,9 +48,9 @@ class BadBatch(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """What is known of the chunked messages in an entry, by the row of the entry at which their
-    last chunks are: the payloads of the chunks before it, or why these cannot be had. One that is
-    in neither has no row."""
+    """The chunked messages in an entry, by the row of the entry with their last chunk: the payloads
+    of the chunks before it (`whole`), or why these cannot be read (`faults`). A message in neither
+    has no row."""
 
     whole: Whole
     faults: Mapping[int, errors.UnsupportedFormat]
@@ -67,18 +68,18 @@ class _Placed(NamedTuple):
 
 def parts_of(
     batches: Iterable[tuple[int, memoryview]],
-    wanted: tuple[int, int],
+    row_range: tuple[int, int],
     columns: Collection[str] | None = None,
     chunks: Chunks = NO_CHUNKS,
 ) -> Iterator[Part | BadBatch]:
-    """Of an entry's batches, each with its number of messages, those of which some row is in
-    `wanted`, from the first up to before the second."""
+    """The parts of an entry's batches that have a row in `row_range`, from the first up to before
+    the second. Each batch comes with its number of messages."""
     value = columns is None or VALUE in columns
     held: list[_Placed] = []
     size = count = row = 0
     for messages, data in batches:
         begin, row = row, row + messages
-        if begin >= wanted[1] or row <= wanted[0] or is_earlier_chunk(data):
+        if begin >= row_range[1] or row <= row_range[0] or is_earlier_chunk(data):
             continue
         try:
             batch = _batch(data, messages, chunks, begin, value=value)
@@ -101,7 +102,7 @@ def parts_of(
 def _batch(
     data: memoryview, messages: int, chunks: Chunks, row: int, *, value: bool
 ) -> Batch | None:
-    """None: it has no row. Raises errors.UnsupportedFormat."""
+    """The batch, None if it has no row. Raises errors.UnsupportedFormat."""
     if is_last_chunk(data):
         if row in chunks.faults:
             raise chunks.faults[row]
@@ -111,17 +112,19 @@ def _batch(
     else:
         batch = parse(data)
     if batch.messages != messages:
-        raise errors.BadEntry(f"a batch of {batch.messages} messages says {messages} in its entry")
+        raise errors.BadEntry(
+            f"a batch of {batch.messages} messages is counted as {messages} in its entry"
+        )
     if (fault := fault_of(batch)) is not None:
         raise errors.BadEntry(fault)
     return batch
 
 
 def _decoded(held: list[_Placed], columns: Collection[str] | None) -> Iterator[Part | BadBatch]:
-    """Together, or by halves if one of them cannot be decoded."""
+    """The held batches decoded together, or by halves if one of them cannot be decoded."""
     if not held:
         return
-    batches = [one.batch for one in held]
+    batches = [placed.batch for placed in held]
     try:
         made = decoded(batches, columns)
     except errors.UnsupportedFormat as why:
@@ -132,8 +135,8 @@ def _decoded(held: list[_Placed], columns: Collection[str] | None) -> Iterator[P
         yield from _decoded(held[:half], columns)
         yield from _decoded(held[half:], columns)
         return
-    counts = np.array([one.rows for one in held], np.int64)
+    counts = np.array([placed.rows for placed in held], np.int64)
     before = np.cumsum(counts) - counts
-    begins = np.array([one.row for one in held], np.int64)
+    begins = np.array([placed.row for placed in held], np.int64)
     rows_at = np.repeat(begins - before, counts) + np.arange(made.num_rows)
     yield Part(made, np.repeat(publish_times(batches), counts), rows_at)

@@ -2,10 +2,10 @@
 
 Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or that of a client's
 default; partition = (hash & 0x7fffffff) % partitions (crc32, pulsarGo: hash % partitions), the same
-in every language and for ever: it decides where a key's rows are. Whole columns are hashed by
-numpy, one step for all rows that have so many bytes; where keys repeat, each once. No Python loop
-runs over rows but for the few that are far longer than the rest, and those of pulsarJava that are
-no ASCII. A task that is run again routes the same rows to the same partitions.
+in every language and for ever: it decides where a key's rows are. numpy hashes whole columns, in
+one step all rows that have enough bytes; keys that repeat are hashed once. Python loops run only
+over the few rows that are far longer than the rest, and over keys of pulsarJava that are not ASCII.
+A task that is run again routes the same rows to the same partitions.
 """
 
 import base64
@@ -30,7 +30,7 @@ _MASK = 0xFFFFFFFF
 _NO_SIGN = 0x7FFFFFFF
 _MASK64 = (1 << 64) - 1
 FEW_ROWS = 16  # fewer are hashed one by one: a numpy step costs as much as 16 Python steps
-SAMPLE_ROWS = 512  # a look at so many says whether the keys of many more repeat
+SAMPLE_ROWS = 512  # a look at so many shows whether the keys of many more repeat
 
 _WEYL, _BOOST = 0x9E3779B97F4A7C15, 0xDF442D22CE4859B9
 _BOOST_SEED = (_WEYL * _BOOST ^ _WEYL * _BOOST >> 64) & _MASK64
@@ -44,14 +44,14 @@ Counts = npt.NDArray[np.int64]
 _CRC_TABLE = np.array(
     [zlib.crc32(bytes([n ^ 0xFF])) ^ 0xFF000000 for n in range(256)], dtype=np.uint32
 )
-"""What a byte changes, out of zlib's own CRC of it."""
+"""What a byte changes in a CRC, made from zlib's own CRC of the byte."""
 
 
 class Routing(Enum):
-    """How rows find their partition; the values are what the option `routing` takes."""
+    """How rows find their partition; the values are those of the option `routing`."""
 
     HASH = "hash"
-    """By the key; rows without one where the task's rows go."""
+    """By the key; rows without a key go to partition `task index % partitions`."""
     MURMUR2 = "murmur2"
     """As HASH, to the partition that the default partitioner of Kafka's Java client chooses for the
     key."""
@@ -66,7 +66,7 @@ class Routing(Enum):
     ROUND_ROBIN = "roundRobin"
     """The task's rows in turn, beginning with partition `task index % partitions`."""
     SINGLE = "single"
-    """All of the task's rows to one partition, the one that rows without a key go to."""
+    """All of the task's rows to one partition, that of its rows without a key."""
     COLUMN = "column"
     """By the rows' own column `partition`."""
     SPARK = "spark"
@@ -85,28 +85,30 @@ class Router:
     def route(
         self, rows: int, keys: pa.Array | None, hashes: Hashes | None, column: pa.Array | None
     ) -> int | Counts:
-        """The partition of each of the task's next rows, or of all of them. `hashes` are the
-        keys', asked for by HASH only; each other way has its own.
+        """The partition of each of the task's next rows, or the one partition of all. `hashes` are
+        those of the keys, used by HASH only; other routings make their own.
 
-        Raises errors.OptionInvalid for a partition that is null or none of the topic's.
+        Raises errors.OptionInvalid for a partition that is null or that the topic does not have.
         """
         if self.routing is Routing.COLUMN:
             return self._by_column(rows, column)
         if self.partitions == 1:
             return 0
         if self.routing is Routing.ROUND_ROBIN:
-            wanted = (np.arange(rows, dtype=np.int64) + self._turn) % self.partitions
+            partitions = (np.arange(rows, dtype=np.int64) + self._turn) % self.partitions
             self._turn = (self._turn + rows) % self.partitions
-            return wanted
+            return partitions
         if self.routing in (Routing.SPARK, Routing.SINGLE) or keys is None:
             return self._first
         if self.routing is Routing.HASH:
             return partitions_of(keys, self.partitions, self._first, hashes)
         hash_of, bits = _OF_CLIENTS[self.routing]
-        wanted = partitions_of(keys, self.partitions, self._first, key_hashes(keys, hash_of), bits)
+        partitions = partitions_of(
+            keys, self.partitions, self._first, key_hashes(keys, hash_of), bits
+        )
         if self.routing is Routing.CRC32:
-            wanted[_layout(keys)[1] == 0] = self._first
-        return wanted
+            partitions[_layout(keys)[1] == 0] = self._first
+        return partitions
 
     @property
     def hashes_keys(self) -> bool:
@@ -123,13 +125,13 @@ class Router:
         if column.null_count:
             row = int(np.flatnonzero(as_numpy(column.is_null()))[0])
             raise errors.PartitionInvalid(f"the partition of row {row} of a batch is null")
-        wanted = as_numpy(column)
-        wrong = np.flatnonzero((wanted < 0) | (wanted >= self.partitions))
+        partitions = as_numpy(column)
+        wrong = np.flatnonzero((partitions < 0) | (partitions >= self.partitions))
         if len(wrong):
             raise errors.PartitionInvalid(
-                f"a row is for partition {wanted[wrong[0]]}, the topic has {self.partitions}"
+                f"a row is for partition {partitions[wrong[0]]}, the topic has {self.partitions}"
             )
-        return np.asarray(wanted, dtype=np.int64)
+        return np.asarray(partitions, dtype=np.int64)
 
 
 def partitions_of(
@@ -139,24 +141,24 @@ def partitions_of(
     hashes: Hashes | None = None,
     bits: int = _NO_SIGN,
 ) -> Counts:
-    """The partition of each row of the binary column `keys`; null keys go to `sticky`. `bits` are
-    those of the hash that count."""
+    """The partition of each row of the binary column `keys`; null keys go to `sticky`. `bits` masks
+    the bits of the hash that count."""
     hashed = murmur3_32(keys) if hashes is None else hashes
-    found = (hashed & np.uint32(bits)).astype(np.int64) % partitions
+    numbers = (hashed & np.uint32(bits)).astype(np.int64) % partitions
     if keys.null_count:
-        found[as_numpy(keys.is_null())] = sticky
-    return found
+        numbers[as_numpy(keys.is_null())] = sticky
+    return numbers
 
 
 def key_hashes(keys: pa.Array, hash_of: Callable[[pa.Array], Hashes] | None = None) -> Hashes:
-    """As `murmur3_32`, or `hash_of`; where few keys repeat often, each is hashed once."""
+    """As `murmur3_32`, or `hash_of`; if few keys repeat often, each is hashed once."""
     hash_of = hash_of or murmur3_32
     if not repeat(keys):
         return hash_of(keys)
     encoded = keys.dictionary_encode("encode")
     hashed = hash_of(encoded.dictionary)
-    found: Hashes = hashed[as_numpy(encoded.indices)]
-    return found
+    hashes: Hashes = hashed[as_numpy(encoded.indices)]
+    return hashes
 
 
 def repeat(keys: pa.Array) -> bool:
@@ -382,8 +384,8 @@ def _mulx(values: Longs) -> Longs:
     middle = (first >> half) + (left & np.uint64(_MASK)) + (right & np.uint64(_MASK))
     lower = (first & np.uint64(_MASK)) | (middle << half)
     upper: Longs = above * high + (left >> half) + (right >> half) + (middle >> half)
-    found: Longs = lower ^ upper
-    return found
+    folded: Longs = lower ^ upper
+    return folded
 
 
 def _words(content: Bytes, width: int = 4) -> npt.NDArray[Any]:

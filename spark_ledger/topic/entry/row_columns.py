@@ -1,8 +1,8 @@
-"""A task's columns as they are stored: of the entry's types, without those that say nothing.
+"""A task's columns as they are stored: with the entry's types, without columns of nulls only.
 
-Always true: a column comes out of the type that message_batch.py names, or is refused by its name;
-one that is null in every row is left out; the bytes of text and binary are not copied where their
-layout is the entry's. `row_bytes` says for every row what an entry that holds it grows by.
+Always true: a column gets the type that message_batch.py names, or is refused by its name; a column
+that is null in every row is left out; the bytes of text and binary are not copied if their layout
+is the entry's. `row_bytes` gives for every row the bytes by which it makes an entry larger.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,35 +55,35 @@ def stored(
     """
     typed = isinstance(values, pa.RecordBatch)
     given = {KEY: keys, EVENT_TIME: event_times, HEADERS: headers}
-    columns = {name: one for name, one in given.items() if one is not None}
+    columns = {name: column for name, column in given.items() if column is not None}
     rows = values.num_rows if typed else len(values)
-    for name, one in columns.items():
-        if len(one) != rows:
-            raise ValueError(f"{len(one)} of {name} for {rows} rows")
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise ValueError(f"{len(column)} of {name} for {rows} rows")
     for beside, part in _addressable(columns, values):
         yield _typed(beside, part) if typed else _untyped(beside, part)
 
 
 def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of all, with the columns that any has, nulls where one has none of them."""
+    """The rows of all batches, with the columns of all; nulls where a batch lacks a column."""
     if len(batches) == 1:
         return batches[0]
     schema = batches[0].schema
-    for one in batches[1:]:
-        if one.schema != schema:
-            united = _united([one.schema for one in batches])
-            columns = [pa.concat_arrays([_column(one, f) for one in batches]) for f in united]
+    for batch in batches[1:]:
+        if batch.schema != schema:
+            united = _united([batch.schema for batch in batches])
+            columns = [pa.concat_arrays([_column(batch, f) for batch in batches]) for f in united]
             return pa.RecordBatch.from_arrays(columns, schema=united)
     (joined,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     return joined
 
 
 def row_bytes(batch: pa.RecordBatch) -> Sizes:
-    """What each row takes in an entry, never less than it does, but for columns that only other
-    rows of the entry have: with these less than twice as much (see ROW_BYTES_MIN)."""
+    """An upper bound of the bytes that each row takes in an entry. It leaves out columns that only
+    other rows of the entry have: with these a row takes less than twice as much (ROW_BYTES_MIN)."""
     first, *others = map(_sizes, batch.columns)
-    for one in others:
-        first += one
+    for sizes in others:
+        first += sizes
     return np.maximum(first, ROW_BYTES_MIN, out=first)
 
 

@@ -1,7 +1,7 @@
-"""A topic's schema in the metadata store: the versions it has had, as JSON that any language reads.
+"""A topic's schema in the metadata store: all its versions, as JSON that any language reads.
 
     /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}, and
-                                       "clients":"string" where Pulsar's clients send text,
+                                       "clients":"string" if Pulsar's clients send text,
                                        "in_force":false while the topic takes bytes,
                                        "proposed":[1] versions that no commit has taken yet
     /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
@@ -14,7 +14,7 @@ Always true: versions count from 1 without gaps; a version never changes once wr
 unique without regard to case, at every level; types are those of `TYPES`, decimals and nested ones
 of these, each with one spelling (`canonical`), so that equal schemas have equal fingerprints. The
 fingerprint is SHA-256 over the fields as compact JSON with sorted keys, columns sorted by name in
-lower case: the order of columns and the case of their names make no other schema.
+lower case: schemas that differ only in the order or case of names are the same schema.
 """
 
 import hashlib
@@ -70,13 +70,13 @@ class Compatibility(Enum):
     """What a new version must allow, against every version before it; the names are Pulsar's."""
 
     NONE = "none"
-    BACKWARD = "backward"  # a reader with the new one can read what was written by the older
-    FORWARD = "forward"  # a reader with an older one can read what is written by the new
+    BACKWARD = "backward"  # a reader with the new version can read rows of the older versions
+    FORWARD = "forward"  # a reader with an older version can read rows of the new version
     FULL = "full"
 
 
 class ClientSchema(Enum):
-    """What Pulsar's clients may say of values that are bytes here."""
+    """The schemas that Pulsar's clients may declare for values that are bytes here."""
 
     STRING = "string"
 
@@ -84,14 +84,14 @@ class ClientSchema(Enum):
 @dataclass(frozen=True, slots=True)
 class SchemaHead:
     """/topic-ids/<id>/schema. `current` is the newest version, 0 before the first; `proposed` are
-    the numbers that writes took and no commit of them: versions of no row, of which nothing is
-    compared or read. A schema that is `in_force` keeps bytes out of the topic; one is not after it
-    was withdrawn."""
+    the numbers that writes took but did not commit: such a version has no rows, and is neither
+    compared nor read. A schema that is `in_force` keeps bytes out of the topic, until it is
+    withdrawn."""
 
     current: int = 0
     compatibility: Compatibility = Compatibility.BACKWARD
     clients: ClientSchema | None = None
-    """Version 0, that of Pulsar's clients: entries have nothing of it."""
+    """Version 0, the schema of Pulsar's clients; entries do not record it."""
     in_force: bool = True
     proposed: frozenset[int] = frozenset()
 
@@ -101,17 +101,17 @@ class SchemaHead:
         return max(self.current, *self.proposed, 0)
 
     def has(self, number: int) -> bool:
-        """Whether it is a version of the schema, and not only proposed."""
+        """Whether the number is a version of the schema, and not only proposed."""
         return 0 < number <= self.current and number not in self.proposed
 
     def with_version(self, number: int) -> "SchemaHead":
-        """As it is once that version, which was given out, is one of the schema."""
+        """The head once this proposed version is one of the schema."""
         proposed = self.proposed - {number}
         return replace(self, current=max(self.current, number), proposed=proposed)
 
     @property
     def takes_bytes(self) -> bool:
-        """Whether rows may come to the topic that are bytes and follow no schema."""
+        """Whether the topic takes rows that are bytes and follow no schema."""
         return not (self.current and self.in_force)
 
 
@@ -126,8 +126,8 @@ class SchemaVersion:
 
 def canonical(schema: pa.Schema) -> pa.Schema:
     """The schema in the one spelling of its types, without metadata; the order and nullability of
-    columns as they are. Raises errors.SchemaTypeMismatch for a type that no column of a topic may
-    have, errors.SchemaReservedColumn, errors.SchemaUnknownColumn for a name that is there twice,
+    columns stay. Raises errors.SchemaTypeMismatch for a type that no column of a topic may have,
+    errors.SchemaReservedColumn, errors.SchemaUnknownColumn for a repeated name,
     errors.SchemaMissingColumn if there is no column."""
     if not len(schema):
         raise errors.SchemaMissingColumn(
@@ -143,13 +143,13 @@ def canonical(schema: pa.Schema) -> pa.Schema:
 
 
 def fingerprint(schema: pa.Schema) -> str:
-    """Of a canonical schema."""
+    """The fingerprint of a canonical schema."""
     plain = _sorted([_field_to_json(field) for field in schema])
     return hashlib.sha256(_compact(plain).encode()).hexdigest()
 
 
 def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
-    """Raises errors.SchemaIncompatible when there are too many versions or columns."""
+    """Raises errors.SchemaIncompatible if there are too many versions or columns."""
     if number > VERSION_MAX:
         raise errors.SchemaIncompatible(
             f"the topic has had {VERSION_MAX} versions of its schema, which is the most",
@@ -197,18 +197,18 @@ def encode_version(version: SchemaVersion) -> bytes:
 
 
 def decode_version(value: bytes) -> SchemaVersion:
-    """Raises errors.UnsupportedFormat, also when the fingerprint is not that of the fields."""
+    """Raises errors.UnsupportedFormat, also if the fingerprint is not that of the fields."""
 
     def build(plain: dict[str, Any]) -> SchemaVersion:
         schema = pa.schema([_field_from_json(field) for field in plain["fields"]])
         return SchemaVersion(int(plain["version"]), schema, str(plain["fingerprint"]))
 
     version = load(value, "version of a schema", build)
-    found = fingerprint(version.schema)
-    if found != version.fingerprint:
+    actual = fingerprint(version.schema)
+    if actual != version.fingerprint:
         raise errors.UnsupportedFormat(
-            f"version {version.number} of a schema says fingerprint {version.fingerprint},"
-            f" its fields have {found}"
+            f"version {version.number} of a schema has fingerprint {version.fingerprint},"
+            f" but its fields have {actual}"
         )
     return version
 

@@ -1,12 +1,12 @@
 """The schema of each topic: read, registered, kept.
 
 Always true: a version gets its number by one multi that also changes the head, so numbers have no
-gaps and of two writers one decides anew on what the other registered; a lost response is resolved
-by deciding anew too, for the same schema registered twice is one version. A write only proposes its
+gaps, and of two writers one decides again after the other registered; a lost response also makes a
+writer decide again, as the same schema registered twice is one version. A write only proposes its
 version: the multi of its commit (topic/commit) makes it one of the schema, so a write that fails
-keeps no other out. Versions never change, so what was read once is kept (CACHE_BYTES_MAX), and a
-write whose schema is known costs no call. What puts a schema into force gives the topic's head a
-new version in its multi, so a commit that saw no schema loses to it.
+keeps no other out. Versions never change, so records that were read are kept (CACHE_BYTES_MAX), and
+a write with a kept schema costs no call. The multi that puts a schema into force also gives the
+topic's head a new node version, so a commit that saw no schema loses to it.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ READS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class TopicSchema:
-    """What is registered: the versions, oldest first, and those that are only `proposed`.
-    `node_version` is the version of the node of `head`, None while there is none."""
+    """The registered versions, oldest first, and the versions that are only `proposed`.
+    `node_version` is the version of the head's node, None before there is a node."""
 
     head: SchemaHead
     versions: tuple[SchemaVersion, ...]
@@ -61,14 +61,14 @@ class TopicSchema:
 
     @property
     def union(self) -> pa.Schema | None:
-        """What a reader of every version sees; None before the first. Raises
+        """The columns that a reader of all versions sees; None before the first version. Raises
         errors.SchemaIncompatible (only with compatibility none)."""
         schemas = [version.schema for version in self.versions]
         return schema_rules.union(schemas) if schemas else None
 
 
 class SchemaRegistry:
-    """One per process. Every method raises errors.Unavailable when the store does not respond,
+    """One per process. Every method raises errors.Unavailable if the store does not respond,
     errors.UnsupportedFormat for records of a later version."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
@@ -78,7 +78,7 @@ class SchemaRegistry:
         self._kept_bytes = 0
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
-        """What is registered; with `fresh` everything that was before this call."""
+        """The schema of the topic; with `fresh` with all that was registered before this call."""
         with reachable(f"reading the schema of topic '{topic.name}'"):
             if fresh:
                 await self._store.sync(paths.topic_schema(topic.id))
@@ -89,13 +89,13 @@ class SchemaRegistry:
 
         Raises errors.SchemaNotRegistered, errors.SchemaIncompatible.
         """
-        found: list[pa.Schema] = []
+        schemas: list[pa.Schema] = []
         for topic in topics:
             schema = (await self.of(topic)).union
             if schema is None:
                 raise not_registered(topic)
-            found.insert(0, schema)  # the first topic's order of columns comes first
-        return schema_rules.union(found)
+            schemas.insert(0, schema)  # the first topic's order of columns comes first
+        return schema_rules.union(schemas)
 
     async def for_write(
         self,
@@ -105,21 +105,21 @@ class SchemaRegistry:
         *,
         must_exist: bool = False,
     ) -> SchemaVersion:
-        """The version that rows with these columns are written under. Its number is durable when
+        """The version under which rows with these columns are written. Its number is durable when
         this returns: no other version gets it.
 
-        Column order and case do not matter; which columns may be null is not compared: rows are
-        checked against the version's NOT NULL by the task that writes them. The first write
-        proposes a version, unless there `must_exist` one; the first commit under it makes it one of
-        the topic's schema and puts that into force (topic/commit).
+        Column order and case do not matter, nor which columns may be null: the task that writes
+        rows checks them against the version's NOT NULL. The first write proposes a version, unless
+        one `must_exist`; the first commit under the version makes it one of the topic's schema, and
+        puts the schema into force (topic/commit).
 
         Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, errors.SchemaTypeMismatch,
         errors.SchemaReservedColumn, errors.TopicDeleted.
         """
         written = schema_records.canonical(schema)
-        known = schema_rules.matching(written, self._kept_of(topic.id).registered)
-        if known is not None:
-            return known
+        version = schema_rules.matching(written, self._kept_of(topic.id).registered)
+        if version is not None:
+            return version
 
         def decide(now: TopicSchema) -> SchemaVersion:
             if must_exist and not now.versions:
@@ -130,21 +130,21 @@ class SchemaRegistry:
         return await self._registered(topic, decide)
 
     async def register(self, topic: TopicInfo, schema: pa.Schema) -> SchemaVersion:
-        """Make `schema`, with its NOT NULLs, a version of the topic's schema; the one that is
-        exactly it, if there is. The schema is in force when it returns. Raises as for_write."""
-        wanted = schema_records.canonical(schema)
+        """Make `schema`, with its NOT NULLs, a version of the topic's schema, or return the version
+        that is exactly this schema. The schema is in force on return. Raises as for_write."""
+        canonical = schema_records.canonical(schema)
 
         def decide(now: TopicSchema) -> SchemaVersion:
             name = topic.name.short
             return schema_rules.decide_registration(
-                name, wanted, now.head, now.versions, now.proposed
+                name, canonical, now.head, now.versions, now.proposed
             )
 
         return await self._registered(topic, decide, in_force=True)
 
     async def withdraw(self, topic: TopicInfo) -> SchemaHead:
-        """Put the schema out of force: the topic takes bytes again. Rows that are there keep their
-        versions. Raises errors.SchemaNotRegistered, errors.TopicDeleted."""
+        """Put the schema out of force: the topic takes bytes again. The rows in the topic keep
+        their versions. Raises errors.SchemaNotRegistered, errors.TopicDeleted."""
         head = SchemaHead()
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
@@ -159,7 +159,7 @@ class SchemaRegistry:
         return head
 
     async def set_compatibility(self, topic: TopicInfo, compatibility: Compatibility) -> None:
-        """What later versions are checked for; versions that are there are not checked again."""
+        """Set what later versions are checked for; the present versions are not checked again."""
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             if now.node_version is not None and now.head.compatibility is compatibility:
@@ -170,8 +170,8 @@ class SchemaRegistry:
             await self._change(topic, change)
 
     async def register_clients(self, topic: TopicInfo, schema: ClientSchema) -> None:
-        """What Pulsar's clients say of the values is version 0 of the topic's schema; rows stay
-        bytes. Raises errors.TopicDeleted."""
+        """Make the schema that Pulsar's clients declare for values version 0 of the topic's schema;
+        rows stay bytes. Raises errors.TopicDeleted."""
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
             head = replace(now.head, clients=schema)
@@ -187,7 +187,8 @@ class SchemaRegistry:
         *,
         in_force: bool = False,
     ) -> SchemaVersion:
-        """`in_force`: a version of the schema at once, which is in force; else a proposed one."""
+        """The decided version, recorded. `in_force`: it is a version of the schema at once, and the
+        schema is in force; else it is proposed."""
         chosen: SchemaVersion | None = None
 
         def change(now: TopicSchema) -> tuple[SchemaHead, list[Operation]] | None:
@@ -218,24 +219,24 @@ class SchemaRegistry:
         topic: TopicInfo,
         change: Callable[[TopicSchema], tuple[SchemaHead, list[Operation]] | None],
     ) -> None:
-        """Until `change` says that what is there is as wanted, or its multi was applied."""
+        """Repeat `change` until it returns None (nothing to do), or its multi was applied."""
         path = paths.topic_schema(topic.id)
-        is_taken = False  # the number of a new version, by a version that the head does not name
+        is_taken = False  # a version that the head does not name has the number of the new one
         for tries in range(TRIES_MAX):
             await self._store.sync(path)
             now = await self._read(topic.id, unnamed=is_taken)
-            wanted = change(now)
-            if wanted is None and is_taken:
-                wanted = now.head, []
-            if wanted is None:
+            changed = change(now)
+            if changed is None and is_taken:
+                changed = now.head, []
+            if changed is None:
                 return
             topics_head = await self._head(topic)
-            value = schema_records.encode_head(wanted[0])
+            value = schema_records.encode_head(changed[0])
             node: Operation = Create(path, value)
             if now.node_version is not None:
                 node = Set(path, value, now.node_version)
-            others = wanted[1]
-            if now.head.takes_bytes and not wanted[0].takes_bytes:
+            others = changed[1]
+            if now.head.takes_bytes and not changed[0].takes_bytes:
                 path_of_head = paths.topic_head(topic.id)
                 others = [*others, Set(path_of_head, topics_head.value, topics_head.version)]
             try:
@@ -260,8 +261,8 @@ class SchemaRegistry:
         return node
 
     async def _read(self, topic_id: str, *, unnamed: bool = False) -> TopicSchema:
-        """`unnamed`: with the versions that the head does not name, as proposed ones. A process of
-        an earlier version drops the proposed ones from a head that it writes."""
+        """`unnamed`: versions that the head does not name count as proposed. A process of an
+        earlier version drops the proposed ones from a head that it writes."""
         node = await read(self._store, paths.topic_schema(topic_id))
         if node is None:
             return TopicSchema(SchemaHead(), (), None)
@@ -271,26 +272,26 @@ class SchemaRegistry:
         kept = self._kept_of(topic_id)
         numbers = range(len(kept.versions) + 1, head.last + 1)
 
-        async def one(number: int) -> bytes:
-            found = await look_up(self._store, paths.topic_schema(topic_id, number))
-            if found is None:
+        async def record_of(number: int) -> bytes:
+            record = await look_up(self._store, paths.topic_schema(topic_id, number))
+            if record is None:
                 raise errors.UnsupportedFormat(
                     f"version {number} of the schema of topic id {topic_id} is not there"
                 )
-            return found.value
+            return record.value
 
-        values = await each(one, numbers, READS_AT_ONCE)
+        values = await each(record_of, numbers, READS_AT_ONCE)
         versions = (*kept.versions, *map(schema_records.decode_version, values))
-        found = _Kept(versions, kept.size + sum(map(len, values)), head)
-        self._keep(topic_id, found)
+        kept = _Kept(versions, kept.size + sum(map(len, values)), head)
+        self._keep(topic_id, kept)
         proposed = tuple(v for v in versions if v.number in head.proposed)
-        return TopicSchema(head, found.registered, node.version, proposed)
+        return TopicSchema(head, kept.registered, node.version, proposed)
 
     def _kept_of(self, topic_id: str) -> "_Kept":
         return self._kept.get(topic_id, _NOTHING)
 
     def _keep(self, topic_id: str, now: "_Kept") -> None:
-        """The least recently read topics go first; one too large alone is not kept."""
+        """Evicts the least recently read topics first; a topic too large by itself is not kept."""
         self._kept_bytes += now.size - self._kept_of(topic_id).size
         self._kept.pop(topic_id, None)
         self._kept[topic_id] = now
@@ -301,7 +302,7 @@ class SchemaRegistry:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What was read of a topic: versions 1, 2 ..., in records of `size` bytes, and the head."""
+    """The records read of a topic: versions 1, 2 ..., `size` bytes in all, and the head."""
 
     versions: tuple[SchemaVersion, ...] = ()
     size: int = 0
@@ -316,5 +317,5 @@ _NOTHING = _Kept()
 
 
 def not_registered(topic: TopicInfo) -> errors.SchemaNotRegistered:
-    """The error of a topic that is to be read or written by a schema."""
+    """The error for a read or write by a schema of a topic without one."""
     return errors.SchemaNotRegistered(f"topic '{topic.name}' has no registered schema")

@@ -1,15 +1,15 @@
 """Which schemas fit: what a write may use, when a version may be added, what a reader sees.
 
-A reader's schema can read what was written by another if each of its columns, found by name
-without regard to case, is there with the same or a narrower type and may be null if the other's
-may, or is not there and may be null. Columns that the reader does not have are left aside. Types
-widen int8 -> int16 -> int32 -> int64 and float -> double, inside of nested types too.
+A reader's schema can read rows of another schema if each of its columns, by name without regard to
+case, either is in the other schema with the same or a narrower type, and may be null if the other
+column may, or is missing there and may be null. Columns that the reader does not have are ignored.
+Types widen int8 -> int16 -> int32 -> int64 and float -> double, inside of nested types too.
 
-Always true: a new version is checked against *every* version before it, for entries of all of them
+Always true: a new version is checked against *every* version before it, as entries of all versions
 stay in the topic; so the union of all versions exists, unless compatibility is `none`. A write uses
-a version that has its columns, neither more nor fewer; one that says NOT NULL checks the rows. A
-version that is only proposed has no rows, and keeps no other out: `joined` decides in the commit of
-its first rows.
+a version that has its columns, neither more nor fewer; rows are checked against NOT NULL columns of
+the version. A version that is only proposed has no rows, and keeps no other out: `joined` decides
+in the commit of its first rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class SchemaMode(Enum):
     """What a write may do to its topic's schema. The first typed write registers version 1."""
 
     VALIDATE = "validate"
-    EVOLVE = "evolve"  # register what no version has, if that is compatible
+    EVOLVE = "evolve"  # register a version for columns that no version has, if it is compatible
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,18 @@ def decide(
     mode: SchemaMode,
     proposed: Sequence[SchemaVersion] = (),
 ) -> SchemaVersion:
-    """The version that rows of the canonical schema `written` are written under; one above
-    `head.last` is to be proposed first. Raises errors.SchemaIncompatible."""
+    """The version under which rows of the canonical schema `written` are written. A version above
+    `head.last` must be proposed first. Raises errors.SchemaIncompatible."""
     assert all(head.has(version.number) for version in versions), "proposed ones are apart"
-    known = matching(written, versions)
-    if known is not None:
-        return known
+    version = matching(written, versions)
+    if version is not None:
+        return version
 
     def new(schema: pa.Schema) -> SchemaVersion:
         return _exactly(schema, proposed) or version_of(head.last + 1, schema)
 
     spelled = respelled(written, [version.schema for version in versions])
-    registered = nullable(spelled)  # no row may fail later for what this write's rows are not
+    registered = nullable(spelled)  # NOT NULL of this write must not refuse later rows
     if not versions:
         return new(registered)
     forbidden = first_misfit(registered, versions, head.compatibility)
@@ -95,24 +95,24 @@ def decide(
 
 def decide_registration(
     topic: str,
-    wanted: pa.Schema,
+    registered: pa.Schema,
     head: SchemaHead,
     versions: Sequence[SchemaVersion],
     proposed: Sequence[SchemaVersion] = (),
 ) -> SchemaVersion:
     """As `decide` for a schema that a user registers: NOT NULL is part of it."""
-    known = _exactly(wanted, versions)
-    if known is not None:
-        return known
-    wanted = respelled(wanted, [version.schema for version in versions])
-    misfit = first_misfit(wanted, versions, head.compatibility)
+    version = _exactly(registered, versions)
+    if version is not None:
+        return version
+    registered = respelled(registered, [version.schema for version in versions])
+    misfit = first_misfit(registered, versions, head.compatibility)
     if misfit is not None:
         raise errors.SchemaIncompatible(
             f"topic {topic!r} takes only changes that are compatible"
             f" '{head.compatibility.value}': {misfit}",
             "Correct the column, or set the topic's compatibility to none.",
         )
-    return _exactly(wanted, proposed) or version_of(head.last + 1, wanted)
+    return _exactly(registered, proposed) or version_of(head.last + 1, registered)
 
 
 def joined(
@@ -124,7 +124,7 @@ def joined(
     evolves: bool,
 ) -> SchemaHead:
     """The head once rows under version `number` of `given_out` are committed. Raises
-    errors.SchemaIncompatible where what others committed since keeps it out,
+    errors.SchemaIncompatible if versions that others committed since do not allow it,
     errors.SchemaNotRegistered."""
     if head.has(number):
         return head
@@ -149,31 +149,33 @@ def joined(
 
 
 def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
-    """The newest version that is `written`, else the newest that is it but for NOT NULL."""
-    known = _exactly(written, versions)
-    if known is not None:
-        return known
+    """The newest version equal to `written`, else the newest that differs only in NOT NULL."""
+    version = _exactly(written, versions)
+    if version is not None:
+        return version
     loose = fingerprint(nullable(written))
-    like = (one for one in reversed(versions) if fingerprint(nullable(one.schema)) == loose)
+    like = (
+        version for version in reversed(versions) if fingerprint(nullable(version.schema)) == loose
+    )
     return next(like, None)
 
 
 def _exactly(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
     mark = fingerprint(schema)
-    return next((one for one in reversed(versions) if one.fingerprint == mark), None)
+    return next((version for version in reversed(versions) if version.fingerprint == mark), None)
 
 
 def first_misfit(
-    wanted: pa.Schema, versions: Sequence[SchemaVersion], compatibility: Compatibility
+    later: pa.Schema, versions: Sequence[SchemaVersion], compatibility: Compatibility
 ) -> Misfit | None:
-    """Why `wanted` cannot come after `versions`, or None if it can."""
+    """Why `later` cannot come after `versions`, or None if it can."""
     backward = compatibility in (Compatibility.BACKWARD, Compatibility.FULL)
     forward = compatibility in (Compatibility.FORWARD, Compatibility.FULL)
     for version in reversed(versions):
         number = version.number
-        if backward and (misfit := can_read(wanted, version.schema)):
+        if backward and (misfit := can_read(later, version.schema)):
             return Misfit(misfit.column, f"{misfit.why}: rows of version {number} are not read so")
-        if forward and (misfit := can_read(version.schema, wanted)):
+        if forward and (misfit := can_read(version.schema, later)):
             return Misfit(misfit.column, f"{misfit.why}: readers of version {number} break")
     return None
 
@@ -183,10 +185,10 @@ def can_read(reader: pa.Schema, written: pa.Schema) -> Misfit | None:
     return _fields_misfit(list(reader), list(written), "")
 
 
-def difference(written: pa.Schema, known: pa.Schema) -> Misfit | None:
-    """What `written` has otherwise than `known`, but for NOT NULL; None if nothing."""
+def difference(written: pa.Schema, registered: pa.Schema) -> Misfit | None:
+    """The first difference of `written` from `registered`, except in NOT NULL; or None."""
     columns = _by_name(list(written))
-    for field in known:
+    for field in registered:
         other = columns.pop(field.name.lower(), None)
         if other is None:
             return Misfit(field.name, "is missing")
@@ -198,10 +200,10 @@ def difference(written: pa.Schema, known: pa.Schema) -> Misfit | None:
 
 
 def union(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """What a reader of all of `schemas`, oldest first, sees: every column there ever was, in its
-    widest type, null where a row does not have it; the newest schema's order comes first.
+    """The columns that a reader of all of `schemas` (oldest first) sees: every column of any
+    schema, with its widest type, null if a row lacks it; the newest schema's order comes first.
 
-    Raises errors.SchemaIncompatible when a column has types of which none is the widest.
+    Raises errors.SchemaIncompatible if the types of a column have no widest one.
     """
     assert schemas, "a union is of one schema at least"
     return pa.schema(_united([list(schema) for schema in schemas], ""))
@@ -213,13 +215,13 @@ def nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def respelled(schema: pa.Schema, earlier: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema with its columns named as in the first of `earlier` that has them, so that all
-    entries of a topic call a column alike."""
-    return pa.schema(_respelled(list(schema), [list(one) for one in earlier]))
+    """The schema with each column spelled as in the first of `earlier` that has it, so that all
+    entries of a topic spell a column alike."""
+    return pa.schema(_respelled(list(schema), [list(fields) for fields in earlier]))
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Every value of the simple type `narrow` is one of `wide`."""
+    """Whether every value of the simple type `narrow` is one of `wide`."""
     for widths in _WIDTHS:
         if narrow in widths and wide in widths:
             return widths.index(narrow) <= widths.index(wide)
@@ -256,19 +258,19 @@ def _type_misfit(reader: pa.DataType, written: pa.DataType, path: str) -> Misfit
     return Misfit(path, f"of type {written} is not read as {reader}")
 
 
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    columns = (pa.schema([pa.field("", kind)]) for kind in (one, other))
+def _same(kind: pa.DataType, other: pa.DataType) -> bool:
+    columns = (pa.schema([pa.field("", column)]) for column in (kind, other))
     return len({fingerprint(nullable(schema)) for schema in columns}) == 1
 
 
 def _united(versions: Sequence[Sequence[pa.Field]], within: str) -> list[pa.Field]:
     """The union of several lists of fields, oldest first."""
-    found: dict[str, list[pa.Field]] = {}
+    by_name: dict[str, list[pa.Field]] = {}
     for fields in reversed(versions):
         for field in fields:
-            found.setdefault(field.name.lower(), []).append(field)
+            by_name.setdefault(field.name.lower(), []).append(field)
     united = []
-    for fields in found.values():
+    for fields in by_name.values():
         path = within + fields[0].name
         kind = fields[0].type
         for field in fields[1:]:
@@ -292,13 +294,13 @@ def _wider(newer: pa.DataType, older: pa.DataType, path: str) -> pa.DataType:
 
 
 def _respelled(fields: Sequence[pa.Field], earlier: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
-    known: dict[str, list[pa.Field]] = {}
+    by_name: dict[str, list[pa.Field]] = {}
     for other in earlier:
         for field in other:
-            known.setdefault(field.name.lower(), []).append(field)
+            by_name.setdefault(field.name.lower(), []).append(field)
     spelled = []
     for field in fields:
-        others = known.get(field.name.lower(), [])
+        others = by_name.get(field.name.lower(), [])
         name = others[0].name if others else field.name
         kind = _respelled_type(field.type, [other.type for other in others])
         spelled.append(pa.field(name, kind, nullable=field.nullable))
@@ -321,8 +323,8 @@ def _nullable_type(kind: pa.DataType) -> pa.DataType:
     return _nested(kind, fields)
 
 
-def _nested_alike(one: pa.DataType, other: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(one) and one.id == other.id)
+def _nested_alike(kind: pa.DataType, other: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) and kind.id == other.id)
 
 
 def _inner(kind: pa.DataType) -> list[pa.Field]:
@@ -333,7 +335,7 @@ def _inner(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _nested(kind: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
-    """A type of the kind of `kind` of other fields."""
+    """A nested type like `kind`, with these fields."""
     if pa.types.is_struct(kind):
         return pa.struct(fields)
     return pa.map_(*fields) if pa.types.is_map(kind) else pa.list_(*fields)

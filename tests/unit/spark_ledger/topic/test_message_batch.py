@@ -327,7 +327,7 @@ def test_a_header_that_counts_other_rows_than_there_are_is_refused(shares, colum
     shares = shares or [Share(300, 6, 0)]
     payload = encoded(six_rows().slice(1), shares=shares)
 
-    with pytest.raises(errors.UnsupportedFormat, match="5 rows says 6"):
+    with pytest.raises(errors.UnsupportedFormat, match="5 rows has 6"):
         decode_batch(payload, partition=300, columns=columns)
 
 
