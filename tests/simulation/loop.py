@@ -24,6 +24,7 @@ import asyncio
 import gc
 import heapq
 import random
+import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -202,6 +203,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.create_future = partial(asyncio.Future, loop=self)  # no frame of our own in between
         self._running = False
         self._closed = False
+        self._tokens = self.random_for("tokens")
 
     def random_for(self, name: str) -> random.Random:
         """A generator of its own for each part, so that a new draw in one reshuffles no other."""
@@ -343,14 +345,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         self._running, _running = True, self
         _tell(told)
+        secrets.token_hex = self._drawn_token
         _ALL_TASKS.add = _nothing
         try:
             yield
         finally:
             del _ALL_TASKS.add
+            secrets.token_hex = _TOKEN_HEX
             _tell({**_ASKED, "current_task": _CURRENT_TASK, "all_tasks": _ALIVE})
             self._running, _running = False, None
             asyncio._set_running_loop(None)
+
+    def _drawn_token(self, nbytes: int | None = None) -> str:
+        """A token of the metadata store's chain, say: the same one each time the seed is run."""
+        return self._tokens.randbytes(nbytes or 32).hex()
 
     def _run_until(self, task: "asyncio.Future[Any]", time_max_s: float) -> None:
         ready = self._ready
@@ -438,6 +446,7 @@ _ASKED: dict[str, Any] = {
 }
 _CURRENT_TASK: Any = asyncio.current_task
 _ALIVE: Any = asyncio.all_tasks
+_TOKEN_HEX = secrets.token_hex
 _ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
 """asyncio's weak set of all tasks, in which a run keeps none: it has `Tasks`, and a weak reference
 for each task is the twentieth part of what a task costs."""

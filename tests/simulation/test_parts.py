@@ -8,6 +8,7 @@ import pytest
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.logs.index import LedgerState, Location
 from spark_ledger.bookies.bookie_client import CallFailed
+from spark_ledger.metadata.chain import new_token
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Deadlock, Livelock, RealWorld, current, run
@@ -46,6 +47,15 @@ def test_a_run_that_never_ends_is_a_livelock():
 
     with pytest.raises(Livelock):
         run(main(), time_max_s=100)
+
+
+def test_tokens_that_the_product_draws_are_the_same_each_time_a_seed_is_run():
+    async def main() -> list[str]:
+        return [new_token(), new_token()]
+
+    first, again, other = run(main(), 7), run(main(), 7), run(main(), 8)
+    assert first == again
+    assert len({*first, *other, new_token()}) == 5
 
 
 def test_threads_are_refused():
