@@ -228,9 +228,9 @@ class Broker:
         """Call `resume` once memory is free again."""
         self._relieved[resume] = None
 
-    def forgot(self, size: int) -> None:
-        """So many bytes wait no more."""
-        self.waiting_bytes -= size
+    def waits(self, size: int) -> None:
+        """So many bytes of clients wait from now on, or wait no more where it is negative."""
+        self.waiting_bytes += size
         if self._relieved and not self.crowded:
             waiting, self._relieved = list(self._relieved), {}
             for resume in waiting:

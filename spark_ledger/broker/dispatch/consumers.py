@@ -19,9 +19,11 @@ from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set, acked_in
+from spark_ledger.broker.names import offset_of
 from spark_ledger.broker.owner.partition import UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import (
+    AckType,
     MessageId,
     Refusal,
     ServerError,
@@ -112,6 +114,19 @@ class Consumer:
         self._rewound += 1
         self._sent_back.set()
         self._wake.set()
+
+    def acknowledge(self, message_id: MessageId, ack_type: AckType) -> bool:
+        """Whether the mark, or what is acknowledged beyond it, moved. What is beyond the confirmed
+        end was not sent, and counts for nothing."""
+        partition, acks = self.place.partition, self.place.acks
+        offset = offset_of(message_id, partition.ledger)
+        if ack_type == AckType.CUMULATIVE:
+            end = self.acknowledged_up_to(message_id, offset)
+            return end <= partition.end and acks.up_to(end)
+        moved = False
+        for lo, hi in self.acknowledged(message_id, offset):
+            moved |= hi <= partition.end and acks.add(lo, hi)
+        return moved
 
     def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
         """The offsets that an id acknowledges by itself: one message of a batch, or a batch, all or

@@ -15,7 +15,13 @@ from spark_ledger.broker.names import NOWHERE
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
-from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, command
+from spark_ledger.broker.wire.commands import (
+    AccessMode,
+    BaseCommand,
+    Refusal,
+    ServerError,
+    command,
+)
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.broker.wire.sends import UNPACKED_MAX, Alike, Send, receipts
 from spark_ledger.topic.entry import pulsar_batch
@@ -321,3 +327,8 @@ class Run:
     def _refused(self, why: Refusal) -> None:
         frames = [self.producer.error(send.sequence_id, why) for send in self._sends]
         self.producer.answer(self._number, len(frames), b"".join(frames))
+
+
+def closed(producer_id: int) -> BaseCommand:
+    """What sends a client's producer away: it is to look its topic up again."""
+    return command("close_producer", producer_id=producer_id, request_id=0)

@@ -1,4 +1,5 @@
-"""Requests of Pulsar's clients, each with its answer and how it is refused.
+"""The commands of Pulsar's clients: how each is carried out and refused, and what it needs a right
+for.
 
 Always true: what is not built is refused by NotAllowedError with what it is; errors of the topic
 layer become the code after which a client does the right thing: those that pass are
@@ -8,16 +9,18 @@ ServiceNotReady, so it looks the topic up and tries again.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.consumers import Consumer, Link, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
-from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.produce.intake import Intake, SendersLink
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
     EARLIEST,
@@ -58,20 +61,33 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
 )
 
 
-class Client(ProducersLink, Protocol):
-    """A client's connection, as its requests use it."""
+class ClientsWire(Link, SendersLink, Protocol):
+    """A client's connection (connection.py)."""
+
+    open: bool
+
+    def read_or_not(self) -> None:
+        """What is under way has become more or less."""
+
+
+class Caller(Protocol):
+    """A client, as its commands use it."""
+
+    @property
+    def wire(self) -> ClientsWire: ...
+
+    @property
+    def intake(self) -> Intake: ...
+
+    @property
+    def acking(self) -> Acking: ...
 
     broker: Broker
     producers: dict[int, Producer]
-    consumers: dict[int, tuple[Consumer, OwnedTopic, str]]
-    open: bool
+    consumers: dict[int, Consuming]
 
-    async def room(self) -> None: ...
-
-    def add_producer(self, producer: Producer) -> None: ...
-
-    def forget_producer(self, producer: Producer) -> bool:
-        """Whether it was there."""
+    def is_of(self, version: str) -> None:
+        """It has connected, and this is its name and version."""
 
     def forget_consumer(self, consumer: Consumer) -> bool:
         """Whether it was there."""
@@ -80,12 +96,29 @@ class Client(ProducersLink, Protocol):
         """It is to look its topic up again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How a request is carried out, and refused."""
+class Right(Enum):
+    """What a client needs a right for."""
 
-    carry_out: Callable[[Client, Any], Awaitable[None]]
-    refuse: Callable[[Client, Any, Refusal], None]
+    LOOK_UP = "look up"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Carried out by a task, and answered: by itself or by a refusal."""
+
+    carry_out: Callable[[Caller, Any], Awaitable[None]]
+    refuse: Callable[[Caller, Any, Refusal], None]
+    right: Right | None
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Carried out before the next command is looked at."""
+
+    carry_out: Callable[[Caller, Any], None]
+    right: Right | None
 
 
 def refusal_of(error: Exception) -> Refusal:
@@ -106,19 +139,19 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
     )
 
 
-def _reply(connection: Client, part: Any, name: str, **fields: Any) -> None:
+def _reply(client: Caller, part: Any, name: str, **fields: Any) -> None:
     """The response of that name to the request in `part`."""
-    connection.send(encode(command(name, request_id=part.request_id, **fields)))
+    client.wire.send(encode(command(name, request_id=part.request_id, **fields)))
 
 
 def _refusing(
     name: str, code: str = "error", message: str = "message", **fields: Any
-) -> Callable[[Client, Any, Refusal], None]:
+) -> Callable[[Caller, Any, Refusal], None]:
     """By a response of that name, which says why in these fields."""
 
-    def refuse(connection: Client, part: Any, refused: Refusal) -> None:
+    def refuse(client: Caller, part: Any, refused: Refusal) -> None:
         why = {code: refused.code, message: refused.message}
-        _reply(connection, part, name, **fields, **why)
+        _reply(client, part, name, **fields, **why)
 
     return refuse
 
@@ -129,31 +162,31 @@ _error = _refusing("error")
 # -- where topics are ------------------------------------------------------------------------------
 
 
-async def _partitioned_metadata(connection: Client, part: Any) -> None:
+async def _partitioned_metadata(client: Caller, part: Any) -> None:
     create = part.metadata_auto_creation_enabled
-    count = await connection.broker.partitions_of(names.parse(part.topic), create=create)
-    _reply(connection, part, "partitioned_metadata_response", partitions=count, response=0)
+    count = await client.broker.partitions_of(names.parse(part.topic), create=create)
+    _reply(client, part, "partitioned_metadata_response", partitions=count, response=0)
 
 
-async def _lookup(connection: Client, part: Any) -> None:
+async def _lookup(client: Caller, part: Any) -> None:
     name = names.parse(part.topic)
-    url, here = await connection.broker.lookup(name, authoritative=part.authoritative)
+    url, here = await client.broker.lookup(name, authoritative=part.authoritative)
     where = LookupType.CONNECT if here else LookupType.REDIRECT
     fields = {"brokerServiceUrl": url, "response": where, "authoritative": True}
-    _reply(connection, part, "lookup_response", **fields)
+    _reply(client, part, "lookup_response", **fields)
 
 
-async def _topics_of_namespace(connection: Client, part: Any) -> None:
+async def _topics_of_namespace(client: Caller, part: Any) -> None:
     topics = []
     if part.mode != TopicsMode.NON_PERSISTENT:
-        topics = await connection.broker.names_in(part.namespace)
-    _reply(connection, part, "topics_of_namespace_response", topics=topics, filtered=False)
+        topics = await client.broker.names_in(part.namespace)
+    _reply(client, part, "topics_of_namespace_response", topics=topics, filtered=False)
 
 
 # -- producers -------------------------------------------------------------------------------------
 
 
-async def _producer(connection: Client, part: Any) -> None:
+async def _producer(client: Caller, part: Any) -> None:
     _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
@@ -163,16 +196,16 @@ async def _producer(connection: Client, part: Any) -> None:
             f"subscription '{part.initial_subscription_name}', which the producer is to make, is"
             " not built yet: subscribe before it sends",
         )
-    topic, partition = await connection.broker.partition(names.parse(part.topic), create=True)
-    schema_version = await _version_to_send(connection.broker, topic.info, part)
-    known = connection.producers.get(part.producer_id)
+    topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
+    schema_version = await _version_to_send(client.broker, topic.info, part)
+    known = client.producers.get(part.producer_id)
     if known is not None:
-        connection.forget_producer(known)
+        client.intake.remove(known)
     made = Producer(
-        connection,
+        client.wire,
         part.producer_id,
         part.request_id,
-        part.producer_name or connection.broker.new_name(),
+        part.producer_name or client.broker.new_name(),
         AccessMode(part.producer_access_mode),
         part.epoch,
         part.topic_epoch,
@@ -182,14 +215,14 @@ async def _producer(connection: Client, part: Any) -> None:
     )
     await _are_there(other.connection for other in partition.producers_before(made))
     ready = partition.add_producer(made)
-    if not connection.open:
+    if not client.wire.open:
         partition.remove_producer(made)
         return
-    connection.add_producer(made)
+    client.intake.add(made)
     if ready:
         await partition.only(made)
     else:
-        _reply(connection, part, "producer_success", producer_name=made.name, producer_ready=False)
+        _reply(client, part, "producer_success", producer_name=made.name, producer_ready=False)
 
 
 async def _are_there(connections: Iterable[ProducersLink | Link]) -> None:
@@ -205,18 +238,18 @@ def _check_schema(part: Any) -> None:
         )
 
 
-async def _close_producer(connection: Client, part: Any) -> None:
-    known = connection.producers.get(part.producer_id)
+async def _close_producer(client: Caller, part: Any) -> None:
+    known = client.producers.get(part.producer_id)
     if known is not None:
-        connection.forget_producer(known)
+        client.intake.remove(known)
         await known.partition.writer.settled(lambda producer: producer is known)
-    _reply(connection, part, "success")
+    _reply(client, part, "success")
 
 
 # -- consumers -------------------------------------------------------------------------------------
 
 
-async def _subscribe(connection: Client, part: Any) -> None:
+async def _subscribe(client: Caller, part: Any) -> None:
     _check_schema(part)
     kind = SubscriptionType(part.subType)
     if kind not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
@@ -231,28 +264,28 @@ async def _subscribe(connection: Client, part: Any) -> None:
             " pass over those of other ranges",
         )
     create = part.force_topic_creation
-    topic, owned = await connection.broker.partition(names.parse(part.topic), create=create)
+    topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
     partition = owned.log
 
     async def start() -> int:
-        return await _start(connection, partition, part)
+        return await _start(client, partition, part)
 
     def make(place: PlaceInPartition) -> Consumer:
         return Consumer(
-            connection,
+            client.wire,
             part.consumer_id,
-            part.consumer_name or connection.broker.new_name(),
+            part.consumer_name or client.broker.new_name(),
             part.priority_level,
             place,
-            connection.send_consumer_away,
+            client.send_consumer_away,
             part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
 
-    known = connection.consumers.get(part.consumer_id)
+    known = client.consumers.get(part.consumer_id)
     if known is not None:
-        connection.forget_consumer(known[0])
+        client.forget_consumer(known[0])
     before = topic.consumers_before(part.subscription, kind, partition.number)
-    await _are_there(one.link for one in before if one.link is not connection)
+    await _are_there(one.link for one in before if one.link is not client.wire)
     consumer = await topic.subscribe(
         partition,
         part.subscription,
@@ -262,18 +295,18 @@ async def _subscribe(connection: Client, part: Any) -> None:
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,
     )
-    connection.consumers[part.consumer_id] = (consumer, topic, part.subscription)
-    if not connection.open:
-        connection.forget_consumer(consumer)
+    client.consumers[part.consumer_id] = Consuming(consumer, topic, part.subscription)
+    if not client.wire.open:
+        client.forget_consumer(consumer)
         return
-    _reply(connection, part, "success")
+    _reply(client, part, "success")
 
 
-async def _start(connection: Client, partition: Partition, part: Any) -> int:
+async def _start(client: Caller, partition: Partition, part: Any) -> int:
     """Where a reader begins. Raises Refusal."""
     if part.start_message_rollback_duration_sec:
         back_ms = part.start_message_rollback_duration_sec * 1000
-        return await partition.since(connection.broker.clock.now_ms() - back_ms)
+        return await partition.since(client.broker.clock.now_ms() - back_ms)
     if part.HasField("start_message_id"):
         return offset_named(partition, part.start_message_id)
     return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
@@ -291,42 +324,42 @@ def offset_named(partition: Partition, found: MessageId) -> int:
     return min(max(offset, partition.start), partition.end)
 
 
-def _of(connection: Client, part: Any) -> tuple[Consumer, OwnedTopic, str]:
-    found = connection.consumers.get(part.consumer_id)
+def _of(client: Caller, part: Any) -> Consuming:
+    found = client.consumers.get(part.consumer_id)
     if found is None:
         raise Refusal(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {part.consumer_id}")
     return found
 
 
-async def _close_consumer(connection: Client, part: Any) -> None:
-    found = connection.consumers.get(part.consumer_id)
+async def _close_consumer(client: Caller, part: Any) -> None:
+    found = client.consumers.get(part.consumer_id)
     if found is not None:
         consumer, topic, name = found
-        connection.forget_consumer(consumer)
+        client.forget_consumer(consumer)
         await topic.released(name)  # a query may begin behind the last one
-    _reply(connection, part, "success")
+    _reply(client, part, "success")
 
 
-async def _unsubscribe(connection: Client, part: Any) -> None:
-    consumer, topic, name = _of(connection, part)
+async def _unsubscribe(client: Caller, part: Any) -> None:
+    consumer, topic, name = _of(client, part)
     await topic.unsubscribe(name, consumer)
-    connection.forget_consumer(consumer)
-    _reply(connection, part, "success")
+    client.forget_consumer(consumer)
+    _reply(client, part, "success")
 
 
-async def _seek(connection: Client, part: Any) -> None:
-    consumer, topic, name = _of(connection, part)
+async def _seek(client: Caller, part: Any) -> None:
+    consumer, topic, name = _of(client, part)
     partition = consumer.place.partition
     if part.HasField("message_id"):
         offset = offset_named(partition, part.message_id)
     else:
         offset = await partition.since(part.message_publish_time)
     await topic.seek(name, consumer.place, offset)
-    _reply(connection, part, "success")
+    _reply(client, part, "success")
 
 
-async def _get_last_message_id(connection: Client, part: Any) -> None:
-    place = _of(connection, part)[0].place
+async def _get_last_message_id(client: Caller, part: Any) -> None:
+    place = _of(client, part)[0].place
     last = await place.partition.last()
     number, ledger = place.partition.shown, place.partition.ledger
     if last is None:
@@ -338,7 +371,7 @@ async def _get_last_message_id(connection: Client, part: Any) -> None:
             found.batch_size = last.messages
     mark = message_id(ledger, marked_entry(place.acks.mark, last), number)
     fields = {"last_message_id": found, "consumer_mark_delete_position": mark}
-    _reply(connection, part, "last_message_id_response", **fields)
+    _reply(client, part, "last_message_id_response", **fields)
 
 
 def marked_entry(mark: int, last: Stored | None) -> int:
@@ -372,10 +405,10 @@ async def _version_to_send(broker: Broker, topic: TopicInfo, part: Any) -> bytes
     return CLIENTS_VERSION
 
 
-async def _get_schema(connection: Client, part: Any) -> None:
+async def _get_schema(client: Caller, part: Any) -> None:
     """That of a version, or the latest. An empty version, as the client for Go gives it to messages
     of a producer of bytes, is that of bytes."""
-    broker, name = connection.broker, names.parse(part.topic)
+    broker, name = client.broker, names.parse(part.topic)
     topic = await broker.find(name.topic, create=False)
     version, kind = part.schema_version, SchemaType.NONE
     if version or not part.HasField("schema_version"):
@@ -389,46 +422,87 @@ async def _get_schema(connection: Client, part: Any) -> None:
     said = response.get_schema_response
     said.schema_version = version
     said.schema.name, said.schema.type, said.schema.schema_data = topic.name.name, kind, b""
-    connection.send(encode(response))
+    client.wire.send(encode(response))
 
 
-async def _get_or_create_schema(connection: Client, part: Any) -> None:
+async def _get_or_create_schema(client: Caller, part: Any) -> None:
     _check_schema(part)
-    topic = await connection.broker.find(names.parse(part.topic).topic, create=False)
-    version = await _version_to_send(connection.broker, topic, part)
-    _reply(connection, part, "get_or_create_schema_response", schema_version=version)
+    topic = await client.broker.find(names.parse(part.topic).topic, create=False)
+    version = await _version_to_send(client.broker, topic, part)
+    _reply(client, part, "get_or_create_schema_response", schema_version=version)
 
 
-# -- what is not built -----------------------------------------------------------------------------
+# -- what is done at once --------------------------------------------------------------------------
 
 
-def _not_built(what: str) -> Answer:
-    async def refuse(connection: Client, part: Any) -> None:
+def _connect(client: Caller, part: Any) -> None:
+    client.is_of(part.client_version)
+    response = connected(part.protocol_version, client.broker.message_bytes_max)
+    client.wire.send(encode(response))
+
+
+def _ping(client: Caller, _: Any) -> None:
+    client.wire.send(encode(command("pong")))
+
+
+def _pong(client: Caller, _: Any) -> None:
+    """That it came is all."""
+
+
+def _flow(client: Caller, part: Any) -> None:
+    if part.consumer_id in client.consumers:
+        client.consumers[part.consumer_id].consumer.flow(part.messagePermits)
+
+
+def _ack(client: Caller, part: Any) -> None:
+    client.acking.add(part)
+
+
+def _redeliver(client: Caller, part: Any) -> None:
+    client.acking.finish()
+    if part.consumer_id in client.consumers:
+        epoch = part.consumer_epoch if part.HasField("consumer_epoch") else None
+        client.consumers[part.consumer_id].consumer.redeliver(epoch)
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def _not_built(what: str) -> Request:
+    async def refuse(client: Caller, part: Any) -> None:
         raise Refusal(ServerError.NOT_ALLOWED, f"{what} are not built yet")
 
-    return Answer(refuse, _error)
+    return Request(refuse, _error, None)
 
 
-SCHEMA_WHY = "error_code", "error_message"
-ANSWERS: dict[str, Answer] = {
-    "partitioned_metadata": Answer(
-        _partitioned_metadata, _refusing("partitioned_metadata_response", response=1)
-    ),
-    "lookup": Answer(_lookup, _refusing("lookup_response", response=LookupType.FAILED)),
-    "topics_of_namespace": Answer(_topics_of_namespace, _error),
-    "producer": Answer(_producer, _error),
-    "close_producer": Answer(_close_producer, _error),
-    "subscribe": Answer(_subscribe, _error),
-    "close_consumer": Answer(_close_consumer, _error),
-    "unsubscribe": Answer(_unsubscribe, _error),
-    "seek": Answer(_seek, _error),
-    "get_last_message_id": Answer(_get_last_message_id, _error),
-    "get_schema": Answer(_get_schema, _refusing("get_schema_response", *SCHEMA_WHY)),
-    "get_or_create_schema": Answer(
-        _get_or_create_schema, _refusing("get_or_create_schema_response", *SCHEMA_WHY)
-    ),
+_NO_PARTITIONS = _refusing("partitioned_metadata_response", response=1)
+_NO_BROKER = _refusing("lookup_response", response=LookupType.FAILED)
+_SCHEMA_WHY = "error_code", "error_message"
+_NO_SCHEMA = _refusing("get_schema_response", *_SCHEMA_WHY)
+_NO_NEW_SCHEMA = _refusing("get_or_create_schema_response", *_SCHEMA_WHY)
+COMMANDS: dict[str, Request | AtOnce] = {
+    "connect": AtOnce(_connect, None),
+    "ping": AtOnce(_ping, None),
+    "pong": AtOnce(_pong, None),
+    "partitioned_metadata": Request(_partitioned_metadata, _NO_PARTITIONS, Right.LOOK_UP),
+    "lookup": Request(_lookup, _NO_BROKER, Right.LOOK_UP),
+    "topics_of_namespace": Request(_topics_of_namespace, _error, Right.LOOK_UP),
+    "producer": Request(_producer, _error, Right.PRODUCE),
+    "close_producer": Request(_close_producer, _error, None),
+    "subscribe": Request(_subscribe, _error, Right.CONSUME),
+    "close_consumer": Request(_close_consumer, _error, None),
+    "unsubscribe": Request(_unsubscribe, _error, Right.CONSUME),
+    "seek": Request(_seek, _error, Right.CONSUME),
+    "get_last_message_id": Request(_get_last_message_id, _error, Right.CONSUME),
+    "flow": AtOnce(_flow, Right.CONSUME),
+    "ack": AtOnce(_ack, Right.CONSUME),
+    "redeliver": AtOnce(_redeliver, Right.CONSUME),
+    "get_schema": Request(_get_schema, _NO_SCHEMA, Right.LOOK_UP),
+    "get_or_create_schema": Request(_get_or_create_schema, _NO_NEW_SCHEMA, Right.PRODUCE),
     "consumer_stats": _not_built("statistics of consumers"),
     "new_txn": _not_built("transactions"),
     "tc_client_connect": _not_built("transactions"),
     "watch_topic_list": _not_built("watches of topics"),
 }
+"""What a client may send, but SEND, which brings batches (produce/intake.py). `right` is what it
+needs a right for; nothing asks for one yet."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from spark_ledger.broker.dispatch.acking import ACK_IDS_MAX, Consuming
 from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
@@ -74,9 +75,12 @@ class Watched(Connection):
 async def connected():
     """A connection, and its client's socket, of which nothing is read."""
     loop = asyncio.get_running_loop()
-    broker = SimpleNamespace(
-        crowded=False, message_bytes_max=5 << 20, waiting_bytes=0, forgot=lambda size: None
-    )
+    broker = SimpleNamespace(crowded=False, message_bytes_max=5 << 20, waiting_bytes=0)
+
+    def waits(size):
+        broker.waiting_bytes += size
+
+    broker.waits = waits
     gone = asyncio.Event()
     made = Watched(broker, lambda _: gone.set())
     server = await loop.create_server(lambda: made, "127.0.0.1", 0)
@@ -150,15 +154,14 @@ def acks_of(count, request_id):
 def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after_it():
     async def main():
         async with connected() as (connection, _):
-            given, steps = 3 * connections.ACK_IDS_MAX, []
-            acked = SimpleNamespace(add=lambda lo, hi: steps.append(loop_steps[0]) is None)
-            partition = SimpleNamespace(end=1 << 40, ledger=7)
-            place = SimpleNamespace(partition=partition, acks=acked)
-            one = SimpleNamespace(id=1, place=place, acknowledged=lambda _, at: [(at, at + 1)])
+            given, steps = 3 * ACK_IDS_MAX, []
+            acknowledge = lambda *_: steps.append(loop_steps[0]) is None  # noqa: E731
+            one = SimpleNamespace(id=1, place=None, acknowledge=acknowledge)
             moved, loop_steps = [], [0]
             subscription = SimpleNamespace(moved=lambda _: moved.append(len(steps)))
             topic = SimpleNamespace(subscription=lambda _: subscription, leave=lambda *_: None)
-            connection.consumers[1], connection.connected = (one, topic, "s"), True
+            connection.client.consumers[1] = Consuming(one, topic, "s")
+            connection.client.connected = True
             frames = encode(acks_of(given, 1)) + encode(acks_of(3, 2))
             connection.data_received(frames)
             assert not connection.is_read
@@ -166,14 +169,14 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
                 await asyncio.sleep(0)
                 loop_steps[0] += 1
             assert moved == [given, given + 3]
-            assert max(Counter(steps).values()) <= connections.ACK_IDS_MAX
+            assert max(Counter(steps).values()) <= ACK_IDS_MAX
             await until(lambda: connection.is_read)
             steps.clear()
             asked = encode(command("redeliver", consumer_id=1))
             one.redeliver = lambda _: moved.append(len(steps))
             connection.data_received(encode(acks_of(given, 3)) + asked)
             assert moved[2:] == [given, given]
-            connection.consumers.clear()
+            connection.client.consumers.clear()
             connection.close()
 
     asyncio.run(main())
@@ -228,7 +231,7 @@ def test_a_client_whose_answer_came_while_the_broker_stood_still_keeps_its_conne
             loop = asyncio.get_running_loop()
             hello = command("connect", client_version="raw", protocol_version=19)
             await loop.sock_sendall(client, encode(hello))
-            await until(lambda: connection.connected)
+            await until(lambda: connection.client.connected)
             asked = asyncio.create_task(connection.answers())
             await asyncio.sleep(0)
             await loop.sock_sendall(client, encode(command("pong")))
@@ -326,11 +329,11 @@ class Partition:
         pass
 
     def produce(self, connection, producer_id, *, may_send=True):
-        connection.connected = True
+        connection.client.connected = True
         args = (connection, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, self.left)
         made = Producer(*args)
         made.may_send = may_send
-        connection.add_producer(made)
+        connection.client.intake.add(made)
 
 
 def sent(producer_id, sequence_id, data=None):
@@ -347,7 +350,7 @@ async def runs_of(frames, *, deduplication=False):
         for producer_id in (1, 2):
             partition.produce(connection, producer_id)
         connection.data_received(b"".join(frames))
-        assert connection.broker.waiting_bytes == sum(
+        assert connection.client.broker.waiting_bytes == sum(
             one.waiting_bytes for one in partition.appended
         )
         for run in partition.appended:
@@ -420,11 +423,11 @@ def test_a_message_that_is_damaged_is_refused_between_the_receipts_of_those_arou
 def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_its_number_now():
     async def main():
         async with connected() as (connection, _):
-            connection.broker.ownership = SimpleNamespace(incomplete=0)
+            connection.client.broker.ownership = SimpleNamespace(incomplete=0)
             partition = Partition(deduplication=False)
             partition.produce(connection, 1)
-            before = connection.producers[1]
-            connection.forget_producer(before)
+            before = connection.client.producers[1]
+            connection.client.intake.remove(before)
             partition.produce(connection, 1)
             first, last = chunked(b"ab", 2)
             said = command("send", producer_id=1, sequence_id=5, is_chunk=True)
@@ -454,7 +457,7 @@ def of_a_range_of_hashes():
 def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
     async def main():
         async with connected() as (connection, client):
-            connection.connected = True
+            connection.client.connected = True
             connection.data_received(encode(asked))
             loop, reader, found = asyncio.get_running_loop(), FrameReader(), []
             async with asyncio.timeout(30):

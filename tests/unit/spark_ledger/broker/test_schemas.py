@@ -5,7 +5,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from spark_ledger.broker.serve.commands import ANSWERS, refusal_of
+from spark_ledger.broker.serve.commands import COMMANDS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
 from spark_ledger.broker.wire.frames import FrameReader
 from spark_ledger.topic.schema.records import ClientSchema
@@ -20,6 +20,7 @@ class Client:
     """A connection to the broker; `said` is what it was answered last."""
 
     def __init__(self, broker):
+        self.wire = self.intake = self
         self.broker, self.open = broker, True
         self.producers, self.said = {}, None
 
@@ -27,7 +28,7 @@ class Client:
         (one,) = FrameReader().feed(frame)
         self.said = one.command
 
-    def add_producer(self, producer):
+    def add(self, producer):
         self.producers[producer.id] = producer
 
     async def answers(self):
@@ -41,7 +42,7 @@ class Client:
         if schema is not None:
             part.schema.type = schema
         try:
-            await ANSWERS[name].carry_out(self, part)
+            await COMMANDS[name].carry_out(self, part)
         except Exception as error:
             return refusal_of(error).code
         return self.said

@@ -1,0 +1,199 @@
+"""What producers of one connection send: SENDs that came together become runs.
+
+Always true: batches of a producer are handed on in the order in which they came, and before what
+its connection asks for next; a batch that is refused is answered between the receipts of those
+around it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.produce.chunks import ChunksOfProducer
+from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.produce.producer import (
+    NO_ID,
+    ChunkedSends,
+    Producer,
+    ProducersLink,
+    Run,
+    closed,
+)
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
+from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
+from spark_ledger.topic.entry import pulsar_batch
+
+METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
+NO_TRANSACTIONS = "there are no transactions here"
+SHAPES_MAX = 1_000
+"""How lone messages look, by producer; what is forgotten is read by protobuf once more."""
+
+
+class SendersLink(ProducersLink, Protocol):
+    """A client's connection, as what it sends is taken."""
+
+    def waits(self, size: int) -> None:
+        """So many bytes of its batches wait from now on, until `stored`."""
+
+
+class ThisBroker(Protocol):
+    """This broker, of which `ownership` counts what was given up."""
+
+    ownership: Ownership
+
+
+class Intake:
+    """Of the producers of one connection, by their ids there."""
+
+    def __init__(self, link: SendersLink, broker: ThisBroker, message_bytes_max: int) -> None:
+        self.producers: dict[int, Producer] = {}
+        self._link = link
+        self._broker = broker
+        self._bytes_max = message_bytes_max + METADATA_BYTES_MAX
+        self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
+        self._shapes: dict[bytes, Shape] = {}
+        self._away: dict[int, None] = {}  # producers that were sent away, and are not back
+
+    def add(self, producer: Producer) -> None:
+        self._away.pop(producer.id, None)
+        self.producers[producer.id] = producer
+
+    def remove(self, producer: Producer) -> bool:
+        """Whether it was here."""
+        producer.leave(producer)
+        if self.producers.get(producer.id) is not producer:
+            return False
+        del self.producers[producer.id]
+        if producer.chunks is not None:
+            producer.chunks.give_up("it left", refuse=False)
+        return True
+
+    def remove_all(self) -> None:
+        """The connection is gone: its client sends again, on another one, what was not stored."""
+        left: dict[LiveWriter, list[Producer]] = {}
+        for producer in list(self.producers.values()):
+            self.remove(producer)
+            left.setdefault(producer.partition.writer, []).append(producer)
+        for writer, producers in left.items():
+            writer.drop(producers)
+
+    def send_away(self, producer: Producer) -> None:
+        """It is to look its topic up again."""
+        if producer.chunks is not None:
+            producer.chunks.forget()  # they come again
+        if self.remove(producer):
+            self._away[producer.id] = None
+            self._link.send(encode(closed(producer.id)))
+
+    def take_alike(self, data: bytes, spans: Sequence[Span], at: int) -> int:
+        """Lone messages of a producer that look as those before; how many there are."""
+        begin = spans[at][0]
+        shape = self._shapes.get(data[begin : begin + KEY_BYTES])
+        producer = None if shape is None else self.producers.get(shape.producer_id)
+        if shape is None or producer is None or producer.chunks is not None:
+            return 0
+        if not producer.may_send:
+            return 0
+        run = self._runs.get(producer.id)
+        if run is None:
+            run = Run(producer, shape.name, batched=False)
+        elif run.batched or run.producer_name != shape.name or not run.takes_alike:
+            return 0
+        found = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
+        if found.sends:
+            run.extend(found)
+            self._runs[producer.id] = run
+        return len(found.sends)
+
+    def take(self, part: Any, batch: bytes) -> None:
+        producer = self.producers.get(part.producer_id)
+        if producer is None or not producer.may_send:
+            if part.producer_id not in self._away:
+                self._link.send(encode(closed(part.producer_id)))
+            return  # one that was sent away sends again
+        if not batch:
+            raise MalformedFrame("SEND without a batch")
+        ids = (part.producer_id, part.sequence_id, part.highest_sequence_id)
+        send = Send(*ids, part.is_chunk)
+        if part.HasField("txnid_most_bits"):
+            self.hand_on()
+            producer.refuse(send.sequence_id, Refusal(self._link.drop, NO_TRANSACTIONS))
+            return
+        parsed = self._parsed(producer, send, batch)
+        if parsed is None:
+            return
+        name, batched = parsed.metadata.producer_name, parsed.batched
+        last = parsed.last_sequence_id if producer.partition.log.deduplicates else NO_ID
+        given = (send, batch, name, batched, parsed.messages, last)
+        unpacked = pulsar_batch.unpacked_bytes(parsed)
+        run = self._runs.get(producer.id)
+        if run is None or not run.add(*given, unpacked):
+            if run is not None:
+                self._append(run)
+            run = self._runs[producer.id] = Run(producer, name, batched)
+            run.add(*given, unpacked)
+        if not batched:
+            self._learn(Shape.of(send, part.HasField("num_messages"), name))
+
+    def _learn(self, shape: Shape | None) -> None:
+        """How a producer's lone messages look, for those that follow."""
+        if shape is not None:
+            if len(self._shapes) >= SHAPES_MAX:  # of producers that left, too: those here come anew
+                self._shapes.clear()
+            self._shapes[shape.key] = shape
+
+    def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
+        """What its producer sent; None of what is refused, or a chunk."""
+        try:
+            parsed = self._checked(batch)
+        except Refusal as why:
+            self.hand_on()
+            if send.is_chunk:
+                self._chunks_of(producer).damaged()
+            producer.refuse(send.sequence_id, why)
+            return None
+        if parsed.is_chunk:
+            self.hand_on()
+            self._chunks_of(producer).take(send, batch, parsed, self._append)
+            return None
+        if producer.chunks is not None:
+            producer.chunks.another()
+        return parsed
+
+    def _checked(self, batch: bytes) -> pulsar_batch.Batch:
+        """Raises Refusal."""
+        if len(batch) > self._bytes_max:
+            most = self._bytes_max - METADATA_BYTES_MAX
+            raise Refusal(
+                self._link.drop, f"a batch of {len(batch)} bytes, at most {most} are taken"
+            )
+        try:
+            parsed = pulsar_batch.parse(batch, check=True)
+        except errors.BadEntry as error:
+            raise Refusal(ServerError.CHECKSUM, error.what) from error
+        if parsed.metadata.HasField("txnid_most_bits"):
+            raise Refusal(self._link.drop, NO_TRANSACTIONS)
+        if not isinstance(parsed.metadata.producer_name, str):
+            raise Refusal(self._link.drop, "its producer's name is not UTF-8")
+        fault = pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
+        fault = fault or pulsar_batch.untimely(parsed)
+        if fault is not None:
+            raise Refusal(self._link.drop, fault)
+        return parsed
+
+    def hand_on(self) -> None:
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            self._append(run)
+
+    def _append(self, run: Run) -> None:
+        self._link.waits(run.waiting_bytes)
+        run.hand_on()
+        run.producer.partition.writer.append(run)
+
+    def _chunks_of(self, producer: Producer) -> ChunkedSends:
+        if producer.chunks is None:
+            producer.chunks = ChunksOfProducer(producer, self._broker.ownership, self._link.drop)
+        return producer.chunks

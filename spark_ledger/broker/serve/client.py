@@ -1,0 +1,143 @@
+"""One client: its commands carried out, its producers and consumers.
+
+Always true: a request is answered once, by what was asked for or by one of Pulsar's error codes;
+what a client asks for finds its SENDs before it handed on, and its acks before it carried out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.dispatch.acking import Acking, Consuming
+from spark_ledger.broker.dispatch.consumers import Consumer
+from spark_ledger.broker.produce.intake import Intake
+from spark_ledger.broker.serve.commands import COMMANDS, AtOnce, ClientsWire, Request, refusal_of
+from spark_ledger.broker.wire.commands import (
+    SEND,
+    Refusal,
+    ServerError,
+    command,
+    name_of,
+    not_text,
+)
+from spark_ledger.broker.wire.frames import Frame, MalformedFrame, Span, encode, frame_of
+
+REQUESTS_MAX = 1000
+_CPP = "Pulsar-CPP"
+"""How the C++ client, on which others are built, calls itself. It drops a message that is refused
+by ChecksumError; by another error it connects again, and sends it again. Others drop what is
+refused by NotAllowedError."""
+
+_log = logging.getLogger(__name__)
+
+
+class Client:
+    """On one connection, for as long as that is open."""
+
+    def __init__(self, wire: ClientsWire, broker: Broker) -> None:
+        self.wire = wire
+        self.broker = broker
+        self.connected = False
+        self.intake = Intake(wire, broker, broker.message_bytes_max)
+        self.producers = self.intake.producers
+        self.consumers: dict[int, Consuming] = {}
+        self.acking = Acking(self.consumers, wire.send, refusal_of, wire.read_or_not)
+        self._requests: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much is under way that its connection is not read."""
+        return len(self._requests) >= REQUESTS_MAX or self.acking.is_busy
+
+    def end(self) -> None:
+        """Its connection is gone."""
+        self.intake.remove_all()
+        for consuming in list(self.consumers.values()):
+            self.forget_consumer(consuming.consumer)
+        for task in list(self._requests):
+            task.cancel()
+        self.acking.drop()
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def take_all(self, data: bytes, spans: Sequence[Span]) -> None:
+        """Carry out commands, or begin to; what a producer sends in one go is handed on in one.
+        Raises MalformedFrame."""
+        at = 0
+        try:
+            while at < len(spans):
+                count = self.intake.take_alike(data, spans, at)
+                if not count:
+                    self._take(frame_of(data, *spans[at]))
+                at += count or 1
+        finally:
+            self.intake.hand_on()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
+            self.intake.take(frame.command.send, frame.batch or b"")
+            return
+        self.intake.hand_on()
+        name = name_of(frame.command)
+        if name is None:
+            raise MalformedFrame(f"the unknown command {frame.command.type}")
+        part = getattr(frame.command, name)
+        if not self.connected and name != "connect":
+            raise MalformedFrame(f"{name} before CONNECT")
+        damaged = not_text(part)
+        match COMMANDS.get(name):
+            case Request() as request if damaged is not None:
+                why = Refusal(ServerError.NOT_ALLOWED, f"{damaged} is not UTF-8")
+                request.refuse(self, part, why)
+            case Request() as request:
+                self.acking.finish()
+                self._begin(request, part)
+            case _ if damaged is not None:
+                raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
+            case AtOnce() as at_once:
+                at_once.carry_out(self, part)
+            case None:
+                raise MalformedFrame(f"{name}, which a client does not send")
+
+    def _begin(self, request: Request, part: Any) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(request, part))
+        self._requests[task] = None
+        task.add_done_callback(self._carried_out)
+
+    def _carried_out(self, task: "asyncio.Task[None]") -> None:
+        self._requests.pop(task, None)
+        self.wire.read_or_not()
+
+    async def _carry_out(self, request: Request, part: Any) -> None:
+        try:
+            await request.carry_out(self, part)
+        except Exception as error:
+            refused = refusal_of(error)
+            if refused.code is ServerError.UNKNOWN:
+                _log.exception("a request has failed")
+            request.refuse(self, part, refused)
+
+    def is_of(self, version: str) -> None:
+        """The client's CONNECT."""
+        self.connected = True
+        if version.startswith(_CPP):
+            self.wire.drop = ServerError.CHECKSUM
+
+    # -- producers and consumers ---------------------------------------------------------------
+
+    def forget_consumer(self, consumer: Consumer) -> bool:
+        """Whether it was here."""
+        consuming = self.consumers.get(consumer.id)
+        if consuming is None or consuming.consumer is not consumer:
+            return False
+        del self.consumers[consumer.id]
+        consuming.topic.leave(consuming.subscription, consumer)
+        return True
+
+    def send_consumer_away(self, consumer: Consumer) -> None:
+        """It is to look its topic up again."""
+        if self.forget_consumer(consumer):
+            away = command("close_consumer", consumer_id=consumer.id, request_id=0)
+            self.wire.send(encode(away))
