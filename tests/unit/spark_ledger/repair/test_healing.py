@@ -274,7 +274,7 @@ async def test_a_worker_that_slept_while_its_bookie_left_and_joined_again_swaps_
     known = await records.move(known, lambda r: t.join(r, old, first))
     known = await records.move(known, lambda r: t.leave(r, first))
     known = await records.move(known, lambda r: t.join(r, old, again))
-    with pytest.raises(MoveRefused, match="joined anew"):
+    with pytest.raises(MoveRefused, match="joined again"):
         await records.move(known, lambda r: t.swap(r, old, first))
 
 
