@@ -3,17 +3,18 @@ their journal, and what it holds beyond its mark in the index is replayed at the
 (start/replayed.py).
 
 Always true:
-- a location is told only after the entry's record was synced, and before that the log's name and
-  the log's mark in the directory's index: a log that a mark names and that is not there was lost;
-- a write begins only after the one before was synced, and each record says where its own began
-  (entry_log.write_start): what lies before that and cannot be read was synced, and is damaged;
-- what is put while one write + sync runs is written together by the next one; there is no timer;
-  entries of one ledger are written in the order they were put;
-- a failed write ends the log: all that waits is told, and must be made durable by other means; what
-  is put after a lack of space goes to a new log;
-- nothing is written that would take the space of a flush;
-- the mark moves with a flush, past what was put before the flush began: the index has it then, or
-  never needs it; a log is sealed when it has ended, and its mark is gone, durably.
+- a put gets its locations only after its records are synced, and the log's name and its mark in the
+  directory's index are synced before them: a log that a mark names and that is absent was lost;
+- a write begins only after the write before it is synced, and each record holds the position where
+  its own write began (entry_log.write_start): bytes before that position were synced, so where they
+  cannot be read they are damaged;
+- entries put while a write + sync runs are written together by the next one; there is no timer;
+  entries of one ledger are written in the order of their puts;
+- a failed write ends the log: each waiting put fails, and its caller makes the entries durable by
+  other means; entries put after a lack of space go to a new log;
+- a write never takes the space that a flush needs;
+- a flush moves the mark past the entries put before the flush began: the index has them then, or
+  never needs them; a log is sealed when it has ended and its mark is durably gone.
 """
 
 import asyncio
@@ -30,21 +31,21 @@ from bookie_server.lanes import Work
 from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
 from bookie_server.logs.index import EntryIndex, Location
 
-Told = asyncio.Future[list[Location]]
+FutureLocations = asyncio.Future[list[Location]]
 
 
 class _Put(NamedTuple):
-    """Entries of one ledger that somebody waits for; `number` counts them."""
+    """Entries of one ledger whose locations a caller awaits; `number` counts the puts."""
 
     number: int
     ledger_id: int
     entries: Sequence[tuple[int, int, Buffer]]
     bytes: int
-    told: Told
+    locations: FutureLocations
 
 
 class _Written(NamedTuple):
-    """A put whose locations were told: they lie before `end`."""
+    """A put that got its locations; its records end at `end`."""
 
     number: int
     log_id: int
@@ -52,8 +53,8 @@ class _Written(NamedTuple):
 
 
 class DirectLog:
-    """Of one directory; `logs` are all that it has, beside `index`. `spare_bytes` of its space are
-    for flushes."""
+    """The direct log of one directory; `logs` are all logs of the directory, `index` is its index.
+    `spare_bytes` of its space are for flushes."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class DirectLog:
         self._waiting: deque[_Put] = deque()
         self._writing: list[_Put] = []
         self._log: GrowingLog | None = None
-        self._written: deque[_Written] = deque()  # that no settled mark has passed
+        self._written: deque[_Written] = deque()  # puts that no settled mark has passed
         self._settled = 0  # puts
         self._ended: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
@@ -79,32 +80,32 @@ class DirectLog:
         self._unasked_bytes = 0
         self._work = Work()
         self.pending_bytes = 0
-        """Bytes put and not told yet."""
+        """Bytes of puts that have no locations yet."""
         self.puts = 0
         """How often `put` was called."""
         self.on_failure: Callable[[DiskFailed], None] = lambda _: None
-        """Called when the directory has failed, before who waits is told."""
+        """Called when the directory has failed, before the waiting puts fail."""
 
-    def put(self, ledger_id: int, entries: Sequence[tuple[int, int, Buffer]]) -> Told:
+    def put(self, ledger_id: int, entries: Sequence[tuple[int, int, Buffer]]) -> FutureLocations:
         """The locations of (ledger, entry id, entry), all of `ledger_id`, once they are durable.
 
-        Fails with DiskFailed: then nobody knows what of them was written.
+        Fails with DiskFailed: then all of them, some or none may be written.
         """
-        told: Told = asyncio.get_running_loop().create_future()
+        locations: FutureLocations = asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            told.set_exception(self._failure)
-            return told
+            locations.set_exception(self._failure)
+            return locations
         size = sum([len(entry) for _, _, entry in entries]) + len(entries) * RECORD_HEADER_BYTES
         self.puts += 1
-        self._waiting.append(_Put(self.puts, ledger_id, entries, size, told))
+        self._waiting.append(_Put(self.puts, ledger_id, entries, size, locations))
         self.pending_bytes += size
         if self._task is None:
             self._task = asyncio.ensure_future(self._write_all())
-        return told
+        return locations
 
     def marks(self, puts: int) -> dict[int, int | None]:
-        """For EntryIndex.mark_logs, when the index has all that it needs of the first `puts`, each
-        of which was told or failed."""
+        """For EntryIndex.mark_logs, when the index has all that it needs of the first `puts`; each
+        of these has its locations or has failed."""
         marks: dict[int, int | None] = {}
         more: dict[int, None] = {}
         for number, log_id, end in self._written:
@@ -116,7 +117,7 @@ class DirectLog:
         return marks
 
     def settle(self, puts: int, marks: Mapping[int, int | None]) -> None:
-        """The index says so, durably."""
+        """The index has these marks (see `marks`), durably."""
         self._settled = max(self._settled, puts)
         while self._written and self._written[0].number <= puts:
             self._written.popleft()
@@ -139,7 +140,7 @@ class DirectLog:
         DiskFailed; then the log has no footer."""
         if self._task is not None or (log := self._log) is None:
             return
-        self._log = None  # what is put meanwhile goes to a new one
+        self._log = None  # entries put meanwhile go to a new one
         try:
             await log.end(self._disk)
         finally:
@@ -147,20 +148,18 @@ class DirectLog:
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which half of what is pending should be written."""
+        """Seconds in which half of the pending bytes should be written."""
         now_s = asyncio.get_running_loop().time()
         return self._work.left_s(now_s, self.pending_bytes // 2)
 
     def fail(self, error: DiskFailed) -> None:
-        """The directory is lost: nobody waits for it any longer."""
+        """The directory is lost: each waiting put fails."""
         self._failure = self._failure or error
-        self._tell_all(error)
+        self._fail_all(error)
 
     async def close(self) -> None:
-        """End the log with its footer, and its mark if all is settled; nothing may wait.
-
-        Raises DiskFailed.
-        """
+        """End the log with its footer, and remove its mark if all its puts are settled. No put may
+        be waiting. Raises DiskFailed."""
         if self._task is not None:
             await self._task
         if self._log is not None:
@@ -185,7 +184,7 @@ class DirectLog:
                 except DiskFailed as error:
                     await self._give_up(error)
                 self._writing = []
-        except Exception as error:  # a defect: what waits is told, and the directory is not used
+        except Exception as error:  # a defect: waiting puts fail, and the directory is not used
             await self._give_up(DiskFailed(f"it could not be written: {error!r}"))
             raise
         finally:
@@ -200,7 +199,7 @@ class DirectLog:
         return taken
 
     async def _leaves_room(self, puts: Sequence[_Put]) -> bool:
-        """A flush under way counts on the space that it found: what it may still need is left."""
+        """Whether these puts leave the space on which a flush under way counts."""
         if not self._spare_bytes:
             return True
         size = sum([put.bytes for put in puts])
@@ -214,7 +213,7 @@ class DirectLog:
     async def _write(self, puts: Sequence[_Put]) -> None:
         if not await self._leaves_room(puts):
             for put in puts:
-                self._tell(put, DiskFull("the space that is left is for flushes"))
+                self._finish_put(put, DiskFull("the space that is left is for flushes"))
             return
         loop = asyncio.get_running_loop()
         self._work.begun(sum([put.bytes for put in puts]), loop.time())
@@ -226,7 +225,7 @@ class DirectLog:
         for put in puts:
             end = record_end(locations[len(put.entries) - 1])
             self._written.append(_Written(put.number, log.log_id, end))
-            self._tell(put, locations[: len(put.entries)])
+            self._finish_put(put, locations[: len(put.entries)])
             locations = locations[len(put.entries) :]
         if log.file.end >= self._config.entry_log_bytes_max:
             await self._finish(log)
@@ -238,20 +237,20 @@ class DirectLog:
         await self._index.sync()
         return log
 
-    def _tell(self, put: _Put, told: list[Location] | DiskFailed) -> None:
-        if put.told.done():  # it was told when the directory was lost
+    def _finish_put(self, put: _Put, outcome: list[Location] | DiskFailed) -> None:
+        if put.locations.done():  # it failed when the directory was lost
             return
         self.pending_bytes -= put.bytes
-        if isinstance(told, DiskFailed):
-            put.told.set_exception(told)
+        if isinstance(outcome, DiskFailed):
+            put.locations.set_exception(outcome)
         else:
-            put.told.set_result(told)
+            put.locations.set_result(outcome)
 
-    def _tell_all(self, error: DiskFailed) -> None:
+    def _fail_all(self, error: DiskFailed) -> None:
         puts = [*self._writing, *self._waiting]
         self._waiting.clear()
         for put in puts:
-            self._tell(put, error)
+            self._finish_put(put, error)
 
     async def _finish(self, log: GrowingLog) -> None:
         await log.append_footer()
@@ -259,13 +258,13 @@ class DirectLog:
         await self._end(log)
 
     async def _give_up(self, error: DiskFailed) -> None:
-        """The log has no footer then, and can be scanned for what it holds."""
+        """End the log without a footer (its records can still be scanned), and fail each put."""
         if self._log is not None:
             with contextlib.suppress(DiskFailed):
                 await self._end(self._log)
         if not isinstance(error, DiskFull):
             self.on_failure(error)
-        self._tell_all(error)
+        self._fail_all(error)
 
     async def _end(self, log: GrowingLog) -> None:
         self._log = None

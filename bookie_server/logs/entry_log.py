@@ -1,12 +1,12 @@
 """Entry logs: where entries rest, written in runs sorted by (ledger, entry).
 
-Always true: a log is appended to only by the bookie run that made it, and an index names a record
-only after the log and its name were synced; each record names its log and its position; a full
-log ends in a map of the bytes each ledger has in it (a log without one was cut off by a crash, and
-can be scanned). What is appended at once is filled up with zeros to a multiple of 4096, so that it
-can go past the page cache. A record that is not what the index says is an entry that cannot be
-delivered, never one that does not exist. A log may be removed only when it is `sealed`: nobody
-appends to it, and the index was given every record of it that it will ever be given.
+Always true: only the bookie run that made a log appends to it, and an index names a record only
+after the log and its name were synced; each record names its log and its position; a full log ends
+in a map of the bytes that each ledger has in it (a crash cut off a log without a map, which can be
+scanned). Each append is filled up with zeros to a multiple of 4096, so that it can go past the page
+cache. A record that differs from its location in the index is an entry that cannot be delivered,
+never one that does not exist. A log may be removed only when it is `sealed`: it takes no more
+appends, and the index was given every record of it that it will ever be given.
 
 docs/formats.md has the pictures. All integers are little-endian.
 """
@@ -51,7 +51,7 @@ assert _FOOTER.size + _CRC.size == FOOTER_BYTES
 
 
 class BadEntryLog(Exception):
-    """Bytes that are no such structure of an entry log."""
+    """Bytes that do not parse as the expected structure of an entry log."""
 
 
 class LedgerShare(NamedTuple):
@@ -71,9 +71,11 @@ def encode_log_header(log_id: int) -> bytes:
 
 def decode_log_header(data: Buffer, log_id: int) -> None:
     """Raises BadEntryLog when these are not the first bytes of log `log_id`."""
-    magic, version, _, found = _unpack(_LOG, data, "log header")
-    if (magic, version, found) != (LOG_MAGIC, VERSION, log_id):
-        raise BadEntryLog(f"log {log_id} says {magic!r} version {version} log {found}")
+    magic, version, _, named_id = _unpack(_LOG, data, "log header")
+    if (magic, version, named_id) != (LOG_MAGIC, VERSION, log_id):
+        raise BadEntryLog(
+            f"the header of log {log_id} names {magic!r} version {version} log {named_id}"
+        )
 
 
 def encode_record_headers(
@@ -96,8 +98,8 @@ def decode_record_header(data: Buffer) -> Location:
 
 
 def write_start(header: Buffer, position: int) -> int:
-    """Where the write began that brought the record at `position` to its direct log: all that lies
-    before was synced when it began."""
+    """Where the write began that brought the record at `position` to its direct log: all bytes
+    before it were synced when it began."""
     (blocks,) = _BLOCKS.unpack_from(header, _BLOCKS_AT)
     return int(position // BLOCK_BYTES - blocks) * BLOCK_BYTES
 
@@ -106,8 +108,8 @@ def decode_record(data: Buffer, location: Location) -> memoryview:
     """The entry in `data`, header, payload, location and identity checked. Raises BadEntryLog."""
     if len(data) != RECORD_HEADER_BYTES + location.entry_bytes:
         raise BadEntryLog(f"the log ends inside the record of {location}")
-    if (found := decode_record_header(data)) != location:
-        raise BadEntryLog(f"expected {location}, found {found}")
+    if (on_disk := decode_record_header(data)) != location:
+        raise BadEntryLog(f"expected {location}, found {on_disk}")
     entry = memoryview(data)[RECORD_HEADER_BYTES:]
     try:
         header = check_entry(entry)
@@ -130,8 +132,8 @@ def encode_footer(log_id: int, position: int, shares: dict[int, LedgerShare]) ->
 def decode_footer(log_id: int, tail: Buffer, log_bytes: int) -> dict[int, LedgerShare]:
     """The ledger map of a log of `log_bytes`, whose last bytes are `tail` (map and footer).
 
-    Raises BadEntryLog; one reason is that `tail` is too short: the map's length is not known
-    before the footer is read, so a reader takes a generous tail first, the whole log at worst.
+    Raises BadEntryLog, among others when `tail` is too short: the footer gives the map's length, so
+    a reader takes a generous tail first, the whole log at worst.
     """
     view = memoryview(tail)
     footer = view[max(0, len(view) - FOOTER_BYTES) :]
@@ -149,11 +151,11 @@ def map_start(log_id: int, footer: Buffer, log_bytes: int) -> int:
 
     Raises BadEntryLog.
     """
-    magic, version, _, found, position, count, _ = _unpack(_FOOTER, footer, "footer")
-    if (magic, version, found) != (FOOTER_MAGIC, VERSION, log_id):
-        raise BadEntryLog(f"the footer of log {log_id} says {magic!r} {version} log {found}")
+    magic, version, _, named_id, position, count, _ = _unpack(_FOOTER, footer, "footer")
+    if (magic, version, named_id) != (FOOTER_MAGIC, VERSION, log_id):
+        raise BadEntryLog(f"the footer of log {log_id} names {magic!r} {version} log {named_id}")
     if position + count * MAP_ITEM_BYTES + FOOTER_BYTES != log_bytes:
-        raise BadEntryLog(f"the ledger map of log {log_id} is not where the footer says")
+        raise BadEntryLog(f"the ledger map of log {log_id} is not at the footer's position")
     return int(position)
 
 
@@ -171,27 +173,27 @@ def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[Any, ...]:
 
 
 class EntryLogs:
-    """All entry logs of one disk: one that is written, all that are read."""
+    """All entry logs of one disk: one is written, all can be read."""
 
     def __init__(self, disk: Disk, config: StorageConfig, next_log_id: int) -> None:
         self._disk = disk
         self._config = config
         self._next_log_id = next_log_id
         self._current: GrowingLog | None = None
-        self._filled: list[int] = []  # by the latest `write`: the index may not know them yet
+        self._filled: list[int] = []  # by the latest `write`: the index may lack their records
         self._sealed: dict[int, None] = {}
         self._unfinished: dict[int, int] = {}  # a compaction's copy to the log it was made from
         self._files = _OpenFiles(disk, self.path)
 
     @classmethod
     async def open(
-        cls, disk: Disk, config: StorageConfig, known: Iterable[int] = ()
+        cls, disk: Disk, config: StorageConfig, used_ids: Iterable[int] = ()
     ) -> "EntryLogs":
-        """Older logs are read only; new entries go to a log after them, and after those `known`,
-        which may be lost. Raises DiskFailed."""
+        """Older logs are read only. New logs get ids above theirs, and above `used_ids`, the ids of
+        logs that may be lost. Raises DiskFailed."""
         await disk.make_folder(FOLDER)
         names = [name for name in await disk.list(FOLDER) if name.split(".")[0].isdigit()]
-        logs = cls(disk, config, max([*known, *map(_log_id, names)], default=0) + 1)
+        logs = cls(disk, config, max([*used_ids, *map(_log_id, names)], default=0) + 1)
         for name in names:
             if name.endswith((COMPACTING, MAP_TEMPORARY)):
                 await disk.remove(f"{FOLDER}/{name}")
@@ -205,7 +207,7 @@ class EntryLogs:
         """Append (ledger, entry id, entry) in the given order; durable when it returns.
 
         The caller gives the locations to the index before it calls this again. Raises DiskFailed,
-        which is final: nothing written here may be relied on.
+        which is final: no later write to these logs counts.
         """
         self._sealed.update(dict.fromkeys(self._filled))
         self._filled = []
@@ -222,16 +224,16 @@ class EntryLogs:
     async def read(self, locations: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
         """The entries at the locations, each checked, or why it cannot be delivered.
 
-        Neighbours on disk are read at once; what is returned are views.
+        Neighbours on disk are read at once; the entries returned are views.
         """
-        found: list[Buffer | BadEntryLog | DiskFailed] = []
+        entries: list[Buffer | BadEntryLog | DiskFailed] = []
         for run in runs(locations, self._config.read_bytes_max):
-            found += await self.read_run(run)
-        return found
+            entries += await self.read_run(run)
+        return entries
 
     async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
-        """As `read`, of neighbours on disk (see `runs`), which hold `held_bytes(run)`; where not
-        all of that can be read, those that touch each other."""
+        """As `read`, of neighbours on disk (see `runs`); the entries hold `held_bytes(run)`. If the
+        run cannot be read at once, parts without filler between their records are read apart."""
         start = run[0].position
         try:
             data = await self._files.read(run[0].log_id, start, run_bytes(run))
@@ -255,7 +257,7 @@ class EntryLogs:
     def _chunks(
         self, entries: Iterator[tuple[int, int, Buffer]]
     ) -> Iterator[list[tuple[int, int, Buffer]]]:
-        """About flush_chunk_bytes at a time for the disk, so that no chunk holds up others."""
+        """About flush_chunk_bytes at a time, so that no chunk holds up other writes of the disk."""
         chunk: list[tuple[int, int, Buffer]] = []
         chunk_bytes = 0
         for item in entries:
@@ -273,7 +275,7 @@ class EntryLogs:
         self._filled.append(log.log_id)
 
     async def begin(self) -> "GrowingLog":
-        """A new log; whoever writes it says when it is sealed."""
+        """A new log; its writer calls `seal` when it is sealed."""
         return await self._make(SUFFIX)
 
     @property
@@ -292,7 +294,7 @@ class EntryLogs:
                 self.seal(log.log_id)
 
     def seal(self, log_id: int) -> None:
-        """See `sealed`: of a log from `begin`."""
+        """Count a log from `begin` among the `sealed` ones."""
         self._sealed[log_id] = None
 
     async def _make(self, suffix: str) -> "GrowingLog":
@@ -308,8 +310,8 @@ class EntryLogs:
         return log_path(log_id) if source is None else _copy_path(log_id, source)
 
     def sealed(self) -> list[int]:
-        """The logs whose records the index knows, or has replaced or dropped; by id. Copies that
-        a compaction has not finished, and their sources, are none of them."""
+        """The logs whose records the index has, or has replaced or dropped; by id. Without copies
+        that a compaction has not finished, and their sources."""
         under_way = (*self._unfinished, *self._unfinished.values())
         return sorted(log_id for log_id in self._sealed if log_id not in under_way)
 
@@ -318,7 +320,7 @@ class EntryLogs:
         return dict(self._unfinished)
 
     async def open_log(self, log_id: int) -> File:
-        """For reading it through; the caller closes it. Raises DiskFailed."""
+        """The log's file, for reading it through; the caller closes it. Raises DiskFailed."""
         return await self._disk.open(self.path(log_id))
 
     async def begin_copy(self) -> "GrowingLog":
@@ -326,7 +328,7 @@ class EntryLogs:
         return await self._make(COMPACTING)
 
     async def discard_copy(self, copy: "GrowingLog") -> None:
-        """Away with a copy that was not published; nothing of it is needed."""
+        """Remove a copy that was not published; nothing of it is needed."""
         await copy.file.close()
         with contextlib.suppress(NoSuchFile):
             await self._disk.remove(_path(copy.log_id, COMPACTING))
@@ -350,14 +352,14 @@ class EntryLogs:
         await self._disk.sync_dir(FOLDER)
 
     async def abandon_copy(self, log_id: int) -> None:
-        """Away with a published copy that the index does not point to."""
+        """Remove a published copy that the index does not point to."""
         await self._disk.remove(self.path(log_id))
         await self._files.forget(log_id)
         del self._unfinished[log_id]
         await self._disk.sync_dir(FOLDER)
 
     async def remove(self, log_id: int) -> None:
-        """Away with a sealed log (or a copy's source), durably. Reads under way may end."""
+        """Remove a sealed log (or a copy's source), durably. Reads under way may end."""
         await self._let_go(log_id)
         with contextlib.suppress(NoSuchFile):  # by an earlier run, whose removal was not durable
             await self._disk.remove(log_path(log_id))
@@ -379,7 +381,7 @@ class EntryLogs:
 
 
 class GrowingLog:
-    """A log that is written: by a flush, a compaction, or with large entries."""
+    """A log that is being written: by a flush, a compaction, or with large entries."""
 
     def __init__(self, log_id: int, file: File) -> None:
         self.log_id = log_id
@@ -400,8 +402,8 @@ class GrowingLog:
     async def append(
         self, chunk: Sequence[tuple[int, int, Buffer]], *, sync: bool = False
     ) -> list[Location]:
-        """Column by column, since a step of Python for each entry is what a flush costs most. What
-        is synced at once begins a block, and names it."""
+        """Column by column: a step of Python for each entry would be a flush's largest cost. With
+        `sync` the chunk begins a block, and each record holds its distance from that block."""
         ledger_ids, entry_ids, entries = zip(*chunk, strict=True)
         sizes = list(map(len, entries))
         ends = accumulate([RECORD_HEADER_BYTES + size for size in sizes], initial=self.file.end)
@@ -425,11 +427,11 @@ class GrowingLog:
 
     @property
     def shares(self) -> dict[int, LedgerShare]:
-        """What it has of each ledger so far."""
+        """What the log has of each ledger so far."""
         return dict(self._shares)
 
     async def end(self, disk: Disk) -> None:
-        """Write the footer, durably, and close the file, which is done in any case. Raises
+        """Write the footer, durably, and close the file, even if the write fails. Raises
         DiskFailed."""
         try:
             await self.append_footer()
@@ -438,7 +440,7 @@ class GrowingLog:
             await self.file.close()
 
     async def append_footer(self) -> None:
-        """The footer ends where the file ends: what fills it up comes before it."""
+        """The footer ends where the file ends: the zeros that fill up the block come before it."""
         length = len(encode_footer(self.log_id, 0, self._shares))
         gap = -length % BLOCK_BYTES
         await self.file.append(
@@ -473,7 +475,7 @@ class _OpenFiles:
             await self._evict()
 
     async def forget(self, log_id: int) -> None:
-        """The log goes away; reads under way end as they would have."""
+        """The log is removed; reads under way end as they would have."""
         if log_id in self._files:
             if self._reads[log_id]:
                 self._gone[log_id] = None
@@ -551,8 +553,8 @@ def run_bytes(run: Sequence[Location]) -> int:
 
 
 def held_bytes(run: Sequence[Location]) -> int:
-    """What the entries of a run hold once they are read: the run, whose views they are; or copies
-    of their records, if the run is mostly filler."""
+    """Bytes of memory that the entries of a run hold once they are read. Entries are views of the
+    run, or of copies of their records if the run is mostly filler."""
     on_disk = run_bytes(run)
     records = sum([location.entry_bytes for location in run]) + len(run) * RECORD_HEADER_BYTES
     return records if 2 * records < on_disk else on_disk
@@ -561,8 +563,8 @@ def held_bytes(run: Sequence[Location]) -> int:
 def runs(
     locations: Sequence[Location], bytes_max: int, gap_max: int = BLOCK_BYTES - 1
 ) -> Iterator[list[Location]]:
-    """Cut into runs that lie one after the other in a log, with less than a block of filler (or
-    of others' records) between two, each of at most about `bytes_max`."""
+    """The locations in runs of at most about `bytes_max`. Those of a run follow one another in a
+    log, with less than a block of filler (or of other records) between two."""
     run: list[Location] = []
     for location in locations:
         if run and not (

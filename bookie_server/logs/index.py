@@ -1,16 +1,17 @@
-"""The entry index as the storage engine sees it: where each entry lies, and each ledger's state;
-and what is known of ledgers that the indexes do not have yet (`LedgerStates`).
+"""The entry index as the storage engine sees it: the location of each entry, and each ledger's
+state; and the states in memory, with changes that the indexes do not have yet (`LedgerStates`).
 
-Always true of an index: what was put, moved or deleted is visible when the call returns and durable
-when the next `sync` returns (before that it may be lost, in part too: the journal covers it); what
-was synced is found again, or the index fails: it never denies it; a later put of the same key
-replaces the earlier one; any failure is DiskFailed, and one of a write or sync is final: a sync
-that follows it would be no proof. docs/formats.md pictures the keys.
+Always true of an index: a put, move or deletion is visible when the call returns and durable when
+the next `sync` returns (before that all or a part of it may be lost: the journal covers it); a
+look-up finds what was synced, or fails: the index never denies it; a later put of the same key
+replaces the earlier one; any failure is DiskFailed, and a failure of a write or sync is final: a
+sync that follows it would prove nothing. docs/formats.md pictures the keys.
 
-Always true of states: each change gets a higher revision, so of two copies of a state the later is
-known; a change made from an older copy takes back nothing that came in between (`merged`). What
-a directory says that was away is older, whatever its revisions (`brought_back`); of a ledger that
-only such a one knows, what came meanwhile was forgotten: a fence, say.
+Always true of states: each change gets a higher revision, so of two copies of a state the one with
+the higher revision is later; a change made from an older copy takes back nothing that came in
+between (`merged`). The states of a directory that was away are older, whatever their revisions
+(`brought_back`); if only such a directory has a ledger's state, later changes of it were forgotten:
+a fence, say.
 """
 
 import enum
@@ -26,7 +27,7 @@ from bookie_server.api.entry import NO_ENTRY
 from bookie_server.disk.interface import DiskFailed
 from spark_ledger.metadata.ledger_record import Verifiers, shallow
 
-EVERY_LEDGER = -1  # a state with this id speaks of all ledgers this bookie may have served
+EVERY_LEDGER = -1  # the state with this id holds for all ledgers that this bookie may have served
 
 
 class Location(NamedTuple):
@@ -41,7 +42,8 @@ class Location(NamedTuple):
 
 
 class LimboReason(enum.StrEnum):
-    """Why a ledger's negatives are unknown here; the later one, the more is unknown.
+    """Why a ledger's negatives are unknown here; each reason leaves more unknown than those above
+    it.
 
     Moves: NONE -> TORN -> LOST, NONE -> LOST as entries are doubted (`worse`); ClearLimbo alone
     takes a ledger back to NONE, after its entries were compared with the other copies.
@@ -49,14 +51,14 @@ class LimboReason(enum.StrEnum):
 
     NONE = ""
     TORN = "torn"
-    """What was not synced when the node last died may be gone."""
+    """Entries that were not synced when the node last died may be gone."""
     LOST = "lost"
     """Acknowledged entries may be gone."""
 
 
-def worse(one: LimboReason, other: LimboReason) -> LimboReason:
+def worse(first: LimboReason, second: LimboReason) -> LimboReason:
     """The reason that leaves more unknown."""
-    return max(one, other, key=_REASONS.index)
+    return max(first, second, key=_REASONS.index)
 
 
 _REASONS = tuple(LimboReason)
@@ -64,18 +66,18 @@ _REASONS = tuple(LimboReason)
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """What a bookie knows of a ledger besides its entries, and must not forget.
+    """What a bookie keeps of a ledger besides its entries, and must not forget.
 
     fenced: normal adds are refused, for ever. explicit_lac: highest LAC written by WriteLac.
     limbo: why entries may have been lost here, if they may.
     deleted: a tombstone.
-    met: the verifiers were read from the metadata (not so only when the journal was damaged).
-    creation: the creator token of the record that was read then, by which it is seen that the id
-    was given out again after the metadata store went back in time; empty: not known.
-    directories: ids of the ledger directories that may hold entries of it; the last one takes new
-    ones. given_up: ids of those that were lost and are not missed any more, each with the revision
-    from which on what it may hold of the ledger is garbage.
-    revision: counted up with each change, so that of two states the later one is known.
+    met: the verifiers were read from the metadata (False only when the journal was damaged).
+    creation: the creator token of the record that was read then; another token shows that the id
+    was given out again after the metadata store went back in time. Empty: unknown.
+    directories: ids of the ledger directories that may hold its entries; the last one takes new
+    entries. given_up: ids of directories that were lost and are not missed any more, each with the
+    revision from which on its entries of the ledger are garbage.
+    revision: counted up with each change; of two states the higher revision is the later one.
     """
 
     ledger_id: int
@@ -92,20 +94,20 @@ class LedgerState:
     creation: str = ""
 
 
-def merged(one: LedgerState, other: LedgerState) -> LedgerState:
-    """What two states of a ledger say together: the later revision is right, and nothing that was
-    ever set for good (fence, tombstone, explicit LAC) is taken back; a directory with entries only
-    by a later state that gave it up."""
-    late, early = (one, other) if one.revision >= other.revision else (other, one)
+def merged(first: LedgerState, second: LedgerState) -> LedgerState:
+    """One state made of two of a ledger: the later revision is right, but it takes back nothing
+    that was ever set for good (fence, tombstone, explicit LAC), and a directory with entries only
+    if it gave that directory up."""
+    late, early = (first, second) if first.revision >= second.revision else (second, first)
     limbo = late.limbo
-    if one.revision == other.revision:
-        limbo = worse(one.limbo, other.limbo)
+    if first.revision == second.revision:
+        limbo = worse(first.limbo, second.limbo)
     met = late if late.met or not early.met else early
     given_up = dict(sorted((*early.given_up, *late.given_up), key=itemgetter(1)))
     forgotten = [
-        each
-        for each in early.directories
-        if each not in late.directories and given_up.get(each, 0) <= early.revision
+        directory
+        for directory in early.directories
+        if directory not in late.directories and given_up.get(directory, 0) <= early.revision
     ]
     return replace(
         late,
@@ -123,24 +125,25 @@ def merged(one: LedgerState, other: LedgerState) -> LedgerState:
 
 
 class IndexDamaged(DiskFailed):
-    """The index found that bytes of its own cannot be right."""
+    """The index found bytes of its own that cannot be right."""
 
 
-def brought_back(known: LedgerState, away: LedgerState) -> LedgerState:
-    """What is known of a ledger, and what a directory says of it that was away meanwhile.
+def brought_back(present: LedgerState, away: LedgerState) -> LedgerState:
+    """A ledger's state made of `present` and of `away`, the state in a directory that was away.
 
-    Nothing that was ever set for good is taken back, and a directory given up stays so. Else what
-    is known is right even if `away` has the higher revision: that one counted what the others had
-    no flush of. Of their reasons to doubt the worse counts then: nobody knows which came later.
+    Nothing that was ever set for good is taken back, and a directory given up stays given up. Else
+    `present` is right even if `away` has the higher revision, which then counts changes that were
+    never flushed to the other directories. In that case either limbo may be the later one, and the
+    worse counts.
     """
-    both = merged(known, replace(away, revision=0))
-    if away.revision < known.revision:
+    both = merged(present, replace(away, revision=0))
+    if away.revision < present.revision:
         return both
-    return replace(both, limbo=worse(known.limbo, away.limbo))
+    return replace(both, limbo=worse(present.limbo, away.limbo))
 
 
 class BadIndexRecord(ValueError):
-    """Bytes that are no record of the index."""
+    """Bytes that do not parse as a record of the index."""
 
 
 ENTRY_PREFIX, LEDGER_PREFIX, LOG_PREFIX = b"e", b"l", b"p"
@@ -185,7 +188,7 @@ def encode_location(location: Location) -> bytes:
 
 
 def encode_locations(locations: Sequence[Location]) -> Iterator[tuple[bytes, bytes]]:
-    """`entry_key` and `encode_location` of each, at less than a step of Python for each field."""
+    """`entry_key` and `encode_location` of each location, without a step of Python for each."""
     ledger_ids, entry_ids, *fields = zip(*locations, strict=True)
     keys = map(_ENTRY_KEY.pack, repeat(ENTRY_PREFIX), ledger_ids, entry_ids)
     return zip(keys, map(_ENTRY_VALUE.pack, *fields), strict=True)
@@ -233,10 +236,10 @@ class EntryIndex(Protocol):
     """Called before IndexDamaged is raised, each time."""
 
     async def put(self, locations: Sequence[Location]) -> None:
-        """An entry put again lies at the new location."""
+        """An entry put again has the new location."""
 
     async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
-        """Each (old, new): the entry lies at the new location, if it still lay at the old one."""
+        """Each (old, new): the entry gets the new location, if it still had the old one."""
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None: ...
 
@@ -251,7 +254,7 @@ class EntryIndex(Protocol):
     async def among(
         self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
     ) -> list[Location]:
-        """As `range`, of those of the ascending ids that exist; there is one at least."""
+        """As `range`, of the ascending `entry_ids` that exist; at least one id is given."""
 
     async def last(self, ledger_id: int) -> int | None:
         """The highest entry id of the ledger."""
@@ -260,10 +263,10 @@ class EntryIndex(Protocol):
         """Every ledger that has a location here, ascending."""
 
     async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
-        """Forget where these of its entries lie."""
+        """Forget the locations of these entries."""
 
     async def delete_ledger(self, ledger_id: int) -> None:
-        """Forget where its entries lie; its state stays."""
+        """Forget the locations of its entries; its state stays."""
 
     async def put_ledgers(self, states: Sequence[LedgerState]) -> None: ...
 
@@ -274,20 +277,20 @@ class EntryIndex(Protocol):
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
         """By direct log: the position from which on it may hold records that the index lacks; None:
-        it holds none. Never durable before what was put earlier is."""
+        the index has all of them. Never durable before earlier puts are."""
 
     async def marked_logs(self) -> dict[int, int]:
-        """The marks that are positions, by log id, ascending."""
+        """The marks that are not None, by log id, ascending."""
 
     async def sync(self) -> None:
-        """Everything that came before is durable when it returns."""
+        """All earlier changes are durable when it returns."""
 
     async def close(self) -> None:
-        """Promises nothing about what was not synced."""
+        """Promises nothing about changes that were not synced."""
 
 
 class Changes(NamedTuple):
-    """What a flush brings to every index: the forgotten ledgers' states go first."""
+    """What a flush brings to every index. It deletes the states of `forgotten` ledgers first."""
 
     states: list[LedgerState]
     forgotten: list[int]
@@ -312,21 +315,21 @@ class LedgerStates:
         return [self._states[ledger_id] for ledger_id in sorted(self._states)]
 
     def set(self, state: LedgerState) -> LedgerState:
-        """A change of now. Returns it with its revision."""
-        known = self._states.get(state.ledger_id)
-        if known is not None and state.revision < known.revision:
-            state = merged(state, known)
+        """Take a new change. Returns the state with its revision."""
+        current = self._states.get(state.ledger_id)
+        if current is not None and state.revision < current.revision:
+            state = merged(state, current)
         return self.restore(replace(state, revision=state.revision + 1))
 
     def restore(self, state: LedgerState) -> LedgerState:
-        """A change of an earlier run, which has its revision already."""
+        """Take a change of an earlier run, which has its revision already."""
         self._states[state.ledger_id] = state
         self._dirty[state.ledger_id] = None
         self._forgotten.pop(state.ledger_id, None)
         return state
 
     def forget(self, ledger_id: int) -> None:
-        """Nothing is known of the ledger any more."""
+        """Remove the ledger's state."""
         if self._states.pop(ledger_id, None) is not None:
             self._dirty.pop(ledger_id, None)
             self._forgotten[ledger_id] = None
@@ -344,19 +347,19 @@ class LedgerStates:
     def load(
         self, copies: Iterable[Iterable[LedgerState]], away: Iterable[Iterable[LedgerState]] = ()
     ) -> None:
-        """What each index says, those of directories that were `away` apart; where one lacks
-        something, all are told with the next flush."""
+        """Merge the states of each index; those of directories that were `away` come separately. A
+        state that some index lacks goes to every index with the next flush."""
         every = [{state.ledger_id: state for state in copy} for copy in copies]
         older = [{state.ledger_id: state for state in copy} for copy in away]
         for copy in every:
             for ledger_id, state in copy.items():
-                known = self._states.get(ledger_id)
-                self._states[ledger_id] = state if known is None else merged(state, known)
+                present = self._states.get(ledger_id)
+                self._states[ledger_id] = state if present is None else merged(state, present)
         for copy in older:
             for ledger_id, state in copy.items():
-                known = self._states.get(ledger_id)
+                present = self._states.get(ledger_id)
                 self._states[ledger_id] = (
-                    doubted(state) if known is None else brought_back(known, state)
+                    doubted(state) if present is None else brought_back(present, state)
                 )
         for ledger_id, state in self._states.items():
             if any(copy.get(ledger_id) != state for copy in (*every, *older)):
@@ -364,7 +367,8 @@ class LedgerStates:
 
 
 def doubted(state: LedgerState) -> LedgerState:
-    """As it may have been when it was forgotten; a tombstone says all there is to say."""
+    """The worst that the state may have become before it was forgotten: fenced, entries lost. A
+    tombstone stays as it is: nothing is worse."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:
         return state
     return replace(state, fenced=True, limbo=LimboReason.LOST)

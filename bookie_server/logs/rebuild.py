@@ -5,12 +5,12 @@ lock). Always true: the new index is written beside the old one and takes its pl
 after it is whole and durable; a marker is there from the first step to the last, and no bookie
 starts on a directory that has it (`refuse_half_rebuilt`), so the command can be given again after
 any interruption; of two copies of an entry the one in the newer log counts; a damaged record is
-still an entry that cannot be delivered, never one that is absent, and damage of nobody knows whom
-puts every ledger in limbo.
+still an entry that cannot be delivered, never one that is absent, and damage that may be any
+ledger's puts every ledger in limbo.
 
-What a ledger's state was (fenced, deleted ...) is in no entry log. Where another directory's index
-gives the states, they are taken from there; where none does, every ledger is in limbo, and those
-found in the logs are fenced: their writers must not go on as if nothing had happened.
+The entry logs do not hold the ledgers' states (fenced, deleted ...). They are taken from another
+directory's index; without one every ledger is in limbo, and the ledgers with entries in the logs
+are fenced: their writers must not go on as if nothing had happened.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from bookie_server.logs.scan import LogMap, Scanned, read_map, scan
 
 MARKER = "index-rebuild"
 INDEX, NEW, OLD = "index", "index.new", "index.damaged"
-_LATEST = 1 << 32  # a revision beyond those in journals: these states are not overruled by replay
+_LATEST = 1 << 32  # a revision beyond those in journals: replay does not overrule these states
 _log = logging.getLogger(__name__)
 
 MakeIndex = Callable[[str], Awaitable[EntryIndex]]
@@ -37,8 +37,8 @@ MakeIndex = Callable[[str], Awaitable[EntryIndex]]
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What was found. `doubted`: ledgers of which a record is missing; `all_doubted`: of nobody
-    knows which, or nobody knows what the ledgers' states were."""
+    """What a rebuild found. `doubted`: ledgers that lack a record; `all_doubted`: any ledger may
+    lack records, or the ledgers' states are unknown."""
 
     logs: int = 0
     entries: int = 0
@@ -48,16 +48,16 @@ class Rebuilt:
     all_doubted: bool = False
 
     def sentence(self) -> str:
-        """What an operator wants to know of it."""
-        said = (
+        """The outcome, for an operator."""
+        summary = (
             f"the index was made anew: {self.entries} entries of {len(self.ledgers)} ledgers in"
             f" {self.logs} entry logs, {self.damaged} damaged records"
         )
         if self.all_doubted:
-            return f"{said}; every ledger is in limbo until it was compared with its peers"
+            return f"{summary}; every ledger is in limbo until it was compared with its peers"
         if self.doubted:
-            return f"{said}; {len(self.doubted)} ledgers lack entries and are in limbo"
-        return said
+            return f"{summary}; {len(self.doubted)} ledgers lack entries and are in limbo"
+        return summary
 
 
 async def refuse_half_rebuilt(disk: Disk) -> None:
@@ -74,17 +74,17 @@ async def rebuild(
     states: Sequence[LedgerState] | None = None,
 ) -> Rebuilt:
     """Make the index of the directory anew; durable when it returns. `states` are those of the
-    other directories' indexes (one ledger may come several times), None when there is none.
+    other directories' indexes (one ledger may come several times), None without such an index.
 
-    Raises DiskFailed; then the command has to be given again. Raises DiskFull when there was no
-    space for it: the directory is as it was.
+    Raises DiskFailed; then the operator gives the command again. Raises DiskFull when the new index
+    has no space: the directory is unchanged.
     """
     goes_on = MARKER in await disk.list()
     if not goes_on:
         await (await disk.create(MARKER)).close()
         await disk.sync_dir()
     try:
-        found = await _make(disk, directory_id, make_index, config, states)
+        rebuilt = await _make(disk, directory_id, make_index, config, states)
     except DiskFull as error:
         if goes_on:
             raise
@@ -95,7 +95,7 @@ async def rebuild(
             f"there is no space to make the index anew, which is as it was: {error}"
         ) from error
     await _replace(disk)
-    return found
+    return rebuilt
 
 
 async def _make(
@@ -111,7 +111,7 @@ async def _make(
     index = await make_index(NEW)
     try:
         logs = await EntryLogs.open(disk, config)
-        found = await _Rebuild(disk, logs, index, states).run(directory_id)
+        rebuilt = await _Rebuild(disk, logs, index, states).run(directory_id)
         await logs.close()
     except DiskFailed:
         with contextlib.suppress(DiskFailed):
@@ -119,11 +119,11 @@ async def _make(
         raise
     await index.close()
     await _forget_maps(disk)
-    return found
+    return rebuilt
 
 
 class _Rebuild:
-    """From the entry logs to an empty index."""
+    """Fills an empty index from the entry logs."""
 
     def __init__(
         self, disk: Disk, logs: EntryLogs, index: EntryIndex, states: Sequence[LedgerState] | None
@@ -131,21 +131,21 @@ class _Rebuild:
         self._disk = disk
         self._logs = logs
         self._index = index
-        self._known: dict[int, LedgerState] = {}
+        self._given: dict[int, LedgerState] = {}  # states of other directories' indexes
         for state in states or ():
-            known = self._known.get(state.ledger_id)
-            self._known[state.ledger_id] = state if known is None else merge(state, known)
-        self._found = Rebuilt(all_doubted=states is None)
+            given = self._given.get(state.ledger_id)
+            self._given[state.ledger_id] = state if given is None else merge(state, given)
+        self._rebuilt = Rebuilt(all_doubted=states is None)
 
     async def run(self, directory_id: str) -> Rebuilt:
-        """Durable when it returns. Of a copy that a compaction has not finished, and its source,
-        the copy is the newer one. Raises DiskFailed."""
+        """The index is durable when this returns. A copy that a compaction has not finished counts
+        as newer than its source. Raises DiskFailed."""
         halves = [log_id for pair in self._logs.unfinished().items() for log_id in pair]
         for log_id in sorted([*self._logs.sealed(), *halves]):
             await self._take(log_id)
         await self._index.put_ledgers(self._states(directory_id))
         await self._index.sync()
-        return self._found
+        return self._rebuilt
 
     async def _take(self, log_id: int) -> None:
         """Put what one log holds into the index."""
@@ -163,21 +163,22 @@ class _Rebuild:
                 unknown = unknown or any(bad.location is None for bad in chunk.damage)
         finally:
             await file.close()
-        self._found.logs += 1
+        self._rebuilt.logs += 1
         self._doubt(log_id, footer, counts, unknown)
         _log.info(
-            "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._found.entries
+            "log %d of %d ledgers: %d entries so far", log_id, len(counts), self._rebuilt.entries
         )
 
     async def _put(self, chunk: Scanned, counts: Counter[int]) -> None:
         locations = [record.location for record in chunk.records]
         bad = [damage.location for damage in chunk.damage if damage.location is not None]
         counts.update(location.ledger_id for location in (*locations, *bad))
-        self._found.ledgers.update(dict.fromkeys(counts))
-        self._found.entries += len(locations)
-        self._found.damaged += len(chunk.damage)
-        deleted = {i for i in counts if (state := self._known.get(i)) is not None and state.deleted}
-        await self._index.put([each for each in locations if each.ledger_id not in deleted])
+        self._rebuilt.ledgers.update(dict.fromkeys(counts))
+        self._rebuilt.entries += len(locations)
+        self._rebuilt.damaged += len(chunk.damage)
+        deleted = {i for i in counts if (state := self._given.get(i)) is not None and state.deleted}
+        kept = [location for location in locations if location.ledger_id not in deleted]
+        await self._index.put(kept)
         for location in bad:  # an older copy is better than a damaged one
             older = await self._index.get(location.ledger_id, location.entry_id)
             if older is None and location.ledger_id not in deleted:
@@ -186,33 +187,33 @@ class _Rebuild:
     def _doubt(
         self, log_id: int, footer: LogMap | None, counts: Mapping[int, int], unknown: bool
     ) -> None:
-        """Whose records are missing, by the log's own map; without one, nobody can say."""
+        """Note the ledgers that lack records, by the log's own map; without one, it may be any."""
         if footer is None:
             if unknown:
                 _log.error("log %d is damaged or torn and has no map", log_id)
-                self._found.all_doubted = True
+                self._rebuilt.all_doubted = True
             return
         for ledger_id, share in footer.shares().items():
             if counts.get(ledger_id, 0) < share.entries:
                 _log.error("log %d lacks entries of ledger %d", log_id, ledger_id)
-                self._found.doubted[ledger_id] = None
-                self._found.ledgers[ledger_id] = None
+                self._rebuilt.doubted[ledger_id] = None
+                self._rebuilt.ledgers[ledger_id] = None
 
     def _states(self, directory_id: str) -> list[LedgerState]:
-        """The states of all ledgers, and of EVERY_LEDGER, as the new index says them."""
-        found, known = self._found, self._known
-        every = known.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
+        """The states that the new index gets: of all ledgers, and of EVERY_LEDGER."""
+        rebuilt, given = self._rebuilt, self._given
+        every = given.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
         states = []
-        for ledger_id in sorted({**known, **found.ledgers}):
-            state = known.get(ledger_id)
+        for ledger_id in sorted({**given, **rebuilt.ledgers}):
+            state = given.get(ledger_id)
             if state is None:
                 directories = (directory_id,) if directory_id else ()
                 state = LedgerState(ledger_id, fenced=True, met=False, directories=directories)
                 state = _in_limbo(state)
-            elif ledger_id in found.doubted:
+            elif ledger_id in rebuilt.doubted:
                 state = _in_limbo(state)
             states.append(state)
-        return [*states, _in_limbo(every) if found.all_doubted else every]
+        return [*states, _in_limbo(every) if rebuilt.all_doubted else every]
 
 
 def _in_limbo(state: LedgerState) -> LedgerState:
@@ -226,7 +227,7 @@ async def _empty(disk: Disk, folder: str) -> None:
 
 
 async def _forget_maps(disk: Disk) -> None:
-    """They were counted by what the old index pointed to."""
+    """Remove the maps that were counted by the old index."""
     for name in await disk.list(FOLDER):
         if name.endswith(MAP):
             await disk.remove(f"{FOLDER}/{name}")

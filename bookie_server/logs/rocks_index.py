@@ -1,12 +1,12 @@
 """The entry index in RocksDB; the only file that imports rocksdict.
 
 Always true: RocksDB's own log is not used, for a flipped bit in it silently drops all that follows
-(the journal covers what was not synced); `sync` makes a table of what memory holds, and RocksDB
-checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is not opened;
-memory is bounded by the constants below (about 40 MiB); all calls run in the threads named
-"<name>-write" and "<name>-read", under a deadline (IoDeadline), any error of RocksDB
-is DiskFailed, and what it calls corruption IndexDamaged: the tables are not to be trusted, and
-`--rebuild-index` makes them anew.
+(the journal covers changes that were not synced); `sync` writes all changes in memory to a table,
+and RocksDB checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is
+not opened; memory is bounded by the constants below (about 40 MiB); all calls run in the threads
+named "<name>-write" and "<name>-read", under a deadline (IoDeadline); any error of RocksDB becomes
+DiskFailed, and one that RocksDB calls corruption IndexDamaged: the tables are not to be trusted,
+and `--rebuild-index` makes them anew.
 """
 
 import asyncio
@@ -83,8 +83,7 @@ class RocksIndex(EntryIndex):
     ) -> "RocksIndex":
         """Open or make the index in `folder`; a call that takes longer than `limit_s` has hung.
 
-        Raises DiskFull when there is no space for what that writes, else DiskFailed, which says
-        what to do.
+        Raises DiskFull when the disk lacks space for it, else DiskFailed; both name the remedy.
         """
         try:
             return cls(*await asyncio.to_thread(_open, folder), name, limit_s)
@@ -101,8 +100,8 @@ class RocksIndex(EntryIndex):
 
     async def put(self, locations: Sequence[Location]) -> None:
         starts = range(0, len(locations), _PUTS_PER_WRITE)
-        some = (encode_locations(locations[at : at + _PUTS_PER_WRITE]) for at in starts)
-        await self._run(self._writer, self._write, chain.from_iterable(some))
+        pairs = (encode_locations(locations[at : at + _PUTS_PER_WRITE]) for at in starts)
+        await self._run(self._writer, self._write, chain.from_iterable(pairs))
 
     async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
         await self._run(self._writer, self._move, moves)
@@ -187,7 +186,7 @@ class RocksIndex(EntryIndex):
     # -- what runs in the threads --
 
     def _write(self, pairs: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """By key its value; None: it goes."""
+        """Put the value of each key; None deletes the key."""
         pairs = iter(pairs)
         while True:
             batch = WriteBatch(raw_mode=True)
@@ -201,7 +200,7 @@ class RocksIndex(EntryIndex):
             self._db.write(batch, _unlogged())
 
     def _move(self, moves: Sequence[tuple[Location, Location]]) -> None:
-        """Nothing is written between look and put: there is one writing thread."""
+        """There is one writing thread: nothing is written between look-up and put."""
         keys = [(entry_key(old.ledger_id, old.entry_id), old, new) for old, new in moves]
         self._write((key, encode_location(new)) for key, old, new in keys if self._get(key) == old)
 
@@ -212,7 +211,7 @@ class RocksIndex(EntryIndex):
         self._db.write(batch, _unlogged())
 
     def _sync(self) -> None:
-        """The count goes with what it counts: into the same table, and then beside the index."""
+        """The count of syncs goes into the table of this sync, and then beside the index."""
         self._syncs += 1
         self._db.put(_SYNCS_KEY, _COUNT.pack(self._syncs), write_opt=_unlogged())
         self._db.flush(True)
@@ -227,35 +226,35 @@ class RocksIndex(EntryIndex):
         return None if value is None else decode_location(key, value)
 
     def _range(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[Location]:
-        found: list[Location] = []
+        locations: list[Location] = []
         end, total = entry_key(ledger_id, last), 0
         cursor = self._db.iter()
         cursor.seek(entry_key(ledger_id, first))
         while total < max_bytes and cursor.valid() and (key := cursor.key()) <= end:
             location = decode_location(key, cursor.value())
-            found.append(location)
+            locations.append(location)
             total += location.entry_bytes
             cursor.next()
         cursor.status()
-        return found
+        return locations
 
     def _among(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[Location]:
-        """A step over a neighbour costs half of what a look-up of its own does."""
+        """A step to the next key costs half as much as a look-up."""
         if ids[-1] - ids[0] < 2 * len(ids):
-            wanted = dict.fromkeys(ids)
+            id_set = dict.fromkeys(ids)
             every = self._range(ledger_id, ids[0], ids[-1], _EVERYTHING)
-            locations = (location for location in every if location.entry_id in wanted)
+            locations = (location for location in every if location.entry_id in id_set)
         else:
             looked_up = (self._get(entry_key(ledger_id, entry_id)) for entry_id in ids)
             locations = (location for location in looked_up if location is not None)
-        found: list[Location] = []
+        taken: list[Location] = []
         total = 0
         for location in locations:
-            found.append(location)
+            taken.append(location)
             total += location.entry_bytes
             if total >= max_bytes:
                 break
-        return found
+        return taken
 
     def _last(self, ledger_id: int) -> int | None:
         cursor = self._db.iter()
@@ -268,15 +267,15 @@ class RocksIndex(EntryIndex):
 
     def _ledger_ids(self) -> list[int]:
         """One seek for each ledger."""
-        found: list[int] = []
+        ledger_ids: list[int] = []
         cursor = self._db.iter()
         cursor.seek(ENTRY_PREFIX)
         while cursor.valid() and cursor.key().startswith(ENTRY_PREFIX):
             ledger_id = decode_location(cursor.key(), cursor.value()).ledger_id
-            found.append(ledger_id)
+            ledger_ids.append(ledger_id)
             cursor.seek(entry_key(ledger_id, _ID_MAX) + b"\0")
         cursor.status()
-        return found
+        return ledger_ids
 
     def _marked_logs(self) -> dict[int, int]:
         return dict(decode_log_mark(*pair) for pair in self._from(LOG_PREFIX))
@@ -295,7 +294,7 @@ class RocksIndex(EntryIndex):
 
 
 def _lacks_space(error: Exception) -> bool:
-    """RocksDB passes on the text alone."""
+    """RocksDB gives no error number, only its text."""
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -313,7 +312,7 @@ class _Guard:
     """How often the index was synced, in a file of ours: two slots in turn, each a count (8
     bytes, little-endian) and its CRC32C, so that one survives a write that was torn.
 
-    Why: of what a flipped bit leaves of RocksDB's manifest it may drop the end without a word.
+    Why: after a flipped bit in its manifest, RocksDB may drop the manifest's end silently.
     """
 
     def __init__(self, path: Path) -> None:
@@ -325,7 +324,7 @@ class _Guard:
             os.close(folder)
 
     def read(self) -> int:
-        """The count; 0 when there is none."""
+        """The count; 0 when neither slot holds a count."""
         slots = [os.pread(self._fd, _SLOT_BYTES, at * _SLOT_PITCH) for at in (0, 1)]
         return max(_count(slot) for slot in slots)
 
@@ -357,11 +356,11 @@ def _open(folder: Path) -> tuple[Any, _Guard, int]:
     guard = _Guard(folder / GUARD_FILE)
     try:
         db = Rdict(str(folder), _options())
-        found = db.get(_SYNCS_KEY)
-        syncs = _COUNT.unpack(found)[0] if found is not None else 0
-        if syncs < (known := guard.read()):
+        value = db.get(_SYNCS_KEY)
+        syncs = _COUNT.unpack(value)[0] if value is not None else 0
+        if syncs < (guarded := guard.read()):
             db.close()
-            raise OSError(f"it was synced {known} times and holds {syncs}: its end is missing")
+            raise OSError(f"it was synced {guarded} times and holds {syncs}: its end is missing")
     except BaseException:
         guard.close()
         raise

@@ -1,16 +1,16 @@
-"""What an entry log holds, for those who cannot rely on the index: read through, record by record
-(`scan`); and what each ledger has in it without reading it (`LogMap`), from its footer, or from
-a file beside it once a log without footer was scanned.
+"""What an entry log holds, for callers that cannot rely on the index. `scan` reads the log through,
+record by record. `LogMap` has the share of each ledger without a scan: from the log's footer, or,
+once a log without footer was scanned, from a file beside it.
 
-Always true of a scan: no record is handed out unchecked (its header's CRC, log id and position, the
-entry's digests and identity); what cannot be read is named by its location and never ends the scan,
-which goes on at the next record that vouches for itself; at most one chunk, or one record where
+Always true of a scan: every record is checked before it is handed out (its header's CRC, log id and
+position, the entry's digests and identity); damage is named by its location and never ends the
+scan, which goes on at the next record whose header is valid; at most one chunk, or one record if
 that is larger, is in memory, and the event loop is free between two chunks.
 
-Always true of a map: it is used only if its CRC matches and it names its log, never a part of one,
-and a log whose map cannot be read is not empty but unknown; a scan for it counts only records that
-the index points to, so copies that a crash left behind are seen for what they are; a map takes 24
-bytes of memory for each ledger.
+Always true of a map: it is used only whole, if its CRC matches and it names its log; a log whose
+map cannot be read counts as unknown, not as empty; a scan for a map counts only records that the
+index points to, not copies that a crash left behind; a map takes 24 bytes of memory for each
+ledger.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class Readable(Protocol):
-    """A file (disk.File), or what reads around its bad blocks."""
+    """A file (disk.File), or a reader that skips its bad blocks."""
 
     async def read(self, position: int, length: int) -> bytes: ...
 
@@ -63,8 +63,8 @@ class Record(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes from `start` up to `end` that are no records. `location` and `write_start` (see
-    entry_log) are set when the record's header could be read: what is damaged is that entry."""
+    """Bytes from `start` up to `end` that are no valid records. `location` and `write_start` (see
+    entry_log) are set when the header of a record could be read: then its entry is damaged."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class Damage(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What `size` bytes of a log held, both in order of their position."""
+    """The contents of `size` bytes of a log: records and damage, each in order of position."""
 
     records: list[Record]
     damage: list[Damage]
@@ -82,34 +82,34 @@ class Scanned(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """What `parse` returns: go on at `position`, with at least `wanted` bytes."""
+    """What `parse` returns: go on at `position`, with at least `bytes_min` bytes."""
 
     records: list[Record]
     damage: list[Damage]
     position: int
-    wanted: int
+    bytes_min: int
 
 
 async def scan(file: Readable, log_id: int, end: int, start: int = 0) -> AsyncIterator[Scanned]:
-    """All records of the log that lie before `end`; those from `start` on, where one begins, or
-    else from the first. Raises DiskFailed."""
-    position, wanted = start or LOG_HEADER_BYTES, CHUNK_BYTES
+    """The records of the log before `end`: all of them, or those from `start` on, where a record
+    begins. Raises DiskFailed."""
+    position, next_bytes = start or LOG_HEADER_BYTES, CHUNK_BYTES
     if not start and (damage := await _bad_header(file, log_id)):
         yield Scanned([], [damage], LOG_HEADER_BYTES)
     while position < end:
-        asked = min(wanted, end - position)
-        data = await file.read(position, asked)
-        if len(data) < asked:
+        length = min(next_bytes, end - position)
+        data = await file.read(position, length)
+        if len(data) < length:
             missing = Damage(position + len(data), end, "the file ends too early")
             yield Scanned([], [missing], 0)
             end = missing.start
         parsed = parse(data, position, end, log_id)
         yield Scanned(parsed.records, parsed.damage, parsed.position - position)
-        position, wanted = parsed.position, max(CHUNK_BYTES, parsed.wanted)
+        position, next_bytes = parsed.position, max(CHUNK_BYTES, parsed.bytes_min)
 
 
 def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
-    """The records in `data`, which lies at `base` in a log whose records end before `end`."""
+    """The records in `data`, the bytes from `base` on of a log whose records end before `end`."""
     view = memoryview(data)
     records: list[Record] = []
     damage: list[Damage] = []
@@ -123,9 +123,9 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
             break
         location = _header(view, at, base, log_id)
         if location is None:
-            found = _next_record(view, at + 1, base, log_id, last)
-            damage.append(Damage(base + at, base + found, "no record begins here"))
-            at = found
+            next_at = _next_record(view, at + 1, base, log_id, last)
+            damage.append(Damage(base + at, base + next_at, "no record begins here"))
+            at = next_at
             continue
         stop = at + RECORD_HEADER_BYTES + location.entry_bytes
         begun = write_start(view[at : at + RECORD_HEADER_BYTES], base + at)
@@ -158,7 +158,7 @@ async def _bad_header(file: Readable, log_id: int) -> Damage | None:
 
 
 def _filler(view: memoryview, at: int, base: int) -> int:
-    """Where the zeros that begin at `at` and fill a block up end; `at` if there are none."""
+    """Where the zeros that begin at `at` and fill a block up end; `at` if no such zeros begin."""
     if view[at]:
         return at
     stop = min(len(view), at + BLOCK_BYTES - (base + at) % BLOCK_BYTES)
@@ -167,7 +167,7 @@ def _filler(view: memoryview, at: int, base: int) -> int:
 
 
 def _header(view: memoryview, at: int, base: int, log_id: int) -> Location | None:
-    """The record that begins at `at`, if its header says that it lies exactly there."""
+    """The location of the record at `at`, if its header names exactly that position."""
     try:
         location = decode_record_header(view[at : at + RECORD_HEADER_BYTES])
     except BadEntryLog:
@@ -177,7 +177,7 @@ def _header(view: memoryview, at: int, base: int, log_id: int) -> Location | Non
 
 
 def _next_record(view: memoryview, at: int, base: int, log_id: int, last: bool) -> int:
-    """Where the next record begins at or after `at`; else as far as one cannot begin."""
+    """Where the next record begins at or after `at`; else how far no record begins."""
     data = bytes(view)
     while (at := data.find(RECORD_MAGIC, at)) >= 0:
         if len(view) - at < RECORD_HEADER_BYTES and not last:
@@ -191,12 +191,12 @@ def _next_record(view: memoryview, at: int, base: int, log_id: int, last: bool) 
 _EVERYTHING = 1 << 62
 _ID_MAX = 2**63 - 1
 _PAGE_BYTES = 4 << 20
-_LOOK_UPS_SPREAD_MAX = 4  # one look-up for entries if at most this many times as many lie between
+_LOOK_UPS_SPREAD_MAX = 4  # a range look-up if it reads at most so many times the entries asked for
 
 
 class LogMap:
-    """One log. `records_end`: where its records end. `whole`: no damage lies before a
-    record that counts."""
+    """The map of one log. `records_end`: where its records end. `whole`: no record that counts
+    comes after damage."""
 
     __slots__ = ("_shares", "file_bytes", "has_footer", "log_id", "records_end", "whole")
 
@@ -260,10 +260,11 @@ async def read_map(logs: EntryLogs, disk: Disk, log_id: int) -> LogMap | None:
 
 
 async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pace) -> LogMap:
-    """Read a log that has no map, for what it holds that the index points to. Raises DiskFailed."""
+    """Read a log that has no map, and count the records that the index points to. Raises
+    DiskFailed."""
     shares: dict[int, LedgerShare] = {}
     damage: list[Damage] = []
-    last_record = synced = 0  # of what the index points to
+    last_record = synced = 0  # of the records that the index points to
     file = await logs.open_log(log_id)
     try:
         async for chunk in scan(file, log_id, file.end):
@@ -279,8 +280,8 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
                     last_record = max(last_record, location.position)
                     synced = max(synced, last_record + 1)
             await pace.spend(chunk.size)
-        # A write that was torn may have left whole records behind damage; of a flush none of the
-        # index's, of a direct log those that a start replayed.
+        # A torn write may have left whole records behind damage. The index points to none of them
+        # in a flush's log; in a direct log it points to those that a start replayed.
         whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
         if not whole:
             _log.error("log %d is damaged: %s ...", log_id, damage[0])
@@ -290,15 +291,16 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
 
 
 def _synced_before(location: Location, write_start: int) -> int:
-    """Of a flush, or the first of its write, all that lies before a record that counts was synced;
-    of others their write may be torn."""
+    """The position before which all bytes were synced when this record counts: the record's own if
+    it is a flush's or the first of its write; else its write's start, as that write may be torn."""
     at = location.position
     return write_start if write_start < at - at % BLOCK_BYTES else at
 
 
-async def write_map_file(disk: Disk, found: LogMap) -> None:
-    """So that the next run need not scan this log. Raises DiskFailed; then there is no map."""
-    path, data = map_path(found.log_id), encode_footer(found.log_id, 0, found.shares())
+async def write_map_file(disk: Disk, log_map: LogMap) -> None:
+    """Keep the map, so that the next run need not scan this log. Raises DiskFailed; then there is
+    no map."""
+    path, data = map_path(log_map.log_id), encode_footer(log_map.log_id, 0, log_map.shares())
     await replace_file(disk, path, data, path.removesuffix(MAP) + MAP_TEMPORARY)
 
 
@@ -313,12 +315,12 @@ async def pointed_to(index: EntryIndex, records: Sequence[Record]) -> list[Recor
 
 
 async def locations_of(index: EntryIndex, run: Sequence[Record]) -> list[Location | None]:
-    """Where the index says that the entries lie; the records are of one ledger."""
+    """The locations of these entries in the index; the records are of one ledger."""
     ledger_id = run[0].location.ledger_id
     ids = [record.location.entry_id for record in run]
     if max(ids) - min(ids) < _LOOK_UPS_SPREAD_MAX * len(ids):
-        found = await index.range(ledger_id, min(ids), max(ids), _EVERYTHING)
-        locations = {location.entry_id: location for location in found}
+        indexed = await index.range(ledger_id, min(ids), max(ids), _EVERYTHING)
+        locations = {location.entry_id: location for location in indexed}
         return [locations.get(entry_id) for entry_id in ids]
     return [await index.get(ledger_id, entry_id) for entry_id in ids]
 
@@ -337,14 +339,14 @@ def runs_of_a_ledger(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 async def locations_in(index: EntryIndex, log_id: int) -> list[Location]:
     """Every location in the log that the index points to: a walk through the whole index, for the
-    rare case that a log is known to be damaged. Raises DiskFailed."""
-    found: list[Location] = []
+    rare case that a log is damaged. Raises DiskFailed."""
+    locations: list[Location] = []
     for ledger_id in await index.ledger_ids():
         first = 0
         while page := await index.range(ledger_id, first, _ID_MAX, _PAGE_BYTES):
-            found += [location for location in page if location.log_id == log_id]
+            locations += [location for location in page if location.log_id == log_id]
             first = page[-1].entry_id + 1
-    return found
+    return locations
 
 
 async def _from_footer(file: File, log_id: int) -> LogMap:

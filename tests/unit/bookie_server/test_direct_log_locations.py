@@ -60,7 +60,7 @@ def judged(
     while position < end:
         parsed = parse(data[position : position + wanted], position, end, LOG_ID)
         coverage.take(Scanned(parsed.records, parsed.damage, parsed.position - position))
-        position, wanted = parsed.position, max(piece, parsed.wanted)
+        position, wanted = parsed.position, max(piece, parsed.bytes_min)
     return coverage.judge(end, synced)
 
 
