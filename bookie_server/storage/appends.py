@@ -1,25 +1,25 @@
-"""Which way an append goes: to the journal that its ledger's records go to (`Journals`), or, a
-large entry, to a ledger directory at once and to no journal (`DirectWrites`).
+"""Where an append goes: to the journal of its ledger (`Journals`), or, a large entry, to a ledger
+directory at once and to no journal (`DirectWrites`).
 
 Always true of the journals of a node, one in each journal directory, as one place to append to:
-- the records of a ledger go to one journal as long as it lives: to the one that had the fewest
-  bytes pending when the first of them came in this run, and of equal ones the fewest ledgers;
-- when a journal fails, what waits in it fails, and its ledgers go on in another, each beginning
-  with a ledger record of what is known of it by then, so each journal can be replayed by itself;
-- what was taken before a journal failed may be in no journal: until a flush that began after the
-  failure has ended (`relieve`), nothing more of its ledgers is called durable.
+- the records of a ledger go to one journal as long as it lives: the one that had the fewest bytes
+  pending when the ledger's first record of this run came, and of equal ones the fewest ledgers;
+- when a journal fails, the appends that wait in it fail, and its ledgers go on in another, each
+  beginning with a record of the ledger's present state, so each journal can be replayed by itself;
+- records appended before a journal failed may be in no journal: until a flush that began after the
+  failure has ended (`relieve`), no later append of its ledgers counts as durable.
 
 Always true of large entries, which are written once:
 - an entry is acknowledged after its record in the directory's log was synced, which a start reads
-  as it does a journal, and after a ledger record that names the directory is in a journal: without
-  it a start would not count what lies there;
-- an append after large entries of a ledger waits for them too; recovery for none that is still to
-  be written to a directory, which may be slow or hang: it has the journal take over the ledger's;
+  as it reads a journal, and after a ledger record that names the directory is in a journal: without
+  that record a start would not count the directory's entries;
+- an append after large entries of a ledger waits for them too; but a recovery does not wait for a
+  directory, which may be slow or hang: the journal takes over the ledger's unwritten entries;
 - a directory that fails, or has no space, costs nothing but time: the write cache still has the
   entries, and they go to the journal like any others.
 
-Only what comes in the bulk lane goes to directories: recovery has its own lane, and page-cache
-ledgers gain nothing by it.
+Only appends of the bulk lane go to directories: recovery has its own lane, and page-cache ledgers
+gain nothing by it.
 """
 
 import asyncio
@@ -42,25 +42,25 @@ Appended = asyncio.Future[None]
 
 
 class Journals:
-    """`present` gives the ledger record of a ledger's present state; None: the node knows none."""
+    """`present` gives the journal record of a ledger's present state; None: there is no state."""
 
     def __init__(self, present: Callable[[int], Record | None]) -> None:
         self._live: dict[str, Journal] = {}
         self._present = present
         self.home: dict[int, str] = {}
         """By ledger: the journal that its records go to."""
-        self._ledgers: dict[str, int] = {}  # how many of them are at home in each
+        self._ledgers: dict[str, int] = {}  # by journal: how many ledgers have it as home
         self._unrelieved: dict[int, Appended] = {}  # by ledger of a failed journal
         self._reliefs: list[Appended] = []
         self.failures: dict[str, str] = {}
         """By directory id: why its journal failed."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called after a failure that left others."""
+        """Called after a failure while other journals live."""
         self.ended: Appended = asyncio.get_running_loop().create_future()
         """Done when the journals were closed, or with the exception that ended the last one."""
 
     def begin(self, journals: Mapping[str, Journal], failures: Mapping[str, str]) -> None:
-        """These are the journals from now on; `failures` could not be opened."""
+        """Use these journals from now on; `failures`: why others could not be opened."""
         self._live.update(journals)
         self._ledgers.update(dict.fromkeys(journals, 0))
         self.failures.update(failures)
@@ -82,8 +82,8 @@ class Journals:
             return journal.append(records, lane, after)
         return self._split(records, lane, after)
 
-    def tell(self, ledger_id: int) -> Appended:
-        """Append the ledger's record, of which the node knows. See Journal.append."""
+    def append_state(self, ledger_id: int) -> Appended:
+        """Append the record of the ledger's state; the node has one. See Journal.append."""
         record = self._present(ledger_id)
         assert record is not None
         return self.append([record])
@@ -113,7 +113,7 @@ class Journals:
         record = self._present(ledger_id) if self.failures else None
         return [self._live[home].append([record])] if record is not None else []
 
-    # -- what is known of them --
+    # -- their state --
 
     @property
     def pending_bytes(self) -> int:
@@ -121,12 +121,12 @@ class Journals:
 
     @property
     def room_bytes(self) -> int:
-        """See Journal.room_bytes: of the one with the least."""
+        """The least Journal.room_bytes of the living journals."""
         return min((journal.room_bytes for journal in self._live.values()), default=0)
 
     @property
     def wait_s(self) -> float:
-        """Seconds until what waits now should be written."""
+        """Seconds until the records that wait now should be written."""
         return max((journal.wait_s for journal in self._live.values()), default=0.0)
 
     @property
@@ -140,29 +140,31 @@ class Journals:
     # -- checkpoint and end --
 
     def reliefs(self) -> Sequence[Appended]:
-        """One for each failure that no flush has made good yet; for `relieve`, after a flush that
-        began when this was called."""
+        """A future for each failure that no flush has made good yet. A flush takes them when it
+        begins, and gives them to `relieve` when it has ended."""
         return list(self._reliefs)
 
     def is_under_way(self, ledger_id: int) -> bool:
-        """Whether something of the ledger was appended and is not durable, or was in a journal that
+        """Whether a record of the ledger was appended and is not durable, or was in a journal that
         failed and is not in its final place yet."""
         journals = self._live.values()
         under_way = any(journal.is_under_way(ledger_id) for journal in journals)
         return under_way or ledger_id in self._unrelieved
 
     def relieve(self, reliefs: Sequence[Appended], error: Exception | None = None) -> None:
-        """The flush has ended: what was in a failed journal is in its final place; with `error`,
-        it never will be."""
+        """The flush has ended: records of a failed journal are in their final place; with `error`,
+        they never will be."""
         for relief in reliefs:
-            if relief.done():  # a flush that began meanwhile had it too
+            if relief.done():  # a flush that began meanwhile had this relief too
                 continue
             self._reliefs.remove(relief)
             if error is not None:
-                relief.set_exception(JournalFailed(f"what a journal had is lost: {error}"))
+                relief.set_exception(JournalFailed(f"the records of a journal are lost: {error}"))
             else:
                 relief.set_result(None)
-        self._unrelieved = {i: each for i, each in self._unrelieved.items() if not each.done()}
+        self._unrelieved = {
+            i: relief for i, relief in self._unrelieved.items() if not relief.done()
+        }
 
     def fail(self, journal_id: str, error: DiskFailed) -> None:
         """The directory was found to be lost."""
@@ -175,19 +177,20 @@ class Journals:
             await self._on(journal_id, partial(Journal.forget_before, mark=mark))
 
     def forget(self, ledger_id: int) -> None:
-        """Nothing of the ledger waits or is needed; what comes of it later may go elsewhere."""
+        """No record of the ledger waits or is needed; its later records may go to another
+        journal."""
         if (home := self.home.pop(ledger_id, None)) is not None:
             self._ledgers[home] -= 1
 
     async def set_aside(self, journal_id: str, file_id: int) -> None:
-        """See Journal.set_aside. One that failed keeps it as it is."""
+        """See Journal.set_aside. A failed journal keeps the segment as it is."""
         await self._on(journal_id, partial(Journal.set_aside, file_id=file_id))
 
     async def _on(self, journal_id: str, work: Callable[[Journal], Awaitable[None]]) -> None:
         if (journal := self._live.get(journal_id)) is not None:
             try:
                 await work(journal)
-            except DiskFailed as error:  # this directory's failure, not the stores'
+            except DiskFailed as error:  # only this directory has failed
                 journal.fail(error)
 
     def hurry(self) -> None:
@@ -215,7 +218,7 @@ class Journals:
             self.failures[journal_id] = str(error)
             if not self.ended.done():
                 self.ended.set_exception(error)
-                self.ended.exception()  # a watcher gets it; there may be none
+                self.ended.exception()  # counts as retrieved even if no task awaits it
             return
         _log.error("journal directory %s failed and is dropped: %s", journal_id, error)
         del self._live[journal_id]
@@ -230,19 +233,21 @@ class Journals:
 
 
 class _Large(NamedTuple):
-    """Entries of one ledger on their way; `half` has them. `told`: a journal is told of `store`."""
+    """Entries of one ledger on their way; `half` has them. `named`: done when the ledger record
+    that names `store` is durable; None: it is already."""
 
     ledger_id: int
     records: Sequence[Record]
     bytes: int
     store: DirectoryStore
     half: CacheHalf
-    told: Appended | None
+    named: Appended | None
     done: Appended
 
 
 class DirectWrites:
-    """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
+    """The large entries of one engine. `bytes_min`: entries of that size and above are large; 0: no
+    entry is."""
 
     def __init__(
         self,
@@ -257,12 +262,12 @@ class DirectWrites:
         self._directories = directories
         self._cache = cache
         self._bytes_min = bytes_min
-        self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
-        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: it is nowhere yet
-        self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
-        self._telling: dict[int, Appended] = {}  # by ledger: that record is not durable yet
+        self._under_way: dict[int, Appended] = {}  # by ledger: all its large entries on their way
+        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: in no directory yet
+        self._named: dict[int, str] = {}  # by ledger: the directory that a ledger record named
+        self._naming: dict[int, Appended] = {}  # by ledger: that record is not durable yet
         self.pending_bytes = 0
-        """Of entries that are neither acknowledged nor counted by a journal."""
+        """Bytes of entries that are neither acknowledged nor counted by a journal."""
 
     def append(self, records: Sequence[Record], lane: Lane, after: Sequence[int]) -> Appended:
         """See LedgerStorage.append. The entries are in the write cache since this step."""
@@ -270,7 +275,7 @@ class DirectWrites:
         if not large and not self._under_way:
             return self._journals.append(records, lane, after)
         waiting = self._before(records, lane, after)
-        begun = [self._begin(*each) for each in large.items()]
+        begun = [self._begin(*item) for item in large.items()]
         direct = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
         rest = [r for r in records if not (r.ledger_id in direct and self._is_large(r))]
         if rest or after or not records:
@@ -281,16 +286,16 @@ class DirectWrites:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until there should be room again in what is under way here."""
-        return max([each.direct_log.wait_s for each in self._directories.live], default=0.0)
+        """Seconds until the direct logs should have room again."""
+        return max([store.direct_log.wait_s for store in self._directories.live], default=0.0)
 
     def is_under_way(self, ledger_id: int) -> bool:
-        """Whether something of the ledger is on its way here."""
+        """Whether large entries of the ledger are on their way."""
         return ledger_id in self._under_way
 
     def forget(self, ledger_id: int) -> None:
-        """Nothing is known of the ledger any more."""
-        self._told.pop(ledger_id, None)
+        """The next large entry of the ledger needs a ledger record again."""
+        self._named.pop(ledger_id, None)
 
     # -- on the way --
 
@@ -298,7 +303,7 @@ class DirectWrites:
         return record.kind is RecordKind.ENTRY and len(record.body) >= self._bytes_min
 
     def _large(self, records: Sequence[Record]) -> dict[int, list[Record]]:
-        """By ledger, those of the records that are large entries."""
+        """The records that are large entries, by ledger."""
         large: dict[int, list[Record]] = {}
         least = self._bytes_min
         if least and any([len(record.body) >= least for record in records]):
@@ -309,7 +314,7 @@ class DirectWrites:
     def _before(
         self, records: Sequence[Record], lane: Lane, after: Sequence[int]
     ) -> list[Appended]:
-        """What has to be durable first."""
+        """The appends that have to be durable first."""
         if not records and not after:
             return list(self._under_way.values())
         ids = dict.fromkeys([*(record.ledger_id for record in records), *after])
@@ -320,7 +325,7 @@ class DirectWrites:
         return [self._under_way[i] for i in before]
 
     def _begin(self, ledger_id: int, records: Sequence[Record]) -> Appended | None:
-        """None: they have to go the other way."""
+        """Write the records to the ledger's directory; None: they have to go to a journal."""
         state = self._states.get(ledger_id)
         store = None if state is None else self._directories.home_with_space(state)
         if store is None:
@@ -329,15 +334,15 @@ class DirectWrites:
         for record in records:
             half = self._cache.half_with(ledger_id, record.entry_id)
             halves.setdefault(half, []).append(record)
-        return gathered([self._put(store, *each) for each in halves.items()], at_once=False)
+        return gathered([self._put(store, *item) for item in halves.items()], at_once=False)
 
     def _put(self, store: DirectoryStore, half: CacheHalf, records: Sequence[Record]) -> Appended:
         loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
         done: Appended = loop.create_future()
         done.add_done_callback(retrieve)
         size = sum([len(record.body) for record in records])
-        told = self._tell(ledger_id, store)
-        large = _Large(ledger_id, records, size, store, half, told, done)
+        named = self._name(ledger_id, store)
+        large = _Large(ledger_id, records, size, store, half, named, done)
         self.pending_bytes += size
         entries = [(ledger_id, record.entry_id, record.body) for record in records]
         written = store.direct_log.put(ledger_id, entries)
@@ -347,23 +352,23 @@ class DirectWrites:
         written.add_done_callback(partial(self._written, large, under_way))
         return done
 
-    def _tell(self, ledger_id: int, store: DirectoryStore) -> Appended | None:
-        """A journal is to know that the directory has entries of the ledger; None: one does."""
-        if self._told.get(ledger_id) == store.id:
-            return self._telling.get(ledger_id)
-        self._told[ledger_id] = store.id
-        telling = self._telling[ledger_id] = self._journals.tell(ledger_id)
-        telling.add_done_callback(partial(self._heard, ledger_id))
-        return telling
+    def _name(self, ledger_id: int, store: DirectoryStore) -> Appended | None:
+        """Append a ledger record that names the directory to a journal; None: one is durable."""
+        if self._named.get(ledger_id) == store.id:
+            return self._naming.get(ledger_id)
+        self._named[ledger_id] = store.id
+        naming = self._naming[ledger_id] = self._journals.append_state(ledger_id)
+        naming.add_done_callback(partial(self._name_ended, ledger_id))
+        return naming
 
-    def _heard(self, ledger_id: int, telling: Appended) -> None:
-        if self._telling.get(ledger_id) is telling:
-            del self._telling[ledger_id]
-            if telling.cancelled() or telling.exception() is not None:
+    def _name_ended(self, ledger_id: int, naming: Appended) -> None:
+        if self._naming.get(ledger_id) is naming:
+            del self._naming[ledger_id]
+            if naming.cancelled() or naming.exception() is not None:
                 self.forget(ledger_id)
 
     def _follow(self, ledger_id: int, done: Appended) -> None:
-        """A later append waits for this, and for what came before it."""
+        """A later append waits for this one, and for those before it."""
         earlier = self._under_way.get(ledger_id)
         both = done if earlier is None else gathered([earlier, done], at_once=False)
         self._under_way[ledger_id] = both
@@ -374,20 +379,22 @@ class DirectWrites:
             del self._under_way[ledger_id]
 
     def _take_over(self, ledger_id: int) -> None:
-        """Recovery waits for what the ledger has on its way: the journal is enough for it."""
+        """Recovery waits for the ledger's entries on their way: the journal can make them durable
+        too."""
         for large in self._unwritten.pop(ledger_id, {}).values():
             self._journal(large, Lane.RECOVERY)
 
     def _written(
         self, large: _Large, under_way: Appended, written: asyncio.Future[list[Location]]
     ) -> None:
-        """They are in the directory; if it could not take them, the journal is to have them."""
+        """The put has ended: if the directory did not take the entries, a journal takes them."""
         store, ledger_id = large.store, large.ledger_id
         del large.half.direct_writes[under_way]
         locations: list[Location] = []
         if not written.cancelled() and written.exception() is None and self._is_kept(large):
             locations = written.result()
-        large.half.set_locations(ledger_id, [DirectLocation(store.id, each) for each in locations])
+        direct = [DirectLocation(store.id, location) for location in locations]
+        large.half.set_locations(ledger_id, direct)
         unwritten = self._unwritten.get(ledger_id, {})
         if unwritten.pop(under_way, None) is not None:  # else the journal took it over
             if not unwritten:
@@ -400,8 +407,8 @@ class DirectWrites:
 
     def _acknowledge(self, large: _Large) -> None:
         self.pending_bytes -= large.bytes
-        if large.told is not None:
-            large.told.add_done_callback(partial(_pass_on, large.done))
+        if large.named is not None:
+            large.named.add_done_callback(partial(_pass_on, large.done))
         else:
             large.done.set_result(None)
 
@@ -411,7 +418,7 @@ class DirectWrites:
         journaled.add_done_callback(partial(_pass_on, large.done))
 
     def _is_kept(self, large: _Large) -> bool:
-        """Whether what lies in the directory counts as the ledger's."""
+        """Whether the directory's entries count as the ledger's."""
         state = self._states.get(large.ledger_id)
         listed = state is not None and large.store.id in state.directories
         return listed and self._directories.lives(large.store.id)
@@ -428,21 +435,21 @@ def _pass_on(done: Appended, outcome: Appended) -> None:
 
 
 def gathered(futures: Sequence[Appended], *, at_once: bool = True) -> Appended:
-    """Done when all are; fails if one did, `at_once` or when all have ended."""
+    """Done when all futures are. Fails if one of them failed: `at_once`, or when all have ended."""
     if len(futures) == 1:
         return futures[0]
     done: Appended = asyncio.get_running_loop().create_future()
     done.add_done_callback(retrieve)
     left = len(futures)
 
-    def ended(one: Appended) -> None:
+    def ended(last: Appended) -> None:
         nonlocal left
         left -= 1
         if done.done() or (left and not at_once):
             return
-        told = [one] if at_once else futures
-        errors = [each.exception() for each in told if not each.cancelled()]
-        error = next((each for each in errors if each is not None), None)
+        judged = [last] if at_once else futures
+        errors = [future.exception() for future in judged if not future.cancelled()]
+        error = next((error for error in errors if error is not None), None)
         if error is not None:
             done.set_exception(error)
         elif not left:

@@ -1,23 +1,24 @@
 """The reading half of the storage: write cache, read cache, index, entry log; and read-ahead.
 
 Always true:
-- an entry is taken from where it is newest: the active half of the write cache, the flushing one,
+- the newest copy of an entry is served: of the active half of the write cache, the flushing one,
   the read cache, then the logs by the index; a flush under way can never hide it;
-- what comes from a disk is checked whole (header, digest, location) before a caller sees it. What
-  is bad goes to `quarantine` and is returned as Undeliverable, never as absent; the other entries
+- an entry from a disk is checked whole (header, digest, location) before a caller sees it. A bad
+  entry goes to `quarantine` and is returned as Undeliverable, never as absent; the other entries
   of the same read are served;
-- an entry is called undeliverable only when no copy of it here now delivers it: one whose log
-  went while it was read may have been compacted, and is looked up once more; one that lies in
-  several directories is read from each of them;
-- an entry of which a client gets the location is unread and unchecked: the client checks what it
-  reads there, and asks for the bytes if that is not the entry;
-- read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
-  only where it is reading just what the request needs. What it finds bad it leaves to who asks for
-  it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
+- an entry counts as undeliverable only when no copy of it here now can be read: if its log went
+  while it was read, it may have been compacted, and is looked up once more; an entry in several
+  directories is read from each of them;
+- an entry of which a client gets the location is unread and unchecked: the client checks the bytes
+  that it reads there, and requests the entry if they are wrong;
+- read-ahead runs beside requests and with a share of the disk's threads; a request waits for it
+  only where it is reading just the entries of the request. A bad entry that it meets is left to
+  the read that requests it: damage that no comparison reads, beyond a ledger's end say, must not
+  make comparisons fail.
 
-What is under way is bounded: for requests by the callers (Bookie counts responses), ahead of them
-by AHEAD_RUNS runs for each of the ledgers that ReadAhead allows; what has arrived lies in the
-read cache and counts there.
+Reads under way are bounded: for requests by the callers (Bookie counts responses), ahead of them
+by AHEAD_RUNS runs for each of the ledgers that ReadAhead allows; entries that have arrived are in
+the read cache and count there.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class Undeliverable(NamedTuple):
-    """An entry that the index knows and the disk cannot give: it exists, or existed."""
+    """An entry that the index has and the disk cannot give: it exists, or existed."""
 
     why: str
     entry_bytes: int
@@ -62,29 +63,29 @@ Found = Delivered | EntryLocation
 
 
 class Range(NamedTuple):
-    """What a read found: by entry id, ascending; what was asked for up to and including entry
-    `known_through` and is not there is not stored, what lies beyond was not looked at."""
+    """The outcome of a read: entries by id, ascending. A requested entry up to and including
+    `known_through` that is missing is not stored; entries beyond it were not looked up."""
 
     entries: dict[int, Found]
     known_through: int
 
 
 class _Copy(NamedTuple):
-    """Where an entry lies, and in which directory."""
+    """A copy of an entry: its directory and location."""
 
     store: DirectoryStore
     location: Location
 
 
 Stores = Callable[[int], Sequence[DirectoryStore]]
-"""The living directories that may hold a ledger's entries. Of two that hold the same one the later
-is read first; the other counts where that one is bad: what is whole is right wherever it lies."""
+"""The living directories that may hold a ledger's entries. If two hold the same entry the later one
+is read first, and the other one if that copy is bad: a whole copy is right in any directory."""
 Quarantine = Callable[[int, int, str], None]
 """(ledger, entry, why): the copy here is bad."""
 
 
 class EntryReader:
-    """Reads entries for LedgerStorage, which tells it what changes."""
+    """Reads entries for LedgerStorage, which reports changes to it."""
 
     def __init__(
         self, cache: WriteCache, stores: Stores, quarantine: Quarantine, config: StorageConfig
@@ -101,41 +102,42 @@ class EntryReader:
         self._bringing: dict[asyncio.Task[None], None] = {}
         self._moves = 0
 
-    # -- what changes -------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------
 
     def overwritten(self, ledger_id: int, entry_id: int) -> None:
         """Called with every `put` to the write cache, before any await that follows it."""
         self._read_cache.drop(ledger_id, entry_id)
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger's entries are not in the index any more, or are to be compared as they lie on
+        """The ledger's entries are not in the index any more, or are to be compared as they are on
         disk."""
         self._read_cache.drop_ledger(ledger_id)
 
     def lost_directory(self) -> None:
-        """What was read there is no copy any more: who compares must not take it for one."""
+        """Forget cached entries: those of the lost directory are copies no more, and a comparison
+        must not count them."""
         self._read_cache.clear()
 
     def moving(self) -> None:
-        """Called before entries go from one directory's index that are in another's: a read under
-        way may have looked there too early, and will look here too late."""
+        """Called before entries that another directory has are removed from a directory's index: a
+        read under way may have looked at the other one too early, and look at this one too late."""
         self._moves += 1
 
     async def close(self) -> None:
-        """End what is under way ahead of requests."""
+        """End the read-ahead under way."""
         tasks = list(self._bringing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._read_cache.clear()
 
-    # -- what is read -------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     async def read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
     ) -> Range:
-        """Those of the entries that are stored, each checked; with `locate` the locations of large
-        ones that are in no memory. There is one id at least.
+        """Those of the entries that are stored, each checked; with `locate`, for large ones that
+        are in no memory, their locations. At least one id is given.
 
         Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when an
         index cannot be read.
@@ -156,70 +158,70 @@ class EntryReader:
     async def _read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, locate: bool
     ) -> Range:
-        found: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
+        entries: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
         left, through = max_bytes, entry_ids[-1]
-        missing = entry_ids if len(found) < len(entry_ids) else ()
-        if not found:
-            found.update(self._read_cache.leading(ledger_id, entry_ids, max_bytes))
-            missing = neat(entry_ids[len(found) :])
-            left -= sum(map(_size, found.values()))
+        missing = entry_ids if len(entries) < len(entry_ids) else ()
+        if not entries:
+            entries.update(self._read_cache.leading(ledger_id, entry_ids, max_bytes))
+            missing = neat(entry_ids[len(entries) :])
+            left -= sum(map(_size, entries.values()))
         if missing and left > 0:
             copies, through = await self._look_up(ledger_id, missing, left)
-            copies = [copy for copy in copies if copy.location.entry_id not in found]
+            copies = [copy for copy in copies if copy.location.entry_id not in entries]
             if locate:
                 located = self._located(copies)
-                found.update(located)
+                entries.update(located)
                 copies = [copy for copy in copies if copy.location.entry_id not in located]
-            found.update(await self._fetch(ledger_id, copies))
-        return _cut(found, through, max_bytes)
+            entries.update(await self._fetch(ledger_id, copies))
+        return _cut(entries, through, max_bytes)
 
     async def locations(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryLocation]:
-        """Where the entries are, up to the first that has no location for clients or is in memory.
+        """The entries' locations, up to the first entry that has none for clients or is in memory.
         Raises DiskFailed when an index cannot be read."""
         copies, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
         located = self._located(copies)
-        found = []
+        locations = []
         for entry_id in entry_ids:
             if entry_id not in located or self._in_memory(ledger_id, entry_id):
                 break
-            found.append(located[entry_id])
-        return found
+            locations.append(located[entry_id])
+        return locations
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
     ) -> dict[int, EntryHeader | Undeliverable]:
-        """Headers of those of the entries that are stored. A response taken while a flush ended
-        may miss an entry that moved. Raises DiskFailed when an index cannot be read."""
-        found: dict[int, Delivered] = {}
+        """Headers of those of the entries that are stored. May miss an entry that a flush moved
+        meanwhile. Raises DiskFailed when an index cannot be read."""
+        entries: dict[int, Delivered] = {}
         for entry_id in dict.fromkeys(entry_ids):
             if (entry := self._cache.get(ledger_id, entry_id)) is not None:
-                found[entry_id] = entry
-        if missing := sorted(dict.fromkeys(e for e in entry_ids if e not in found)):
+                entries[entry_id] = entry
+        if missing := sorted(dict.fromkeys(e for e in entry_ids if e not in entries)):
             copies, _ = await self._look_up(ledger_id, neat(missing), _EVERYTHING)
-            found.update(await self._fetch(ledger_id, copies))
+            entries.update(await self._fetch(ledger_id, copies))
         return {
             entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)
-            for entry_id, entry in found.items()
+            for entry_id, entry in entries.items()
         }
 
     def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
         """Which of the entries are in the write cache, or have a location there."""
-        found = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
-        found.update(dict.fromkeys(self._cache.located(ledger_id, first_entry, last_entry)))
-        return found
+        stored = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
+        stored.update(dict.fromkeys(self._cache.located(ledger_id, first_entry, last_entry)))
+        return stored
 
     async def stored(
         self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
     ) -> dict[int, None]:
         """Which of the entries are in cache or index. With `since`, in the index of that directory
         or of one that took the ledger's entries after it. Raises DiskFailed."""
-        found = self.stored_in_cache(ledger_id, first_entry, last_entry)
+        stored = self.stored_in_cache(ledger_id, first_entry, last_entry)
         stores = self._stores(ledger_id)
         first = next((n for n, store in enumerate(stores) if store.id == since), 0)
         for store in stores[first:]:
             locations = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
-            found.update((location.entry_id, None) for location in locations)
-        return found
+            stored.update((location.entry_id, None) for location in locations)
+        return stored
 
     async def last_entry(self, ledger_id: int) -> int | None:
         """The highest entry id stored of the ledger. Raises DiskFailed."""
@@ -230,7 +232,7 @@ class EntryReader:
     # -- ahead of readers ---------------------------------------------------------------------
 
     def _go_ahead(self, ledger_id: int, first_entry: int, through: int) -> None:
-        """A read has its response: bring what its reader is going to ask for."""
+        """A read has its response: bring the entries that its reader will probably request next."""
         if not self._ahead_bytes or in_recovery():
             return
         ahead = self._ahead.was_read(ledger_id, first_entry, through)
@@ -257,18 +259,18 @@ class EntryReader:
     async def _bring_runs(
         self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[DirectoryStore, list[Location]]]
     ) -> None:
-        """Those of the runs that nobody has asked for meanwhile, that are not in memory and that
-        the read cache will take: others would be read for nothing."""
-        wanted = [
+        """Read the runs that no reader has requested meanwhile, that are not in memory and that the
+        read cache will take: others would be read in vain."""
+        useful = [
             (store, run)
             for store, run in several
             if run[0].entry_id >= ahead.passed
             and self._read_cache.takes(held_bytes(run), len(run))
             and not any(self._in_memory(ledger_id, location.entry_id) for location in run)
         ]
-        if wanted:
-            ahead.begin(range(wanted[0][1][0].entry_id, wanted[-1][1][-1].entry_id + 1))
-            await _all([self._read_run(store, run, uses=0) for store, run in wanted])
+        if useful:
+            ahead.begin(range(useful[0][1][0].entry_id, useful[-1][1][-1].entry_id + 1))
+            await _all([self._read_run(store, run, uses=0) for store, run in useful])
             ahead.end()
 
     def _in_memory(self, ledger_id: int, entry_id: int) -> bool:
@@ -276,32 +278,32 @@ class EntryReader:
             return True
         return self._read_cache.has(ledger_id, entry_id)
 
-    # -- where entries lie --------------------------------------------------------------------
+    # -- locations ----------------------------------------------------------------------------
 
     async def _look_up(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int
     ) -> tuple[list[_Copy], int]:
-        """The copies of those of the entries that are stored, ascending, and through which entry
-        every index was looked at: one stops when it has found `max_bytes`."""
-        found: dict[int, _Copy] = {}
+        """The copies of those of the entries that are stored, ascending, and the entry through
+        which every index was looked at: an index stops when it has given `max_bytes`."""
+        copies: dict[int, _Copy] = {}
         through = entry_ids[-1]
         stores = self._stores(ledger_id)
         for store in stores:
             locations = await _of_index(store.index, ledger_id, entry_ids, max_bytes)
-            found.update((location.entry_id, _Copy(store, location)) for location in locations)
+            copies.update((location.entry_id, _Copy(store, location)) for location in locations)
             if sum([location.entry_bytes for location in locations]) >= max_bytes:
                 through = min(through, locations[-1].entry_id)
-        ids = found if len(stores) == 1 else sorted(found)
-        return [found[entry_id] for entry_id in ids if entry_id <= through], through
+        ids = copies if len(stores) == 1 else sorted(copies)
+        return [copies[entry_id] for entry_id in ids if entry_id <= through], through
 
     async def _every_copy(self, ledger_id: int, entry_id: int) -> list[_Copy]:
-        """Of the entry, the one that is read first at the beginning."""
+        """All copies of the entry, in the order in which they are read."""
         stores = list(reversed(self._stores(ledger_id)))
-        found = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
-        return [_Copy(store, location) for store, location in found if location is not None]
+        pairs = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
+        return [_Copy(store, location) for store, location in pairs if location is not None]
 
     def _located(self, copies: Sequence[_Copy]) -> dict[int, EntryLocation]:
-        """Of those of the entries that a client on this host is to read itself."""
+        """Locations of those of the entries that a client on this host is to read itself."""
         least = self._place_bytes_min
         return {
             at.entry_id: EntryLocation(
@@ -314,12 +316,12 @@ class EntryReader:
             if store.path and at.entry_bytes >= least > 0
         }
 
-    # -- what lies there ----------------------------------------------------------------------
+    # -- copies -------------------------------------------------------------------------------
 
     async def _fetch(self, ledger_id: int, copies: Sequence[_Copy]) -> dict[int, Delivered]:
-        """The entries of the copies: those in the read cache from there, those that are just
-        being read ahead when they have arrived, the others by many reads of the disk at once."""
-        found, absent = self._among(ledger_id, copies)
+        """The entries of the copies: from the read cache; by waiting for them, if they are just
+        being read ahead; the others by many reads of the disk at once."""
+        fetched, absent = self._among(ledger_id, copies)
         ahead = None if in_recovery() else self._ahead.under_way(ledger_id)  # it is bulk reading
         coming = range(0)
         if ahead is not None and copies:
@@ -327,17 +329,17 @@ class EntryReader:
             coming = ahead.run
         now = [copy for copy in absent if copy.location.entry_id not in coming]
         for entries in await _all([self._read_run(store, run) for store, run in self._runs(now)]):
-            found.update(entries)
+            fetched.update(entries)
         if ahead is not None and len(now) < len(absent):
             late = [copy for copy in absent if copy.location.entry_id in coming]
             await ahead.arrives(late[0].location.entry_id)
             arrived, lost = self._among(ledger_id, late)
-            found.update(arrived)
+            fetched.update(arrived)
             for entries in await _all(
                 [self._read_run(store, run) for store, run in self._runs(lost)]
             ):
-                found.update(entries)
-        return found
+                fetched.update(entries)
+        return fetched
 
     def _runs(self, copies: Sequence[_Copy]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
         """Neighbours on one disk, in the order of the copies; as many as the read cache keeps."""
@@ -350,35 +352,35 @@ class EntryReader:
     ) -> tuple[dict[int, Delivered], list[_Copy]]:
         """The entries that are in the read cache, and the copies of the others."""
         ids = [copy.location.entry_id for copy in copies]
-        found: dict[int, Delivered] = dict(self._read_cache.among(ledger_id, ids))
-        return found, [copy for copy in copies if copy.location.entry_id not in found]
+        cached: dict[int, Delivered] = dict(self._read_cache.among(ledger_id, ids))
+        return cached, [copy for copy in copies if copy.location.entry_id not in cached]
 
     async def _read_run(
         self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
     ) -> dict[int, Delivered]:
-        """One read of the disk. What is good is kept in the read cache."""
+        """One read of the disk. The read cache keeps the good entries."""
         ledger_id = run[0].ledger_id
         ticket = self._read_cache.begin(ledger_id)
-        found: dict[int, Delivered] = {}
+        entries: dict[int, Delivered] = {}
         good: dict[int, Buffer] = {}
         try:
             for location, entry in zip(run, await store.logs.read_run(run), strict=True):
                 if isinstance(entry, BadEntryLog | DiskFailed):
                     if not uses:
-                        continue  # it was not asked for: a later read finds it
+                        continue  # it was not requested: a later read meets it
                     bad = await self._look_again(_Copy(store, location), entry)
                     if bad is not None:
-                        found[location.entry_id] = bad
+                        entries[location.entry_id] = bad
                 else:
-                    found[location.entry_id] = good[location.entry_id] = entry
+                    entries[location.entry_id] = good[location.entry_id] = entry
             self._read_cache.put(ticket, good, held_bytes(run), uses=uses)
         finally:
             self._read_cache.end(ticket)
-        return found
+        return entries
 
     async def _look_again(self, copy: _Copy, error: Exception) -> Delivered | None:
-        """Compaction, recovery or deletion may have moved the entry since it was looked up, and
-        another directory may hold it too; None: it was deleted."""
+        """Look the entry up once more: compaction or recovery may have moved it since, and another
+        directory may hold it too. None: it was deleted."""
         ledger_id, entry_id = copy.location.ledger_id, copy.location.entry_id
         tried: list[tuple[_Copy, Exception]] = [(copy, error)]
         while True:
@@ -387,20 +389,21 @@ class EntryReader:
             copies = await self._every_copy(ledger_id, entry_id)
             if not copies:
                 return self._cache.get(ledger_id, entry_id)
-            known = [each for each, _ in tried]
-            untried = [each for each in copies if each not in known]
+            tried_copies = [copy for copy, _ in tried]
+            untried = [copy for copy in copies if copy not in tried_copies]
             if not untried:
                 break
             (entry,) = await untried[0].store.logs.read_run([untried[0].location])
             if not isinstance(entry, BadEntryLog | DiskFailed):
                 return entry
             tried.append((untried[0], entry))
-        return self._undeliverable(copy.location, [why for each, why in tried if each in copies])
+        errors = [error for tried_copy, error in tried if tried_copy in copies]
+        return self._undeliverable(copy.location, errors)
 
     def _undeliverable(self, location: Location, errors: Sequence[Exception]) -> Undeliverable:
-        """`errors`: one for each copy of the entry. What is an error of the disk alone
-        proves nothing of the copy there."""
-        bad = [each for each in errors if isinstance(each, BadEntryLog | NoSuchFile)]
+        """`errors`: one for each copy of the entry. An error of the disk alone does not prove that
+        the copy is bad."""
+        bad = [error for error in errors if isinstance(error, BadEntryLog | NoSuchFile)]
         why = str((bad or errors)[0])
         self._bad_entries.found(location.ledger_id, location.entry_id, why)
         if bad:
@@ -428,14 +431,14 @@ def _size(entry: Found) -> int:
     return entry.entry_bytes if isinstance(entry, Undeliverable | EntryLocation) else len(entry)
 
 
-def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:
-    """In order of entry id, up to the entry that brings the bytes to `max_bytes`, `through` at
-    most: what lies beyond was not looked at everywhere."""
+def _cut(entries: dict[int, Found], through: int, max_bytes: int) -> Range:
+    """The entries by id, up to the one that brings the bytes to `max_bytes`, and at most to
+    `through`: some index was not looked at beyond it."""
     kept: dict[int, Found] = {}
-    for entry_id in sorted(found):
+    for entry_id in sorted(entries):
         if entry_id > through:
             break
-        entry = kept[entry_id] = found[entry_id]
+        entry = kept[entry_id] = entries[entry_id]
         max_bytes -= _size(entry)
         if max_bytes <= 0:
             return Range(kept, entry_id)
@@ -443,14 +446,14 @@ def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:
 
 
 class BadEntries:
-    """What is said of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
-    finding, which says how many there were."""
+    """Logs reads of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
+    such read, with their number."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def found(self, ledger_id: int, entry_id: int, why: str) -> None:
-        """A read met the entry and could not deliver it; one that is read again counts again."""
+        """Count a read that met the entry and could not deliver it; each repeated read counts."""
         if len(self._counts) >= BAD_LEDGERS_MAX:
             self._counts.clear()
         count = self._counts[ledger_id] = self._counts.get(ledger_id, 0) + 1

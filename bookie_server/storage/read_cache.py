@@ -1,21 +1,21 @@
 """Entries read from the entry logs, kept for the next reader (`ReadCache`); and which ledgers
-are read in sequence, and from where on more is to be fetched for the reader (`ReadAhead`).
+are read in sequence, and which entries to fetch ahead of the reader (`ReadAhead`).
 
 Always true of the cache:
-- what is counted is memory that is really held: a block is one buffer as it came from the disk,
-  with all entries that are views into it (or, where that was mostly filler, copies of these), and
-  counts that whole buffer and what Python keeps around each entry, until the block goes; `bytes`
-  never exceeds the budget;
+- it counts memory that is really held: a block is one buffer as it came from the disk, with all
+  entries that are views into it (or, if the buffer was mostly filler, copies of them), and counts
+  that whole buffer and Python's overhead of each entry, until the block goes; `bytes` never exceeds
+  the budget;
 - an entry that was dropped (overwritten, its ledger deleted) is never given out again, nor put in
   by a read that began before: such a read holds a `Ticket`, which the drop spoils;
-- one long scan cannot throw everything out: a block is on probation until it is used a second
-  time, and of blocks that were (at most 4/5 of the budget) none leaves for one that was not.
+- one long scan cannot evict everything: a block is on probation until its second use, then
+  protected (at most 4/5 of the budget), and no protected block is evicted for one on probation.
 
 A block that read-ahead brought is on probation unused: its first reader is its first use.
 
 Always true of read-ahead: a reader is sequential when a read begins where an earlier one ended;
-more is brought once the reader has come half-way through what was brought before, for LEDGERS_MAX
-ledgers at a time, and for one reader of a ledger at a time. It decides only; entry_reader.py reads.
+more is fetched once the reader is half-way through the entries fetched before, for LEDGERS_MAX
+ledgers at a time, and for one reader of a ledger at a time. It only decides; entry_reader.py reads.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _BLOCK_SHARE_MAX = 8  # a block larger than 1/8 of the budget is not kept
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A read under way of a ledger's entries: what was dropped since it began."""
+    """A read under way of a ledger's entries, with the entries dropped since it began."""
 
     ledger_id: int
     dropped: set[int] = field(default_factory=set)
@@ -75,35 +75,35 @@ class ReadCache:
 
     def leading(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> dict[int, Buffer]:
         """The entries up to the first that is not here, or to the one that brings the bytes to
-        `max_bytes`. A block is used once, however many of them it has."""
+        `max_bytes`. Counts as one use of a block, however many of the entries it has."""
         blocks = self._ledgers.get(ledger_id, _NONE)
-        found: dict[int, Buffer] = {}
+        entries: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
         for entry_id in entry_ids if blocks else ():
             if max_bytes <= 0 or (block := blocks.get(entry_id)) is None:
                 break
             used[block] = None
-            entry = found[entry_id] = block.entries[entry_id]
+            entry = entries[entry_id] = block.entries[entry_id]
             max_bytes -= len(entry)
         for block in used:
             self._use(block)
-        return found
+        return entries
 
     def among(self, ledger_id: int, entry_ids: Iterable[int]) -> dict[int, Buffer]:
-        """Those of the entries that are here. A block is used once, as by `leading`."""
+        """Those of the entries that are here. Counts as one use of a block, as `leading` does."""
         blocks = self._ledgers.get(ledger_id, _NONE)
-        found: dict[int, Buffer] = {}
+        entries: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
         for entry_id in entry_ids if blocks else ():
             if (block := blocks.get(entry_id)) is not None:
                 used[block] = None
-                found[entry_id] = block.entries[entry_id]
+                entries[entry_id] = block.entries[entry_id]
         for block in used:
             self._use(block)
-        return found
+        return entries
 
     def has(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether `get` would find it; no use of it."""
+        """Whether `get` would find the entry; does not count as a use."""
         return entry_id in self._ledgers.get(ledger_id, _NONE)
 
     # -- putting in ---------------------------------------------------------------------------
@@ -130,11 +130,11 @@ class ReadCache:
     ) -> None:
         """Keep what one read brought: entries that are views into one buffer of `buffer_bytes`.
 
-        `uses` is 0 for what was read ahead. Entries that are here already, or were dropped
-        since the ticket was made, are left as they are.
+        `uses` is 0 for entries read ahead. Entries that are here already, or were dropped since the
+        ticket was made, are left out.
         """
-        known = self._ledgers.get(ticket.ledger_id, _NONE)
-        kept = {e: data for e, data in entries.items() if ticket.fresh(e) and e not in known}
+        cached = self._ledgers.get(ticket.ledger_id, _NONE)
+        kept = {e: data for e, data in entries.items() if ticket.fresh(e) and e not in cached}
         size = _size(buffer_bytes, len(kept))
         if not kept or not self.takes(buffer_bytes, len(kept)):
             return
@@ -148,7 +148,8 @@ class ReadCache:
     # -- dropping -----------------------------------------------------------------------------
 
     def drop(self, ledger_id: int, entry_id: int) -> None:
-        """The entry is, or is about to be, another one: forget it, and let no read bring it."""
+        """The entry is, or will be, overwritten: forget it, and keep reads under way from putting
+        it in."""
         for ticket in self._tickets.get(ledger_id, ()):
             ticket.dropped.add(entry_id)
         block = self._ledgers.get(ledger_id, _NONE).get(entry_id)
@@ -163,7 +164,7 @@ class ReadCache:
             self._remove(block)
 
     def clear(self) -> None:
-        """Keep nothing, and nothing of the reads under way."""
+        """Drop all entries, and those of the reads under way."""
         for ledger_id in [*self._tickets, *self._ledgers]:
             self.drop_ledger(ledger_id)
 
@@ -229,15 +230,15 @@ READERS_MAX = 1024  # remembered: about 300 bytes each
 
 @dataclass(slots=True)
 class _Reader:
-    """`ahead`: the first entry that was not read ahead; at entry `again` more is."""
+    """`ahead`: the first entry that was not read ahead; at entry `again` the next ones are."""
 
     ahead: int = 0
     again: int = 0
 
 
 class Ahead:
-    """What is under way for one ledger. A reader that arrives at `run` waits for `arrived`; what
-    readers asked for themselves meanwhile, the entries before `passed`, is left to them."""
+    """Read-ahead under way for one ledger. A reader that reaches `run` waits until it has arrived;
+    the entries before `passed`, which readers requested meanwhile, are left to their reads."""
 
     def __init__(self, reader: _Reader, first_entry: int) -> None:
         self.reader = reader
@@ -246,13 +247,13 @@ class Ahead:
         self._arrived: asyncio.Future[None] | None = None
 
     def begin(self, run: range) -> None:
-        """These entries are being read now; what was before has arrived."""
+        """These entries are being read now; the run before has arrived."""
         self.end()
         self.run = run
         self._arrived = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
-        """They are in the read cache, or will not be."""
+        """The run has arrived in the read cache, or will not."""
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         self.run = range(0)
@@ -264,7 +265,7 @@ class Ahead:
 
 
 class ReadAhead:
-    """Sequential readers by where they go on, and what is under way for them."""
+    """Sequential readers by the entry where they go on, and the read-ahead under way for them."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[tuple[int, int], _Reader] = OrderedDict()
@@ -274,7 +275,7 @@ class ReadAhead:
         return self._under_way.get(ledger_id)
 
     def was_read(self, ledger_id: int, first_entry: int, through: int) -> Ahead | None:
-        """Entries first_entry..through were read; what to bring beforehand now, if anything.
+        """Entries first_entry..through were read; the read-ahead to begin now, if any.
 
         The caller fetches it, from `passed` on, and calls `brought` when it is done.
         """
@@ -292,7 +293,7 @@ class ReadAhead:
         return ahead
 
     def brought(self, ledger_id: int, first_entry: int, through: int) -> None:
-        """What was under way has ended; first_entry..through were looked at."""
+        """The read-ahead under way has ended; it has looked at first_entry..through."""
         ahead = self._under_way.pop(ledger_id)
         ahead.end()
         ahead.reader.ahead = through + 1

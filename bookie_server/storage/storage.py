@@ -1,10 +1,10 @@
 """The storage of a node: journals, write cache, entry logs and indexes behind one class.
 
-Always true for whoever uses it:
-- what was appended is durable when its future is done (of a page-cache ledger: written), and is
-  found again after any crash;
-- what `put` and `set_state` were given is seen at once, and durable with the record that the caller
-  appends, or with the next flush;
+Always true for its callers:
+- an append is durable when its future is done (of a page-cache ledger: written), and is found again
+  after any crash;
+- entries given to `put` and states given to `set_state` are seen at once, and are durable with the
+  record that the caller appends, or with the next flush;
 - an entry that it may have had and cannot give is Undeliverable, or its ledger is in `limbo`:
   never merely absent;
 - its first failure that leaves it without a journal or without a ledger directory is final.
@@ -16,9 +16,9 @@ Always true inside:
 - the checkpoint is computed here and nowhere else, moves only after every living directory has
   everything before it, fences and explicit LACs included, in its final place, and never back;
 - a directory that fails is dropped, and its part of the flush goes to another before the
-  checkpoint moves; the failure of the last one ends all flushing: what was not flushed stays in
-  the journals, and the checkpoint stays where it is: a later flush that succeeds would carry it
-  past records that no flush brought to a log (as in BK#4114);
+  checkpoint moves; the failure of the last one ends all flushing: unflushed records stay in the
+  journals, and the checkpoint stays where it is: a later flush that succeeds would carry it past
+  records that no flush brought to a log (as in BK#4114);
 - an entry is looked for in the active half, the flushing half, then in read cache, index and log:
   in that order a flush under way can never hide it.
 """
@@ -58,8 +58,8 @@ from bookie_server.storage.write_cache import (
 
 
 class _Flush(NamedTuple):
-    """What one flush carries to its final place: `parts` says which ledgers go to which directory;
-    `marks` is None while replaying; `puts`: how much had been put into each direct log."""
+    """What one flush carries to its final place. `parts`: the ledgers that go to each directory;
+    `marks` is None while replaying; `puts`: how many puts each direct log had."""
 
     half: CacheHalf
     parts: dict[str, list[int]]
@@ -70,22 +70,22 @@ class _Flush(NamedTuple):
 
 
 class LedgerStorage:
-    """Made by replay.open_storage; `run` is its task. All of it runs on one event loop; what is not
-    `async` happens in one step of it."""
+    """Made by replay.open_storage; `run` is its task. All of it runs on one event loop; a function
+    that is not `async` runs in one step of that loop."""
 
     def __init__(self, stores: Stores, config: StorageConfig) -> None:
         self.directories = stores
         """The ledger directories: which live, and which may hold a ledger's entries."""
         self._config = config
         self.cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
-        """What is to be flushed: entries are put by way of `put` and `put_all` only."""
+        """Entries that are still to be flushed; only `put` and `put_all` put entries here."""
         self._states = LedgerStates()
         self.reader = EntryReader(self.cache, self._stores_of, self.quarantine, config)
-        """Reads what is stored; told here of what changes."""
+        """Reads stored entries; this class reports changes to it."""
         stores.on_drop = self._directory_dropped
         stores.on_damage = lambda: self.on_doubt()
         self.on_doubt: Callable[[], None] = lambda: None
-        """Called when a ledger was quarantined that was not "lost", or `damage` found."""
+        """Called when `damage` was found, or a ledger was quarantined that was not "lost" yet."""
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
         self._journals = Journals(self.record)
@@ -99,7 +99,7 @@ class LedgerStorage:
         self._flush_begun: _Flush | None = None
         self._flushing = Work()
         self.flushes = 0
-        """How many have ended; an entry moves from cache to index only in one."""
+        """How many flushes have ended; an entry moves from cache to index only in a flush."""
         self._wake = asyncio.Event()
         self._stopping = False
 
@@ -107,8 +107,8 @@ class LedgerStorage:
     async def open(
         cls, directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
     ) -> tuple["LedgerStorage", Marks | None]:
-        """The stores as they are on disk, and the checkpoint (None: there never was one). What the
-        journals hold beyond it is still to be replayed. Raises DiskFailed."""
+        """The stores as they are on disk, and the checkpoint (None: none was written). Journal
+        records beyond it are still to be replayed. Raises DiskFailed."""
         storage = cls(await Stores.open(directories, config), config)
         storage.directories.space = space
         copies, away, marks = await storage.directories.read(directories.journals[0].id)
@@ -118,7 +118,7 @@ class LedgerStorage:
         return storage, marks
 
     async def forget_replayed_logs(self) -> None:
-        """All that direct logs of earlier runs hold is flushed: they need no marks any more. Raises
+        """Remove the marks of direct logs of earlier runs: all their entries are flushed. Raises
         DiskFailed when no directory is left."""
         await self.directories.forget_replayed_logs()
 
@@ -128,20 +128,20 @@ class LedgerStorage:
         failures: Mapping[str, str],
         replayed: Mapping[str, Sequence[int]],
     ) -> None:
-        """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
+        """Move the checkpoint past the journals' earlier segments: all their records are flushed.
         `failures`: directories whose journal could not be opened, and why.
 
-        It is durable when this returns, and the old segments are gone; those that `replayed` names
-        as damaged, by each directory that was replayed, are kept under another name. From here on
-        every flush moves the checkpoint.
+        The checkpoint is durable when this returns, and the old segments are gone; the damaged
+        segments in `replayed` (by each directory that was replayed) are kept under another name.
+        From here on every flush moves the checkpoint.
         """
         assert not self.has_unflushed, "the checkpoint would pass what no store has"
         journals = self._journals
         journals.begin(opened, failures)
         await self.directories.purge(self._states.all())
-        there = (*journals.live, *journals.failures)
+        present = (*journals.live, *journals.failures)
         needed = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
-        self._absent_journals = [each for each in needed if each not in there]
+        self._absent_journals = [i for i in needed if i not in present]
         self._attached = True
         journals.on_failure = self._on_journal_failure
         for i, mark in self._marks.items():
@@ -153,7 +153,7 @@ class LedgerStorage:
             for file_id in file_ids:
                 await journals.set_aside(journal_id, file_id)
         await journals.forget_before(journals.synced())
-        self.directories.tell_missing(self._states.all())
+        self.directories.log_missing(self._states.all())
 
     # -- directories --
 
@@ -173,14 +173,14 @@ class LedgerStorage:
         return journals.get(directory_id) or stores.get(directory_id, "")
 
     def absent(self) -> dict[str, dict[str, str]]:
-        """Directories that were known and were not given at the start, by role and id, and what to
-        tell of them: a ledger directory until every ledger gave it up, a journal for this run."""
+        """A text for each directory that the node had and that no setting names, by role and id: a
+        ledger directory until every ledger gave it up, a journal directory for this run."""
         why = "it was missing at the start; what it held last may be lost"
         ledgers = self.directories.absent(self._states.all())
         return {"journal": dict.fromkeys(self._absent_journals, why), "ledger": ledgers}
 
     def drop(self, directory_id: str, error: DiskFailed) -> None:
-        """The directory was found to be lost: not used any more."""
+        """The directory is lost: do not use it any more."""
         self.directories.drop(directory_id, error)
         self._journals.fail(directory_id, error)
 
@@ -188,12 +188,12 @@ class LedgerStorage:
         self.reader.lost_directory()
         may_flush = self._attached and self._flush_begun is None and self.directories.live
         if may_flush and self.cache.active.locations:
-            self.begin_flush()  # what lay there is in memory alone
+            self.begin_flush()  # entries of the lost directory are in memory alone
         self._wake.set()
 
     @property
     def is_complete(self) -> bool:
-        """Whether every ledger directory that is known of is there."""
+        """Whether every ledger directory that a setting or a state names lives."""
         return not self.directories.failures and all(
             map(self.directories.is_whole, self._states.all())
         )
@@ -211,33 +211,29 @@ class LedgerStorage:
         return self._states.get(ledger_id)
 
     def states(self) -> list[LedgerState]:
-        """What is known of every ledger, and of EVERY_LEDGER, by id."""
+        """The state of every ledger, and of EVERY_LEDGER, by id."""
         return self._states.all()
 
     def set_state(self, state: LedgerState) -> LedgerState:
-        """Known from now on; durable with the caller's record or the next flush.
-
-        Returns it with its revision and directories: that is what a record must say.
-        """
+        """Set the state; durable with the caller's record or the next flush. Returns it with its
+        revision and directories, as a record must have it."""
         if state.met and not self.directories.has_home(state) and state.ledger_id != EVERY_LEDGER:
             state = self.directories.settled(state)
         return self._states.set(state)
 
     def restore_state(self, state: LedgerState) -> LedgerState:
-        """As `set_state`, of something that happened in an earlier run: it is no new revision."""
-        known = self._states.get(state.ledger_id)
-        if known is not None and known.directories != state.directories:
-            state = self.directories.back_again(state, known)
+        """As `set_state`, of a change in an earlier run: the revision stays."""
+        earlier = self._states.get(state.ledger_id)
+        if earlier is not None and earlier.directories != state.directories:
+            state = self.directories.back_again(state, earlier)
         return self._states.restore(state)
 
     def limbo(self, ledger_id: int) -> LimboReason:
-        """Why what is not found of the ledger is unknown; NONE: it is absent.
-
-        EVERY_LEDGER's limbo, and directories that are not there, are taken into account.
-        """
-        every, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
-        reasons = [each.limbo for each in (every, state) if each is not None]
-        lost = state is not None and not self.directories.is_whole(state)
+        """Why an entry of the ledger that is not found is unknown; NONE: it is absent. Counts
+        EVERY_LEDGER's limbo and missing directories too."""
+        every, own = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
+        reasons = [state.limbo for state in (every, own) if state is not None]
+        lost = own is not None and not self.directories.is_whole(own)
         return LimboReason.LOST if lost else reduce(worse, reasons, LimboReason.NONE)
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
@@ -251,7 +247,7 @@ class LedgerStorage:
             self.on_doubt()
 
     def record(self, ledger_id: int) -> Record | None:
-        """The journal's record of what is known of the ledger now."""
+        """The journal record of the ledger's present state."""
         state = self._states.get(ledger_id)
         if state is None:
             return None
@@ -259,7 +255,7 @@ class LedgerStorage:
         return Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger's state too; nothing of it may be in cache or index."""
+        """Forget the ledger and its state; no entry of it may be in cache or index."""
         assert not self.in_cache(ledger_id)
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
@@ -269,8 +265,8 @@ class LedgerStorage:
     # -- journals --
 
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
-        """What is in memory alone of the ledger's entries, for the directory where they were
-        written is lost, goes to the journal: done when it is durable there."""
+        """Append the ledger's entries that are in memory alone, as the directory with their records
+        is lost, to a journal: done when they are durable there."""
         lost = self.cache.with_lost_locations(ledger_id, self.directories.lives)
         return [
             self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
@@ -281,17 +277,17 @@ class LedgerStorage:
     def append(
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
     ) -> asyncio.Future[None]:
-        """The future is done when the records are durable, and so is what was appended before of
-        their ledgers and of the ledgers `after`; in the page-cache lane, when they are written.
+        """The future is done when the records, and all earlier appends of their ledgers and of the
+        ledgers `after`, are durable; in the page-cache lane, when they are written.
 
-        With neither it is a barrier: done when all that was appended before is. Fails with
-        JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
+        Without records and `after` it is a barrier: done when all earlier appends are. Fails with
+        JournalFailed. Shield it: to cancel it would end only the waiting.
         """
         return self._direct_writes.append(records, lane, after)
 
     async def shown_is_durable(self, ledger_id: int) -> None:
-        """Return when all that can be read of a fenced ledger now is durable, also what is under
-        way, or failed with one of several journals. Raises JournalFailed."""
+        """Return when all entries of a fenced ledger that can be read now are durable, also those
+        that are under way or were in a journal that failed. Raises JournalFailed."""
         if self._direct_writes.is_under_way(ledger_id) or self._journals.is_under_way(ledger_id):
             await asyncio.shield(self.append([], Lane.RECOVERY, [ledger_id]))
 
@@ -307,7 +303,7 @@ class LedgerStorage:
 
     @property
     def pending_bytes_max(self) -> int:
-        """More than so much pending would wait for disk space."""
+        """Pending bytes beyond this would wait for disk space."""
         return self._journals.room_bytes
 
     @property
@@ -317,7 +313,7 @@ class LedgerStorage:
         return max(self._journals.wait_s, self._direct_writes.wait_s, flush_s)
 
     def _on_journal_failure(self) -> None:
-        """What the journal had goes to its final place as soon as can be."""
+        """Flush at once: the failed journal's records go to their final place."""
         if self._flush_begun is None and self.directories.live:
             self.begin_flush()
 
@@ -332,8 +328,8 @@ class LedgerStorage:
         return self.cache.has_room(needed, reserve=reserve)
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
-        """`put` of entries that nobody has read yet (they lie above all that are stored of the
-        ledger, or nobody reads at all), if there is room for all of them; False: nothing was put.
+        """`put` of entries that no reader has seen (they follow all stored entries of the ledger,
+        or the node serves no reads yet), if there is room for all of them; False: nothing was put.
         """
         needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
         if not self.has_room(needed, reserve=reserve):
@@ -344,14 +340,15 @@ class LedgerStorage:
         return True
 
     def replay_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> bool:
-        """Entries lie in a directory already; False: there was no room to note it."""
+        """Note the locations of entries that a directory has already; False: there is no room."""
         if not self.has_room(len(locations) * ENTRY_OVERHEAD_BYTES):
             return False
         self.cache.active.replay_all(ledger_id, locations)
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
-        """Readable from now on, in place of an earlier copy; durable with the caller's record."""
+        """Make the entry readable, in place of an earlier copy; durable with the caller's
+        record."""
         self.cache.active.put(ledger_id, entry_id, entry)
         self.reader.overwritten(ledger_id, entry_id)
         if self.cache.half_used and self._flush_begun is None:
@@ -376,11 +373,12 @@ class LedgerStorage:
 
     @property
     def _lacks_final_place(self) -> bool:
-        """Whether something is in no directory yet, or no index has it."""
+        """Whether an entry or a change of a state is in no directory or index yet."""
         return bool(self.cache.active.bytes or self._states.has_changes)
 
     def begin_flush(self) -> None:
-        """Swap the halves; `run` (or `flush`) carries the full one out. None may be under way."""
+        """Swap the halves; `run` (or `flush`) carries the full one out. No flush may be under
+        way."""
         assert self._flush_begun is None, "one flush at a time"
         self._flushing.begun(self.cache.active.bytes, asyncio.get_running_loop().time())
         marks = self._journals.synced() if self._attached else None
@@ -407,7 +405,7 @@ class LedgerStorage:
                 async with asyncio.timeout(self._config.flush_interval_s):
                     await self._wake.wait()
             except TimeoutError:
-                if self._flush_begun is None:  # else the cache asked for it in the same moment
+                if self._flush_begun is None:  # else the cache began a flush at the same moment
                     if not self.has_unflushed:
                         continue
                     self.begin_flush()
@@ -415,14 +413,14 @@ class LedgerStorage:
             await self.carry_out()
 
     async def flush(self) -> None:
-        """Everything stored so far is in its final place. Only while `run` does not run."""
+        """Bring all stored entries to their final place. Only while `run` does not run."""
         if self._flush_begun is not None:
             await self.carry_out()
         self.begin_flush()
         await self.carry_out()
 
     def hurry(self) -> None:
-        """The node stops: what waits for disk space fails instead."""
+        """The node stops: writes that wait for disk space fail."""
         self._hurried = True
         self._journals.hurry()
 
@@ -439,7 +437,7 @@ class LedgerStorage:
         await self.directories.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
-        """Carry out what flushes are begun: what is to be `durable` may wait for one, after a
+        """Carry out each flush that begins until `durable` is done, which may wait for one after a
         journal failed. Raises JournalFailed, DiskFailed."""
         durable.add_done_callback(lambda _: self._wake.set())
         while not durable.done():
@@ -456,7 +454,7 @@ class LedgerStorage:
         self._journals.abandon()
 
     def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
-        """Which of the ledgers go to which directory; one that has none yet is given one."""
+        """The ledgers by the directory that takes their entries; a ledger without one gets one."""
         parts: dict[str, list[int]] = {}
         for ledger_id in ledger_ids:
             state = self._states.get(ledger_id)
@@ -466,7 +464,7 @@ class LedgerStorage:
         return parts
 
     async def carry_out(self) -> None:
-        """Of the flush that was begun, if one was. Raises DiskFailed."""
+        """Carry out the flush that was begun, if one was. Raises DiskFailed."""
         flush = self._flush_begun
         if flush is None:
             return
@@ -483,14 +481,14 @@ class LedgerStorage:
             await self._move_checkpoint(flush)
 
     async def _write(self, flush: _Flush) -> None:
-        """Every part is in a directory that lives when it returns; while none has space it waits,
-        and the node is read-only. Raises DiskFailed."""
+        """Write every part to a living directory; while none has space this waits, and the node is
+        read-only. Raises DiskFailed."""
         parts, changes = flush.parts, flush.changes
         homes = _homes(parts)
         while flush.half.direct_writes:
             await asyncio.shield(next(iter(flush.half.direct_writes)))
         puts: Mapping[str, int] = flush.puts
-        flush.half.drop_locations(self.directories.lives)  # these go elsewhere, from memory
+        flush.half.drop_locations(self.directories.lives)  # these are written again, from memory
         while homeless := await self.directories.write(flush.half, parts, changes, puts):
             flush.half.drop_locations(self.directories.lives)
             puts = {}
@@ -500,14 +498,14 @@ class LedgerStorage:
                 if self._hurried or not self._attached:
                     raise DiskFull("no ledger directory has space for what the journals hold")
                 await asyncio.sleep(SPACE_PAUSE_S)
-        states = [state for each in homes if (state := self._states.get(each)) is not None]
+        states = [state for i in homes if (state := self._states.get(i)) is not None]
         if any(len(state.directories) > 1 for state in states):
             self.reader.moving()
             await self.directories.delete_replaced(flush.half, homes, states)
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
-        """Each mark to where its journal was synced when the flush began. A journal that had
-        failed by then has nothing any more that is not in its final place."""
+        """Move each mark to where its journal was synced when the flush began. All records of a
+        journal that had failed by then are in their final place."""
         assert flush.marks is not None
         marks = {i: Mark(position) for i, position in flush.marks.items()}
         gone = [i for i in self._marks if i in self._journals.failures and i not in marks]
@@ -525,5 +523,5 @@ class LedgerStorage:
 
 
 def _homes(parts: Mapping[str, Sequence[int]]) -> dict[int, str]:
-    """To which directory each ledger goes."""
+    """The directory to which each ledger goes."""
     return {ledger_id: home for home, ids in parts.items() for ledger_id in ids}

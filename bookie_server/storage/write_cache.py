@@ -1,10 +1,10 @@
 """Entries that are not in an entry log yet, in two halves: one fills while the other is flushed.
 
-Always true: an entry is put here before it is given to a journal or direct log, so whatever these
-made durable is in a half that some flush will see; a half is emptied only after its entries are in
-the index; entries are views into the frames they came in, counted with what Python keeps around
-them; of an entry that lies in a ledger directory already the half knows the location, until the
-entry is put again; while locations are still to come (`direct_writes`) the half is not flushed.
+Always true: an entry is put here before it is given to a journal or direct log, so each entry that
+these made durable is in a half that a flush will see; a half is emptied only after its entries are
+in the index; entries are views into the frames they came in, counted with Python's overhead; of an
+entry that a ledger directory has already the half keeps the location, until the entry is put again;
+while locations are still to come (`direct_writes`) the half is not flushed.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ class CacheHalf:
         self.locations: dict[int, dict[int, DirectLocation]] = {}
         """By ledger and entry id; of a replayed entry the half has nothing else."""
         self.direct_bytes = 0
-        """Of the entries here that have a location."""
+        """Bytes of the entries here that have a location."""
         self.lost_locations: dict[int, dict[int, None]] = {}
-        """By ledger, entries that had one in a directory that was lost: they are on their way to
-        another, from memory."""
+        """By ledger, entries whose location was in a directory that was lost: they are on their way
+        to another directory, from memory."""
         self.direct_writes: dict[asyncio.Future[None], None] = {}
-        """Not done: locations that will be told."""
+        """Writes under way: once a future is done, no location comes from that write any more."""
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
         if self.locations:
@@ -48,26 +48,26 @@ class CacheHalf:
         self.bytes += len(entry) + ENTRY_OVERHEAD_BYTES
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
-        """`put` of entries; one that is here already is counted again."""
+        """`put` of entries; an entry that is here already is counted again."""
         if self.locations:
             self._forget(ledger_id, entries)
         self.ledgers.setdefault(ledger_id, {}).update(entries)
         self.bytes += sum(map(len, entries.values())) + len(entries) * ENTRY_OVERHEAD_BYTES
 
     def set_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> None:
-        """Where entries of the ledger lie."""
+        """Note the locations that entries of the ledger have."""
         if not locations:
             return
-        self._forget(ledger_id, [each.location.entry_id for each in locations])
-        known = self.locations.setdefault(ledger_id, {})
+        self._forget(ledger_id, [placed.location.entry_id for placed in locations])
+        placed_entries = self.locations.setdefault(ledger_id, {})
         entries = self.ledgers.get(ledger_id, _NONE)
-        for each in locations:
-            entry_id = each.location.entry_id
-            known[entry_id] = each
+        for placed in locations:
+            entry_id = placed.location.entry_id
+            placed_entries[entry_id] = placed
             self.direct_bytes += len(entries.get(entry_id, b""))
 
     def _forget(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
-        """Forget where they lie."""
+        """Forget the entries' locations."""
         if not (locations := self.locations.get(ledger_id)):
             return
         entries = self.ledgers.get(ledger_id, _NONE)
@@ -76,7 +76,7 @@ class CacheHalf:
                 self.direct_bytes -= len(entries.get(entry_id, b""))
 
     def replay_all(self, ledger_id: int, locations: Sequence[DirectLocation]) -> None:
-        """`set_locations` of entries that only their locations are known of."""
+        """`set_locations` of replayed entries, of which the half has only the locations."""
         self.set_locations(ledger_id, locations)
         self.ledgers.setdefault(ledger_id, {})
         self.bytes += len(locations) * ENTRY_OVERHEAD_BYTES
@@ -90,7 +90,7 @@ class CacheHalf:
 
     def _lost(self, ledger_id: int, lives: Callable[[str], bool]) -> list[int]:
         locations = self.locations.get(ledger_id, _NOWHERE)
-        return [e for e, each in locations.items() if not lives(each.directory)]
+        return [e for e, placed in locations.items() if not lives(placed.directory)]
 
     def with_lost_locations(
         self, ledger_id: int, lives: Callable[[str], bool]
@@ -102,7 +102,7 @@ class CacheHalf:
         return {entry_id: entries[entry_id] for entry_id in dead if entry_id in entries}
 
     def bytes_to_write(self, ledger_ids: Sequence[int]) -> tuple[int, int]:
-        """Bytes and count of what `to_write` gives."""
+        """Bytes and count of the entries that `to_write` gives."""
         size = count = 0
         for ledger_id in ledger_ids:
             entries = self.ledgers[ledger_id]
@@ -114,7 +114,8 @@ class CacheHalf:
         return size, count
 
     def to_write(self, ledger_ids: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
-        """(ledger, entry id, entry) of those of these ledgers that lie nowhere yet, sorted."""
+        """(ledger, entry id, entry) of those entries of the ledgers that have no location yet,
+        sorted."""
         for ledger_id in sorted(ledger_ids):
             entries, locations = self.ledgers[ledger_id], self.locations.get(ledger_id, _NOWHERE)
             for entry_id in sorted(entries):
@@ -143,13 +144,13 @@ class WriteCache:
 
     @property
     def unflushed_bytes(self) -> int:
-        """Of both halves, what entry logs and indexes are still to take: entries without a
-        location, and the overhead of each, which an index has need of, too."""
+        """Bytes of both halves that entry logs and indexes are still to take: entries without a
+        location, and the overhead of each entry, as the index takes each."""
         return self.bytes - self.active.direct_bytes - self.flushing.direct_bytes
 
     @property
     def half_used(self) -> bool:
-        """Time to begin a flush, so that the next one begins before adds must be refused."""
+        """Whether to begin a flush, so that the next one begins before adds must be refused."""
         return self.active.bytes * 2 >= self._half_bytes_max
 
     def get(self, ledger_id: int, entry_id: int) -> Buffer | None:
@@ -162,40 +163,40 @@ class WriteCache:
         """Those of the entries that are cached."""
         if isinstance(entry_ids, range):
             return self.range(ledger_id, entry_ids[0], entry_ids[-1])
-        found = ((entry_id, self.get(ledger_id, entry_id)) for entry_id in entry_ids)
-        return {entry_id: entry for entry_id, entry in found if entry is not None}
+        pairs = ((entry_id, self.get(ledger_id, entry_id)) for entry_id in entry_ids)
+        return {entry_id: entry for entry_id, entry in pairs if entry is not None}
 
     def range(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, Buffer]:
         """The cached entries between first and last, both included."""
-        found: dict[int, Buffer] = {}
+        cached: dict[int, Buffer] = {}
         for half in (self.flushing, self.active):
             if not (entries := half.ledgers.get(ledger_id)):
                 continue
             if last_entry - first_entry < len(entries):
-                wanted = range(first_entry, last_entry + 1)
-                found.update((e, entries[e]) for e in wanted if e in entries)
+                ids = range(first_entry, last_entry + 1)
+                cached.update((e, entries[e]) for e in ids if e in entries)
             else:
-                found.update((e, v) for e, v in entries.items() if first_entry <= e <= last_entry)
-        return found
+                cached.update((e, v) for e, v in entries.items() if first_entry <= e <= last_entry)
+        return cached
 
     def located(self, ledger_id: int, first_entry: int, last_entry: int) -> list[int]:
         """Which of the entries between first and last have a location already."""
-        found: list[int] = []
+        entry_ids: list[int] = []
         for half in (self.flushing, self.active):
             locations = half.locations.get(ledger_id, _NOWHERE)
             if last_entry - first_entry < len(locations):
-                found += [e for e in range(first_entry, last_entry + 1) if e in locations]
+                entry_ids += [e for e in range(first_entry, last_entry + 1) if e in locations]
             else:
-                found += [e for e in locations if first_entry <= e <= last_entry]
-        return found
+                entry_ids += [e for e in locations if first_entry <= e <= last_entry]
+        return entry_ids
 
     def with_lost_locations(
         self, ledger_id: int, lives: Callable[[str], bool]
     ) -> dict[int, Buffer]:
-        """See CacheHalf; none that was put again."""
-        found = self.flushing.with_lost_locations(ledger_id, lives)
-        found.update(self.active.with_lost_locations(ledger_id, lives))
-        return {e: entry for e, entry in found.items() if self.get(ledger_id, e) is entry}
+        """See CacheHalf; without entries that were put again."""
+        entries = self.flushing.with_lost_locations(ledger_id, lives)
+        entries.update(self.active.with_lost_locations(ledger_id, lives))
+        return {e: entry for e, entry in entries.items() if self.get(ledger_id, e) is entry}
 
     def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
         """The half that an entry was just put into."""

@@ -153,7 +153,7 @@ class DirectLogWatch:
                 self._ghost.meet("large entry acknowledged where it was placed")
 
         def placed(large: Any) -> None:
-            if large.ledger_id in writes._telling:
+            if large.ledger_id in writes._naming:
                 self._ghost.meet("large entry waited for the record of its ledger")
             plain_acknowledge(large)
             large.done.add_done_callback(acknowledged)
