@@ -1,1 +1,1 @@
-"""What a node knows of each ledger: fences, limbo, and what the cluster says of it."""
+"""What a node has of each ledger: fences, limbo, and its record in the metadata store."""

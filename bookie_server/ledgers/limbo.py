@@ -1,33 +1,34 @@
-"""Ledgers of which this node may have lost something: what it responds, which it lists, when each
-is cleared.
+"""Limbo: the ledgers of which this node may have lost entries. What it responds for them, which it
+lists, and when each is cleared.
 
-    EVERY_LEDGER in limbo -> walk the cluster's ledgers: those concerned get it themselves
-    -> EVERY_LEDGER is cleared -> each is listed under /limbo/<bookie>/<ledger>
+    EVERY_LEDGER in limbo -> walk the cluster's ledgers: those concerned get a limbo of their own
+    -> EVERY_LEDGER is cleared -> each ledger is listed under /limbo/<bookie>/<ledger>
     -> repair compares and sends ClearLimbo -> cleared durably -> not listed any more
 
 Always true:
-- of two reasons the worse one counts: "lost" (acknowledged entries) before "torn" (what was not
-  synced when the node last died); while EVERY_LEDGER has one, no absence is a denial, that of a
-  ledger never met either;
+- of two reasons the worse one counts: "lost" (acknowledged entries) before "torn" (entries that
+  were not synced when the node last died); while EVERY_LEDGER has a reason, no absence is a denial,
+  not even for a ledger that was never met;
 - EVERY_LEDGER is cleared only after a whole listing, from a store that held our cluster before and
-  after it, and after the limbo of every ledger concerned is durable. Torn concerns those that are
-  not CLOSED and name this node; lost, and a record that cannot be understood, all that name it.
-  A CLOSED ledger is "lost" after a torn tail if something that belongs here is not here, and
-  "torn" if one of its directories is not here either: what that one has is not decided without it;
-- a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here, if anything is known of it here
-  or its record names this node: a fence is asked for only after its record said so, so one that
-  the tail has taken along comes back. Before the walk is over no normal add is taken of a ledger
-  that was met in an earlier run before its record was read (LedgerHandles.make_sure);
-- a ledger that is known here, has no record and is not named as deleted is in limbo for that reason
-  and fenced: the store may be an older copy, and what it says is put back with the newer one;
-- limbo is cleared by ClearLimbo alone, if nothing was added to it since the comparison began
-  (`revision`), and for a ledger that was deleted; damage that is found in a ledger that is "lost"
-  already adds to it too: what was told before does not clear it;
-- a ledger is "lost" too while one of its directories is not there; clearing it gives that one up:
-  what it may bring back is garbage. One that comes back before is not missed any more;
+  after it, and after the limbo of every ledger concerned is durable. A torn tail concerns ledgers
+  that are not CLOSED and name this node; a loss, and a malformed record, all that name it. After a
+  torn tail a CLOSED ledger is "lost" if an entry that belongs here is missing, but "torn" if one of
+  its directories is missing too: that directory may have the entry;
+- a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here, if the node has a state of it
+  or its record names this node: a recovery sets the record before it sends a fence, so this brings
+  back a fence that went with the tail. Until the walk is over, a ledger that was met in an earlier
+  run takes no normal add before its record was read (LedgerHandles.make_sure);
+- a ledger that the node has, that has no record and is not named as deleted is in limbo for that
+  reason and fenced: the store may be an older copy, and the newer one will bring the record back;
+- only ClearLimbo clears limbo, if the limbo is the same since the comparison began (`revision`); so
+  does the deletion of the ledger. Damage that is found in a ledger that is "lost" already changes
+  its limbo too: a revision sent before does not clear it;
+- a ledger is "lost" too while one of its directories is missing; ClearLimbo gives that directory
+  up: if it comes back later, its entries of the ledger are garbage. If it comes back before, the
+  ledger misses nothing;
 - a comparison counts only if the node ran all the while and no directory of the ledger went;
 - a ledger that gets into limbo is listed at once;
-- every step can be repeated: a restart at any of them goes on where the states say.
+- every step can be repeated: after a restart the work goes on from the states.
 """
 
 import asyncio
@@ -77,7 +78,7 @@ def absence(limbo: LimboReason) -> Status:
 
 
 class Limbo:
-    """Of one node. `standing_changed` is called when it stops being read-only."""
+    """The limbo of one node. `standing_changed` is called when it stops being read-only."""
 
     def __init__(
         self,
@@ -96,10 +97,10 @@ class Limbo:
         self._metadata = metadata
         self._records = records
         self._check_s = check_s
-        self._listed: dict[int, str] | None = None  # as the store has it; None: not looked yet
-        self._told: dict[int, None] = {}  # in this run, since damage was found last
+        self._listed: dict[int, str] | None = None  # the store's list; None: not read yet
+        self._sent: dict[int, None] = {}  # ledgers whose revision was sent, and holds, in this run
         self.halted = False
-        """Nothing leaves limbo in this run any more."""
+        """No ledger leaves limbo in this run any more."""
         self._wake = asyncio.Event()
         self._run = 0  # a session of this run; 0: there was none yet
         metadata.add_session_listener(self._session_changed)
@@ -110,25 +111,25 @@ class Limbo:
         self._wake.set()
 
     def _session_changed(self, state: SessionState) -> None:
-        """Another session may be with another copy of the store: the list is looked at again."""
+        """Another session may be with another copy of the store: read the list again."""
         if state is SessionState.LOST:
             self._listed = None
             self.wake()
 
     def damaged(self, ledger_id: int) -> None:
-        """Damage was found in what is stored of the ledger: a comparison that began before may have
-        seen it whole, so the next response is of a new revision."""
-        self._told.pop(ledger_id, None)
+        """Damage was found in the ledger's entries: a comparison that began before may have seen
+        them whole, so the next response has a new revision."""
+        self._sent.pop(ledger_id, None)
 
     async def run(self) -> None:
-        """Look every `check_s`, and when a ledger got into limbo or out of it. A journal that
-        failed while others are left ends nothing: the next look goes on."""
+        """Look every `check_s`, and when a ledger got into limbo or out of it. A failure of a
+        journal while others live does not end this: the next look goes on."""
         while True:
             self._wake.clear()
             try:
                 await self.look()
             except (StoreError, BadClusterRecord, JournalFailed) as failure:
-                _log.warning("ledgers in limbo were not looked at to the end: %r", failure)
+                _log.warning("the look at ledgers in limbo did not end: %r", failure)
             try:
                 async with asyncio.timeout(self._check_s):
                     await self._wake.wait()
@@ -150,7 +151,7 @@ class Limbo:
             await self._walk(every)
         await self._publish()
         now = asyncio.get_running_loop().time()
-        if now >= self._forget_at:  # this asks the store for each: not whenever one comes
+        if now >= self._forget_at:  # a read for each ledger: not at every look
             self._forget_at = now + self._check_s
             await self._forget_deleted()
             await self._publish()
@@ -183,12 +184,12 @@ class Limbo:
         if ours and not self.halted and self._ledgers.every() is every:
             await self._ledgers.clear_limbo(EVERY_LEDGER)
             self._standing_changed()
-            text = "%d of %d ledgers are in limbo here (%s), something is known to be lost of %d"
+            text = '%d of %d ledgers are in limbo here (%s), %d of them are "lost"'
             _log.warning(text, concerned, count, every.limbo, lost)
 
     async def _judge(self, ledger_id: int, reason: LimboReason) -> tuple[LimboReason, bool]:
-        """Why the ledger is in limbo here from now on, NONE if it is not concerned; and whether it
-        is to be fenced."""
+        """Why the ledger is in limbo here from now on, NONE if the loss does not concern it; and
+        whether it is to be fenced."""
         try:
             node = await self._metadata.get(paths.ledger(ledger_id))
             record = ledger_record.decode(node.value)
@@ -205,29 +206,29 @@ class Limbo:
         return await self._judge_closed(record), fence
 
     async def _judge_closed(self, record: LedgerRecord) -> LimboReason:
-        """After a torn tail. Without one of its directories the ledger is "lost" as long as that is
-        away; what it lacks may be there, so all that is left to say then is that a tail was torn.
-        """
+        """The reason of a CLOSED ledger after a torn tail. While one of its directories is missing,
+        an entry that it lacks may be there: then its own reason is only "torn" (and it counts as
+        "lost" until the directory comes back)."""
         try:
             if not await self._lacks(record):
                 return LimboReason.NONE
         except DiskFailed as error:
-            _log.error("ledger %d: whether it is whole cannot be said: %s", record.ledger_id, error)
+            _log.error("ledger %d: it may lack entries: %s", record.ledger_id, error)
         state = self._storage.state(record.ledger_id)
         whole = state is None or self._storage.directories.is_whole(state)
         return LimboReason.LOST if whole else LimboReason.TORN
 
     async def _lacks(self, record: LedgerRecord) -> bool:
-        """Whether an entry that a CLOSED ledger's record says belongs here is not here: all are
-        counted, for repair copies in any order. COUNTED_PER_S. Raises DiskFailed."""
+        """Whether an entry that belongs here by the record of a CLOSED ledger is missing. Looks up
+        all entries, as repair copies in any order; COUNTED_PER_S. Raises DiskFailed."""
         assert record.last_entry is not None
         for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
             for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
                 window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
-                kept = [each for each in window if keeps(record, slot, each)]
+                kept = [entry_id for entry_id in window if keeps(record, slot, entry_id)]
                 if kept:
                     here = await self._storage.reader.stored(record.ledger_id, kept[0], kept[-1])
-                    if any(each not in here for each in kept):
+                    if any(entry_id not in here for entry_id in kept):
                         return True
                     await asyncio.sleep(len(kept) / COUNTED_PER_S)
         return False
@@ -235,23 +236,23 @@ class Limbo:
     # -- the list ------------------------------------------------------------------------------
 
     async def _forget_deleted(self) -> None:
-        """Of a ledger that was deleted nothing is to be repaired."""
+        """Take deleted ledgers out of limbo: they need no repair."""
         for ledger_id in await self._records.confirmed_deleted(list(self._ledgers.in_limbo())):
             await self._ledgers.bury([ledger_id])
             await self._ledgers.clear_limbo(ledger_id)
 
     async def _publish(self) -> None:
         """Make the store's list that of the states, READS_PER_S ledgers a second."""
-        if self._listed is None:  # what an earlier run listed; the reasons are written again
+        if self._listed is None:  # an earlier run's list; its reasons are written again
             names = await names_in(self._metadata, paths.limbo(self._bookie_id))
             self._listed = {int(name): "" for name in names if name.isdecimal()}
         alive = dict.fromkeys(self._ledgers.alive())
-        wanted = {i: reason for i, reason in self._ledgers.in_limbo().items() if i in alive}
-        changed = [i for i in self._listed if i not in wanted]
-        changed += [i for i, reason in wanted.items() if self._listed.get(i) != reason]
+        reasons = {i: reason for i, reason in self._ledgers.in_limbo().items() if i in alive}
+        changed = [i for i in self._listed if i not in reasons]
+        changed += [i for i, reason in reasons.items() if self._listed.get(i) != reason]
         for count, ledger_id in enumerate(changed, 1):
             reason, _ = self._ledgers.limbo(ledger_id)  # as of now: it may have been cleared
-            if reason and ledger_id in wanted:
+            if reason and ledger_id in reasons:
                 await self._list(ledger_id, reason)
                 self._listed[ledger_id] = reason
             else:
@@ -267,21 +268,21 @@ class Limbo:
         try:
             await self._metadata.create(path, value, parents=True)
         except NodeExists:
-            found = await self._metadata.get(path)
-            if found.value != value:
-                await self._metadata.set(path, value, found.version)
+            node = await self._metadata.get(path)
+            if node.value != value:
+                await self._metadata.set(path, value, node.version)
 
     # -- ClearLimbo ----------------------------------------------------------------------------
 
     async def respond(self, request: ClearLimboRequest) -> ClearLimboResponse:
-        """Say how the ledger stands or clear it; durable when it returns OK.
+        """Respond with the ledger's limbo, or clear it; durable when it returns OK.
 
         Raises Refused, JournalFailed.
         """
         ledger_id = request.ledger_id
         if ledger_id < 0:
             return ClearLimboResponse(Status.BAD_REQUEST, reason="a ledger id is not negative")
-        self._storage.reader.deleted(ledger_id)  # what only the read cache has is as good as lost
+        self._storage.reader.deleted(ledger_id)  # an entry only in the read cache counts as lost
         every = self._ledgers.every()
         if every.limbo:
             reason = "the node still looks for the ledgers that are in limbo here"
@@ -293,27 +294,27 @@ class Limbo:
             return ClearLimboResponse(Status.UNAUTHORIZED)
         self._run = self._run or self._metadata.session_id
         if not self._run:
-            reason = "the node has no session yet: what it told could be taken for another run's"
+            reason = "the node has no session yet: its revision could be mistaken for another run's"
             return ClearLimboResponse(Status.LIMBO, reason=reason)
-        limbo, revision = self._state_told(ledger_id)
-        if limbo and ledger_id not in self._told:
-            self._told[ledger_id] = None
+        limbo, revision = self._sent_state(ledger_id)
+        if limbo and ledger_id not in self._sent:
+            self._sent[ledger_id] = None
             await self._ledgers.renew(ledger_id)
-            limbo, revision = self._state_told(ledger_id)
+            limbo, revision = self._sent_state(ledger_id)
         if not request.clear or not limbo:
             return ClearLimboResponse(Status.OK, limbo, revision)
         if request.revision != revision:
             reason = "it changed since the comparison began"
             return ClearLimboResponse(Status.LIMBO, limbo, revision, reason=reason)
-        self._told.pop(ledger_id, None)
+        self._sent.pop(ledger_id, None)
         await self._ledgers.clear_limbo(ledger_id)
         self._wake.set()
         return ClearLimboResponse(Status.OK)
 
-    def _state_told(self, ledger_id: int) -> tuple[str, int]:
-        """The ledger's limbo, and its revision as it is told: that of another run is another
-        number. Revisions by themselves begin anew when an index was lost, and meet what a run
-        before it told; no two runs have the same session."""
+    def _sent_state(self, ledger_id: int) -> tuple[str, int]:
+        """The ledger's limbo, and its revision as it is sent: hashed with this run's session, which
+        no other run has. Plain revisions begin anew after an index was lost, and could equal one
+        that an earlier run sent."""
         limbo, revision = self._ledgers.limbo(ledger_id)
-        told = blake2b(f"{self._run} {revision}".encode(), digest_size=8).digest()
-        return limbo, int.from_bytes(told, "little")
+        digest = blake2b(f"{self._run} {revision}".encode(), digest_size=8).digest()
+        return limbo, int.from_bytes(digest, "little")

@@ -1,13 +1,14 @@
-"""Whether the metadata store is the one that this bookie's disks know, or went back in time.
+"""Whether the metadata store is the one whose links this bookie's disks have, or went back in time.
 
-Always true: the store is compared before the bookie registers in it, at each new session with it,
-when its cluster's record or its chain changes, and every LOOK_S. It went back if a link of its
-chain is missing that a disk has seen (spark_ledger/metadata/chain.py), or if the bookie has met a
-ledger of an id that its counter has not given out. The bookie that finds that puts the hold
-(spark_ledger/metadata/hold.py), and reports below /held what it has and the store does not name. A
-store of a higher epoch than the disks have seen was accepted by a person: it counts, and from then
-on its links do. A store without a cluster, or another's, is left alone and not registered in. Links
-are kept on the disks only of a store that counts; where no process appends any, the bookie does.
+Always true: the bookie compares the store before it registers in it, at each new session with it,
+when its cluster's record or its chain changes, and every LOOK_S. The store went back if its chain
+lacks a link that a disk has seen (spark_ledger/metadata/chain.py), or if the bookie has met a
+ledger with an id that the store's counter has not given out. The bookie that sees this puts the
+hold (spark_ledger/metadata/hold.py), and reports below /held which of its ledgers the store does
+not name. A store of a higher epoch than the disks have seen was accepted by a person: it counts,
+and from then on its links do. A store without a cluster, or with another, is left alone and not
+registered in. The disks keep only links of a store that counts; where no process appends links,
+the bookie does.
 """
 
 import asyncio
@@ -48,38 +49,38 @@ class Verdict(Enum):
 
 
 def judged(
-    seen: SeenLinks, found: Cluster | None, chain: Chain | None, next_id: int | None, id_max: int
+    seen: SeenLinks, stored: Cluster | None, chain: Chain | None, next_id: int | None, id_max: int
 ) -> tuple[Verdict, str]:
-    """The verdict and, of OLDER, why. `next_id`: of the store's counter, None while it is held;
-    `id_max`: the highest ledger id that was met here, 0 for none."""
-    if found is None or found.cluster_id != seen.cluster_id:
+    """The verdict, and why if it is OLDER. `stored`: the store's cluster record; `next_id`: of its
+    counter, None while it is held; `id_max`: the highest ledger id that was met here, else 0."""
+    if stored is None or stored.cluster_id != seen.cluster_id:
         return Verdict.FOREIGN, ""
-    if found.epoch < seen.epoch:
+    if stored.epoch < seen.epoch:
         return (
             Verdict.OLDER,
-            f"the store has epoch {found.epoch}, and a bookie has seen epoch {seen.epoch}",
+            f"the store has epoch {stored.epoch}, and a bookie has seen epoch {seen.epoch}",
         )
     if next_id is not None and id_max >= next_id:
         return (
             Verdict.OLDER,
             f"a bookie has ledger {id_max}, and the next ledger id of the store is {next_id}",
         )
-    if found.epoch > seen.epoch:
+    if stored.epoch > seen.epoch:
         return Verdict.ACCEPTED, ""
     number = chains.missing(seen.links, chain)
     if number is None:
         return Verdict.OURS, ""
-    newest = "no link is there" if chain is None else f"the newest there is {chain.newest}"
+    newest = "it has no link" if chain is None else f"its newest is {chain.newest}"
     return Verdict.OLDER, f"the store lacks link {number}, which a bookie has seen; {newest}"
 
 
 def highest_id(states: Iterable[LedgerState]) -> int:
-    """Of the ledgers whose record was read, 0 for none."""
+    """The highest id of the ledgers whose record was read, else 0."""
     return max((state.ledger_id for state in states if state.met), default=0)
 
 
 class Lineage:
-    """Of one bookie. `met` gives the states of its ledgers, once they are known."""
+    """The lineage of one bookie."""
 
     def __init__(
         self, store: MetadataStore, bookie_id: str, disks: Sequence[Disk], seen: SeenLinks
@@ -92,7 +93,7 @@ class Lineage:
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
         self._was_another = False
-        self._told: Verdict | Hold | None = None
+        self._reported: Verdict | Hold | None = None
         self.refusal = ""
         """Why the bookie does not register, as of the last look; empty: it may."""
         self.listeners: list[Callable[[], None]] = []
@@ -108,14 +109,14 @@ class Lineage:
         return cls(store, bookie_id, disks, await seen_links.read(disks, cluster_id))
 
     def attach(self, storage: LedgerStorage, ledgers: LedgerHandles) -> None:
-        """From now on what is stored here counts, and is compared when the store is another."""
+        """From now on the stored ledgers count, and are compared when the store is another."""
         self.storage, self.ledgers = storage, ledgers
         ledgers.epoch = self._seen.epoch
         if self._was_another:
             ledgers.store_is_another()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled. What fails is tried again."""
+        """Look again and again, until cancelled; also after a failure."""
         while True:
             try:
                 await self.look()
@@ -145,24 +146,26 @@ class Lineage:
                 raise StoreError(f"the metadata store cannot be understood: {damage}") from damage
 
     async def _look(self) -> None:
-        found = await cluster.read(self._store)
+        stored = await cluster.read(self._store)
         await self._watched(paths.CLUSTER)
         node = await self._watched(paths.CHAIN)
         chain = chains.of_node(node)
         states = [] if self.storage is None else self.storage.states()
-        verdict, why = judged(self._seen, found, chain, await self._next_id(), highest_id(states))
+        verdict, why = judged(self._seen, stored, chain, await self._next_id(), highest_id(states))
         if verdict is Verdict.OLDER:
             text = f"{why}: this is an older copy of the store, or goes on from one"
-            epoch = max(self._seen.epoch, 0 if found is None else found.epoch)
-            wanted = Hold(text, self._bookie_id, epoch)
-            found = await hold.put(self._store, self._seen.cluster_id, wanted)
-        self._tell(verdict, found)
-        if found is None or found.hold is not None or verdict in (Verdict.OLDER, Verdict.FOREIGN):
+            epoch = max(self._seen.epoch, 0 if stored is None else stored.epoch)
+            new_hold = Hold(text, self._bookie_id, epoch)
+            stored = await hold.put(self._store, self._seen.cluster_id, new_hold)
+        self._apply(verdict, stored)
+        if stored is None or stored.hold is not None:
+            return
+        if verdict in (Verdict.OLDER, Verdict.FOREIGN):
             return
         if chain is None or verdict is Verdict.OURS:
             await self.extender.once()
         if chain is not None:
-            await self._keep(found, chain)
+            await self._keep(stored, chain)
 
     async def _next_id(self) -> int | None:
         node = await read(self._store, paths.LEDGER_IDS)
@@ -173,37 +176,37 @@ class Lineage:
         except errors.LedgerError:  # held, or damaged
             return None
 
-    async def _keep(self, found: Cluster, chain: Chain) -> None:
+    async def _keep(self, stored: Cluster, chain: Chain) -> None:
         links = chains.newest_of_each_kind(chain)
-        seen = SeenLinks(found.cluster_id, found.epoch, links)
+        seen = SeenLinks(stored.cluster_id, stored.epoch, links)
         if seen == self._seen:
             return
         try:
             await seen_links.write(self._disks, seen)
-        except DiskFailed as failure:  # full, say: a later look tries it again
+        except DiskFailed as failure:  # a full disk, say: a later look tries it again
             _log.warning("the newest links of the metadata store are not kept: %s", failure)
         else:
             self._seen = seen
 
-    def _tell(self, verdict: Verdict, found: Cluster | None) -> None:
-        """Once for each change, to the log, to the ledgers and to who listens."""
+    def _apply(self, verdict: Verdict, stored: Cluster | None) -> None:
+        """Set `refusal`; report a change to the log, the ledgers and the listeners, once."""
         before = self.refusal
-        held = None if found is None else found.hold
+        held = None if stored is None else stored.hold
         self.refusal = ""
         if verdict is Verdict.FOREIGN:
             self.refusal = "the metadata store has no cluster, or another than the disks"
         elif held is not None:
             self.refusal = f"the metadata store is held: {held.why}"
         now = held or (verdict if verdict in (Verdict.FOREIGN, Verdict.ACCEPTED) else None)
-        if now != self._told and now is not None:
+        if now != self._reported and now is not None:
             if self.refusal:
                 _log.error("%s; the bookie serves on and does not register", self.refusal)
             else:
-                _log.warning("the metadata store was accepted, epoch %s", found and found.epoch)
+                _log.warning("the metadata store was accepted, epoch %s", stored and stored.epoch)
             self._was_another = True
             if self.ledgers is not None:
                 self.ledgers.store_is_another()
-        self._told = now
+        self._reported = now
         if self.refusal != before:
             for listener in self.listeners:
                 listener()
@@ -211,7 +214,7 @@ class Lineage:
     # -- when to look -------------------------------------------------------------------------
 
     async def _watched(self, path: str) -> Versioned | None:
-        """The node, if it is there; the bookie is woken when it changes."""
+        """The node, if it exists; a change of it wakes `run`."""
         try:
             return await self._store.get(path, self._woken)
         except NoNode:
@@ -224,12 +227,13 @@ class Lineage:
         if state is SessionState.CONNECTED:
             self._wake.set()
 
-    # -- what is here and not there -----------------------------------------------------------
+    # -- ledgers that a held store does not name ----------------------------------------------
 
     async def _report(self) -> None:
-        """Tell people what this bookie has that a held store does not name. Raises StoreError."""
-        found = await cluster.read(self._store)
-        if self.storage is None or found is None or found.hold is None:
+        """Report to operators the ledgers of this bookie that a held store does not name. Raises
+        StoreError."""
+        stored = await cluster.read(self._store)
+        if self.storage is None or stored is None or stored.hold is None:
             return
         states = sorted(
             (state for state in self.storage.states() if state.ledger_id >= 0 and state.met),
@@ -239,9 +243,9 @@ class Lineage:
         others: list[int] = []
         buried: list[int] = []
         for at in range(0, len(states), RECORDS_AT_ONCE):
-            some = states[at : at + RECORDS_AT_ONCE]
-            nodes = await self._store.get_many([paths.ledger(one.ledger_id) for one in some])
-            for state, node in zip(some, nodes, strict=True):
+            batch = states[at : at + RECORDS_AT_ONCE]
+            nodes = await self._store.get_many([paths.ledger(state.ledger_id) for state in batch])
+            for state, node in zip(batch, nodes, strict=True):
                 if node is None and not state.deleted:
                     missing.append(state.ledger_id)
                 elif node is not None and state.deleted:
@@ -252,11 +256,11 @@ class Lineage:
         sized = [await self._sized(ledger_id) for ledger_id in missing]
         total = sum(size for _, _, size in sized)
         listed = sized[: hold.LISTED_MAX]
-        counts = (len(missing), total, highest_id(states), found.epoch)
+        counts = (len(missing), total, highest_id(states), stored.epoch)
         await hold.publish(self._store, Report(self._bookie_id, listed, others, buried, *counts))
 
     async def _sized(self, ledger_id: int) -> tuple[int, int, int]:
-        """Id, last entry, and bytes up to it by that entry's header, 0 where it cannot be read."""
+        """Id, last entry, and bytes up to it by that entry's header; 0 if it cannot be read."""
         assert self.storage is not None
         try:
             last = await self.storage.reader.last_entry(ledger_id)

@@ -1,8 +1,8 @@
-"""Whether the other bookies have the copies that a ledger's record says they have: they are asked
-before this one drops its own, for an older record may name bookies that gave theirs up since.
+"""Whether the other bookies have their copies of a ledger, by its record. This bookie asks them
+before it drops its own copies: an older record may name bookies that gave theirs up since.
 
-Always true: no response, a refusal, or one entry that a bookie does not have of those that it is to
-have means no.
+Always true: the answer is no if a bookie does not respond, refuses, or lacks a single entry of
+those that it should have.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,10 +11,10 @@ from bookie_server.api.messages import StoredRequest, StoredResponse, ids_in
 from bookie_server.api.status import Status
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
 
-WINDOW = 8192  # entries that are asked for, and compared, at a time
+WINDOW = 8192  # entries of one request and comparison
 
 Ask = Callable[[StoredRequest], Awaitable[StoredResponse | None]]
-"""The response of the bookie that the request names; None: there was none."""
+"""The response of the bookie that the request names; None: it did not respond."""
 
 
 async def nobody_responds(request: StoredRequest) -> StoredResponse | None:
@@ -22,7 +22,7 @@ async def nobody_responds(request: StoredRequest) -> StoredResponse | None:
 
 
 class Peers:
-    """`token` is good to read any ledger."""
+    """The other bookies. `token` grants reads of any ledger."""
 
     def __init__(self, ask: Ask, token: bytes) -> None:
         self._ask = ask
@@ -30,7 +30,7 @@ class Peers:
 
     async def have_all(self, record: LedgerRecord) -> bool:
         """Whether each bookie that the CLOSED record names has all of its copies."""
-        members = {bookie: None for one in record.fragments for bookie in one.ensemble}
+        members = {bookie: None for fragment in record.fragments for bookie in fragment.ensemble}
         for bookie_id in members:
             if not await self._has_its_own(record, bookie_id):
                 return False

@@ -1,29 +1,29 @@
 """The ledgers that this node has met: a handle for each, first contact, and the order of its adds.
 
-Always true of a handle: what it decides and what it changes happen in one step of the event loop,
-so an add is either before a fence or refused by it; the last add confirmed heard never goes back.
-Whether the ledger is fenced, deleted or in limbo is kept by the storage (logs/index.LedgerStates)
-alone: a handle has no copy of it.
+Always true of a handle: its decisions and the changes that follow happen in one step of the event
+loop, so an add is either before a fence or refused by it; its last add confirmed never goes back.
+Only the storage (logs/index.LedgerStates) keeps whether the ledger is fenced, deleted or in limbo:
+a handle has no copy of it.
 
 Always true of all: there is one handle per ledger; a ledger is met once, however many requests come
 for it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
-ledger record in the journal) before anything else of that ledger is; a ledger that was buried
-(reclaim/collect.py) stays buried; one that is CLOSED and kept by other bookies only is met as
-fenced, for a fence it may have had here was forgotten with it (reclaim/collect.py). While
-EVERY_LEDGER is in limbo any fence may be forgotten, and is asked for only after the record says so:
-a ledger is met as fenced unless its record is OPEN, and one that was met in an earlier run takes no
-normal add before its record was read (`make_sure`).
+ledger record in the journal) before any other record of that ledger; a ledger that was buried
+(reclaim/collect.py) stays buried; a ledger that is CLOSED and kept by other bookies only is met as
+fenced, as reclaim forgot a fence that it may have had here. While EVERY_LEDGER is in limbo any
+fence may be forgotten. A recovery sets the record before it sends a fence, so then a ledger is met
+as fenced unless its record is OPEN, and a ledger that was met in an earlier run takes no normal add
+before its record was read (`make_sure`).
 
-Of an id that was given out again, because the metadata store went back in time, nothing of the two
-ledgers is mixed: the creator token of the record that was read at first contact stays with what is
-stored. It is compared with the record again (`compare`) before an add below the highest entry is
-taken in a new session with the store, and before anything is read or added once the store was found
-to be another. Where they differ, the ledger's entries here are another's: adds are refused, reads
-answer *unknown*; while nothing is stored the token is replaced. A store that cannot be asked stops
-nothing. Entries that an earlier version stored have no token, and once the store went back no
-record can prove which ledger they belong to, so the bookie never takes a record's token for them.
-It adds entries to such a ledger until the store is found to be another, or of a later epoch than
-the ledger's id. From then on it adds none, and reads go on.
+If the metadata store went back in time and gave an id out again, the two ledgers of that id are
+never mixed: the creator token of the record that was read at first contact stays with the stored
+entries. It is compared with the record again (`compare`) before an add below the highest entry in a
+new session with the store, and before any read or add once the store was found to be another. If
+the two differ, the stored entries are another ledger's: adds are refused, reads answer *unknown*;
+while no entry is stored the token is replaced. A store that does not respond stops nothing. Entries
+that an earlier version stored have no token, and once the store went back no record can prove which
+ledger they belong to, so the bookie never takes a record's token for them. It adds entries to such
+a ledger until the store is found to be another, or of a later epoch than the ledger's id. From then
+on it adds none, and reads go on.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ _log = logging.getLogger(__name__)
 
 
 class LedgerHandle:
-    """Made once per ledger and run of the node, after first contact. `state_of` is what the storage
-    knows of a ledger: this one is known there until the handle is forgotten."""
+    """Made once per ledger and run of the node, after first contact. `state_of` gives the storage's
+    state of a ledger: it has this ledger's until the handle is forgotten."""
 
     def __init__(
         self,
@@ -80,18 +80,18 @@ class LedgerHandle:
         self.doubted = False
         """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
         self.other = False
-        """What is stored here is another ledger's than the record of this id names."""
+        """The stored entries are another ledger's than the record of this id names."""
         self.unknown = False
         """Which ledger the stored entries belong to: see the head of this file. The bookie adds no
         entry to them."""
-        self.compared = -1  # in which look of LedgerHandles the record named this ledger
+        self.compared = -1  # the look of LedgerHandles in which the record named this ledger
         self.forgotten = False
-        self.adds = 0  # frames that came, and fencing reads
+        self.adds = 0  # frames of adds that came, and fencing reads
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
         self.waiter_count = 0  # calls of wait_beyond
-        self._news = asyncio.Event()  # another one after each
+        self._news = asyncio.Event()  # replaced each time that it is set
         self._quiet_for_good = state.fenced or state.deleted
         self._checked: dict[tuple[str, bytes], bool] = {}
 
@@ -102,7 +102,7 @@ class LedgerHandle:
         return state
 
     def allows(self, use: str, token: bytes) -> bool:
-        """Whether the token may be used for "read", "add" or "recover". That of the cluster's
+        """Whether the token may be used for "read", "add" or "recover". The token of the cluster's
         repair reads and recovers any ledger."""
         if (verifiers := self.state.verifiers) is None:
             return True
@@ -116,11 +116,11 @@ class LedgerHandle:
         return self._checked[key]
 
     def refusal_of_add(self, token: bytes, recovery: bool) -> Status | None:
-        """Why an add may not be taken, whatever its entry is; None when it may."""
+        """Why adds are refused, whatever their entry; None if they may be taken."""
         if not self.allows("recover" if recovery else "add", token):
             return Status.UNAUTHORIZED
         if self.forgotten:
-            return Status.BUSY  # again, please: it is met anew
+            return Status.BUSY  # the client repeats it, and the ledger is met anew
         if self.other:
             return Status.CONFLICTING_ENTRY
         if recovery:
@@ -143,16 +143,16 @@ class LedgerHandle:
             self._wake()
 
     def forget(self) -> None:
-        """The node knows nothing of the ledger from the end of this step on. This handle takes
-        nothing more, and tells requests that still have it what was known last."""
+        """From the end of this step on the node has no state of the ledger. This handle takes no
+        more adds, and gives requests that still have it the last state."""
         last = self.state
         self._state_of = lambda _: last
         self.forgotten = True
         self.end_waiting()
 
     async def wait_beyond(self, previous_lac: int, wait_s: float) -> None:
-        """Return when the last add confirmed exceeds `previous_lac`, the ledger is fenced or
-        deleted or the node stops, or after `wait_s`."""
+        """Return when the last add confirmed exceeds `previous_lac`, when the ledger is fenced or
+        deleted, when the node stops, or after `wait_s`."""
         if wait_s <= 0:
             return
         self.waiter_count += 1
@@ -178,11 +178,11 @@ class LedgerHandle:
 
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
-METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
+METADATA_WAIT_S = 2.0  # well below a caller's time-out, as its contact may have begun before
 
 
 class Refused(Exception):
-    """First contact did not come about; `status` is that of the response."""
+    """First contact failed; `status` is that of the response."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -207,14 +207,14 @@ class LedgerHandles:
         self._handles: dict[int, LedgerHandle] = {}
         self._meeting: dict[int, asyncio.Task[LedgerHandle]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}  # by `make_sure`
-        self._fences: dict[int, asyncio.Future[None]] = {}  # set here, and not durable (yet)
+        self._fences: dict[int, asyncio.Future[None]] = {}  # set, and not durable yet
         self._going: dict[int, asyncio.Future[None]] = {}
         self._comparing: dict[int, asyncio.Task[None]] = {}
-        self._look = 0  # counts sessions with the store, and that it was found to be another
-        self._other_since = -1  # the look that found it to be another last
+        self._look = 0  # counts sessions with the store, and each time that it became another
+        self._other_since = -1  # the latest look at which the store had become another
         self.epoch = 0
-        """Of the metadata store: ledgers of ids below its first were made before a person accepted
-        a store that had gone back. Lineage sets it."""
+        """The epoch of the metadata store: ledgers with ids below the epoch's first were made before
+        a person accepted a store that had gone back. Lineage sets it."""
         metadata.add_session_listener(self._session_changed)
 
     def known(self, ledger_id: int) -> bool:
@@ -233,8 +233,8 @@ class LedgerHandles:
         return handle
 
     def forget(self, ledger_id: int) -> bool:
-        """Nothing of the ledger is stored here, or will be by a handle of before: who comes next
-        meets it anew. False when it is just being met: then it is not forgotten."""
+        """Forget a ledger without stored entries: its present handle takes no more, and the next
+        request meets it anew. False if it is just being met: then it is not forgotten."""
         fence = self._fences.get(ledger_id)
         if ledger_id in self._meeting or not (fence is None or fence.done()):
             return False
@@ -245,17 +245,17 @@ class LedgerHandles:
         return True
 
     async def make_sure(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record, once however many ask: if it could be read, nothing is doubted
-        any more when this returns, and a fence that was forgotten is durable again. Raises
+        """Read the ledger's record, once for all calls meanwhile: if that succeeds, the handle is
+        not `doubted` when this returns, and a forgotten fence is durable again. Raises
         JournalFailed."""
         await _once(self._asking, handle.ledger_id, lambda: self._make_sure(handle))
 
     async def _make_sure(self, handle: LedgerHandle) -> None:
         try:
-            found = await self._record(handle.ledger_id)
-        except Refused:  # without a record too: reclaim/collect.py says when a ledger was deleted
+            record = await self._record(handle.ledger_id)
+        except Refused:  # without a record too: reclaim/collect.py decides what was deleted
             return
-        if found.state is not RecordState.OPEN:
+        if record.state is not RecordState.OPEN:
             await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])
         handle.doubted = False
 
@@ -263,18 +263,18 @@ class LedgerHandles:
         self._look += state is SessionState.CONNECTED
 
     def store_is_another(self) -> None:
-        """It went back in time, or a person accepted that: every ledger is compared before it is
-        used again."""
+        """The store went back in time, or a person accepted that: every ledger is compared before
+        it is used again."""
         self._look += 1
         self._other_since = self._look
 
     def is_uncertain(self, handle: LedgerHandle, *, below: bool) -> bool:
-        """Whether the record may name another ledger than the handle's. `below`: an add is not
-        above the highest entry, as is every first one where the id was given out again."""
+        """Whether the record may name another ledger than the handle's. `below`: for an add that is
+        not above the highest entry; if the id was given out again, the first add is such a one."""
         return handle.compared < (self._look if below else self._other_since)
 
     async def assure(self, handle: LedgerHandle) -> None:
-        """Before anything is read. Raises Refused: what is stored is another ledger's."""
+        """Called before any read. Raises Refused: the stored entries are another ledger's."""
         if self.is_uncertain(handle, below=False):
             await self.compare(handle)
         if handle.other:
@@ -282,8 +282,8 @@ class LedgerHandles:
             raise Refused(Status.LIMBO, reason)
 
     async def compare(self, handle: LedgerHandle) -> None:
-        """Read the ledger's record, once however many ask, and see whether it is that of what is
-        stored here. Raises JournalFailed."""
+        """Read the ledger's record, once for all calls meanwhile, and see whether the stored
+        entries are its own. Raises JournalFailed."""
         await _once(self._comparing, handle.ledger_id, lambda: self._compare(handle))
 
     async def _compare(self, handle: LedgerHandle) -> None:
@@ -291,30 +291,31 @@ class LedgerHandles:
         try:
             if self._metadata.session_state is not SessionState.CONNECTED:
                 return  # the next session is another look
-            found = await self._record(handle.ledger_id)
+            record = await self._record(handle.ledger_id)
         except Refused as refused:
             if refused.status is Status.LEDGER_DELETED or look > self._other_since:
                 handle.compared = look
             return
         if handle.forgotten:
             return
-        known = handle.state
+        before = handle.state
         handle.unknown = self._is_unknown(handle)
-        names_other = bool(known.creation and found.creator and known.creation != found.creator)
+        names_other = bool(before.creation and record.creator and before.creation != record.creator)
         handle.other = names_other and handle.last_entry != NO_ENTRY
         handle.compared = look
-        if handle.last_entry == NO_ENTRY and known.creation != found.creator:
+        if handle.last_entry == NO_ENTRY and before.creation != record.creator:
             met = replace(
-                known,
-                creation=found.creator,
-                verifiers=found.verifiers,
-                durability=found.durability,
+                before,
+                creation=record.creator,
+                verifiers=record.verifiers,
+                durability=record.durability,
             )
-            await asyncio.gather(*self._changed(met, known))
+            await asyncio.gather(*self._changed(met, before))
         elif handle.other:
             _log.error(
-                "ledger %d is another one by its record than what is stored here: its id was given"
-                " out again, after the metadata store went back in time; nothing of it is served",
+                "the record of ledger %d is another ledger's than the entries stored here: its id"
+                " was given out again, after the metadata store went back in time; none of its"
+                " entries is served",
                 handle.ledger_id,
             )
 
@@ -324,13 +325,13 @@ class LedgerHandles:
         return stored_before and went_back
 
     def adds(self, ledger_id: int) -> int:
-        """Counts up with each frame of adds for the ledger that came, and each fencing read."""
+        """Counts up with each frame of adds for the ledger, and each fencing read."""
         handle = self._handles.get(ledger_id)
         return 0 if handle is None else handle.adds
 
     @contextlib.contextmanager
     def going(self, ledger_id: int) -> Iterator[None]:
-        """While the ledger's entries leave an index: what is found there is as good as gone."""
+        """While the ledger's entries leave an index: entries found there count as gone."""
         done = self._going[ledger_id] = asyncio.get_running_loop().create_future()
         try:
             yield
@@ -339,13 +340,13 @@ class LedgerHandles:
             done.set_result(None)
 
     async def settled(self, ledger_ids: Iterable[int]) -> None:
-        """Wait until nothing of these ledgers is just leaving an index."""
+        """Wait while entries of these ledgers are leaving an index."""
         for ledger_id in ledger_ids:
             while (done := self._going.get(ledger_id)) is not None:
                 await asyncio.shield(done)
 
     def alive(self) -> list[int]:
-        """Every ledger that this node knows of and that is not buried, by id."""
+        """Every ledger that this node has a state of and that is not buried, by id."""
         return [
             state.ledger_id
             for state in self._storage.states()
@@ -359,10 +360,10 @@ class LedgerHandles:
         """
         records = []
         for ledger_id in ledger_ids:
-            known = self._storage.state(ledger_id)
-            if known is None:  # it was forgotten while the metadata was asked
+            before = self._storage.state(ledger_id)
+            if before is None:  # it was forgotten while the metadata was read
                 continue
-            state = self._storage.set_state(replace(known, deleted=True))
+            state = self._storage.set_state(replace(before, deleted=True))
             if (handle := self._handles.get(ledger_id)) is not None:
                 handle.end_waiting()
             records.append(_ledger_record(state))
@@ -372,12 +373,12 @@ class LedgerHandles:
     # -- limbo (limbo.py decides) --
 
     def every(self) -> LedgerState:
-        """What is known of all ledgers at once."""
+        """The state that holds for all ledgers."""
         return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
 
     def limbo(self, ledger_id: int) -> tuple[LimboReason, int]:
-        """Why the ledger itself is in limbo, NONE if it is not, and the revision that says so. A
-        directory of it that goes is another revision."""
+        """Why the ledger itself is in limbo, NONE if it is not, and the revision of that. When one
+        of its directories is lost or comes back, the revision is another."""
         state = self._storage.state(ledger_id)
         if state is None:
             return LimboReason.NONE, 0
@@ -393,57 +394,56 @@ class LedgerHandles:
         }
 
     def _reason(self, state: LedgerState) -> LimboReason:
-        """A directory that is not there took along what it had."""
+        """The ledger's limbo; LOST while one of its directories is missing."""
         whole = self._storage.directories.is_whole(state)
         return state.limbo if whole else LimboReason.LOST
 
     async def renew(self, ledger_id: int) -> None:
-        """How the ledger stands is a new revision, durably: what was told before, in an earlier
-        run say, when other directories were there, does not clear it. Raises JournalFailed."""
-        if (known := self._storage.state(ledger_id)) is None:
+        """Give the ledger's limbo a new revision, durably: a revision sent before (by an earlier
+        run, say, which had other directories) does not clear it. Raises JournalFailed."""
+        if (before := self._storage.state(ledger_id)) is None:
             return
-        state = self._storage.set_state(known)
+        state = self._storage.set_state(before)
         await asyncio.shield(self._storage.append([_ledger_record(state)]))
 
     async def doubt(self, judged: Sequence[tuple[int, LimboReason, bool]]) -> None:
-        """(ledger, reason, fence): from now on it is in limbo for that reason too,
-        and fenced if it is to be; durable when this returns.
-
-        Raises JournalFailed.
-        """
+        """(ledger, reason, fence): put the ledger in limbo for that reason too, and with `fence`
+        fence it; durable when this returns. Raises JournalFailed."""
         changed = []
         for ledger_id, limbo, fence in judged:
-            known = self._storage.state(ledger_id)
-            if known is not None or limbo or fence:
-                base = known or LedgerState(ledger_id, met=False)
+            before = self._storage.state(ledger_id)
+            if before is not None or limbo or fence:
+                base = before or LedgerState(ledger_id, met=False)
                 reason = worse(base.limbo, limbo)
                 state = replace(base, limbo=reason, fenced=base.fenced or fence)
-                changed += self._changed(state, known)
+                changed += self._changed(state, before)
         await asyncio.gather(*changed)
 
     async def clear_limbo(self, ledger_id: int) -> None:
-        """The ledger, or EVERY_LEDGER, is not in limbo any more; see `doubt`. What directories had
-        that are not there is not missed any more."""
-        known = self._storage.state(ledger_id)
-        if known is not None:
+        """Take the ledger, or EVERY_LEDGER, out of limbo, durably; it gives up its missing
+        directories. Raises JournalFailed."""
+        before = self._storage.state(ledger_id)
+        if before is not None:
             directories = self._storage.directories
-            state = directories.without_missing(replace(known, limbo=LimboReason.NONE))
-            rescued = self._storage.rescue(ledger_id)  # the comparison may have found it in memory
-            changed = [*rescued, *self._changed(state, known)]
+            state = directories.without_missing(replace(before, limbo=LimboReason.NONE))
+            rescued = self._storage.rescue(ledger_id)  # the comparison may have seen it in memory
+            changed = [*rescued, *self._changed(state, before)]
             if ledger_id == EVERY_LEDGER:
                 for handle in self._handles.values():
                     handle.doubted = False
             await asyncio.gather(*changed)
 
-    def _changed(self, state: LedgerState, known: LedgerState | None) -> list[asyncio.Future[None]]:
-        """Make a state known that was `known` in this same step; what is done when it is durable.
-        One that was so already may not be yet: its journal failed, say, and a flush is to make
-        that good."""
-        if state == known:
+    def _changed(
+        self, state: LedgerState, before: LedgerState | None
+    ) -> list[asyncio.Future[None]]:
+        """Set the state, which was `before` in this same step; futures that are done when it is
+        durable. An unchanged state may not be durable yet: its journal failed, say, and a flush is
+        to make that good."""
+        if state == before:
             return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
         ledger_id, state = state.ledger_id, self._storage.set_state(state)
         done = self._storage.append([_ledger_record(state)])
-        if state.fenced and not (known and known.fenced):
+        if state.fenced and not (before and before.fenced):
             if (handle := self._handles.get(ledger_id)) is not None:
                 handle.end_waiting()
                 handle.fence_durable = done
@@ -451,8 +451,8 @@ class LedgerHandles:
         return [asyncio.shield(done)]
 
     def _fence_until(self, ledger_id: int, done: asyncio.Future[None]) -> None:
-        """Whoever meets the ledger before it is durable that it is fenced waits for that, or makes
-        it good when it failed."""
+        """Note a fence that is durable when `done` is: a request that meets the ledger before that
+        waits for it, or sets the fence again if it failed."""
 
         def ended(done: asyncio.Future[None]) -> None:
             failed = done.cancelled() or done.exception() is not None
@@ -468,7 +468,7 @@ class LedgerHandles:
             handle.end_waiting()
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
-        travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whatever began it
+        travelling.set(Lane.RECOVERY)  # of this task: a fence may wait for it, whatever began it
         state = self._storage.state(ledger_id)
         first, look = state is None or not state.met, self._look
         if first:
@@ -487,22 +487,23 @@ class LedgerHandles:
         return handle
 
     async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> None:
-        """Read the ledger's record and log that it was met; `damaged` is what replay could save."""
+        """Read the ledger's record and log that it was met; `damaged`: the state that replay could
+        save."""
         doubted = bool(self.every().limbo)
-        found = await self._record(ledger_id)
+        record = await self._record(ledger_id)
         damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
-        known = damaged or LedgerState(ledger_id)
-        # who is no member, also if it is just joining, may have forgotten that it was fenced
-        members = [bookie for fragment in found.fragments for bookie in fragment.ensemble]
-        surplus = bool(self._bookie_id) and found.closed and self._bookie_id not in members
-        forgotten = doubted and found.state is not RecordState.OPEN
+        saved = damaged or LedgerState(ledger_id)
+        # a bookie that is no member, or is only joining, may have forgotten a fence
+        members = [bookie for fragment in record.fragments for bookie in fragment.ensemble]
+        surplus = bool(self._bookie_id) and record.closed and self._bookie_id not in members
+        forgotten = doubted and record.state is not RecordState.OPEN
         state = replace(
-            known,
-            verifiers=found.verifiers,
-            durability=found.durability,
+            saved,
+            verifiers=record.verifiers,
+            durability=record.durability,
             met=True,
-            creation=known.creation or found.creator,
-            fenced=known.fenced or surplus or forgotten,
+            creation=saved.creation or record.creator,
+            fenced=saved.fenced or surplus or forgotten,
         )
         state = self._storage.set_state(state)
         done = self._storage.append([_ledger_record(state)])
@@ -538,12 +539,12 @@ class LedgerHandles:
 async def _once(
     tasks: dict[int, asyncio.Task[T]], ledger_id: int, work: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
-    """What the work came to, done once however many ask for it meanwhile."""
+    """The outcome of the work, which is done once for all calls meanwhile."""
 
     def ended(done: asyncio.Task[T]) -> None:
         del tasks[ledger_id]
         if not done.cancelled():
-            done.exception()  # a waiting call has it; perhaps all were cancelled
+            done.exception()  # counts as retrieved even if all waiting calls were cancelled
 
     task = tasks.get(ledger_id)
     if task is None:

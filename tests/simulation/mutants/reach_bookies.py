@@ -262,7 +262,7 @@ def any_revision_clears(answer: Any) -> Any:
 
     async def answered(self: Any, request: Any) -> Any:
         if request.clear:
-            _, revision = self._state_told(request.ledger_id)
+            _, revision = self._sent_state(request.ledger_id)
             request = replace(request, revision=revision)
         return await answer(self, request)
 

@@ -241,7 +241,7 @@ def test_a_damaged_set_of_deleted_ledgers_names_none(caplog):
         await nothing_is_buried(node)
 
     on_a_node(test)
-    assert "is damaged: no ledger of it is taken for deleted" in caplog.text
+    assert "is damaged: no ledger of it counts as deleted" in caplog.text
 
 
 def test_a_store_that_was_another_clusters_from_the_start_buries_nothing():
