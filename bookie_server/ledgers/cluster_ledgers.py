@@ -1,5 +1,5 @@
-"""Which ledgers the metadata store has as deleted, unrecorded or kept by other bookies: what reclaim
-and limbo act on.
+"""Which ledgers the metadata store has as deleted, as unrecorded, or as kept by other bookies;
+reclaim and limbo act on it.
 
 Always true: absence deletes nothing. A ledger counts as deleted only if the set of deleted ledgers
 names it (spark_ledger/metadata/deleted_ledgers.py) and it has no record; a ledger that merely has

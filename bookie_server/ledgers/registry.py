@@ -213,8 +213,8 @@ class LedgerHandles:
         self._look = 0  # counts sessions with the store, and each time that it became another
         self._other_since = -1  # the latest look at which the store had become another
         self.epoch = 0
-        """The epoch of the metadata store: ledgers with ids below the epoch's first were made before
-        a person accepted a store that had gone back. Lineage sets it."""
+        """The epoch of the metadata store: ledgers with ids below the epoch's first are older than
+        the acceptance of a store that had gone back. Lineage sets it."""
         metadata.add_session_listener(self._session_changed)
 
     def known(self, ledger_id: int) -> bool:

@@ -1,38 +1,39 @@
-"""Tombstones and garbage collection: which ledgers were deleted, what of the stored ledgers may go,
-and which entry logs go because of it.
+"""Tombstones and garbage collection: which ledgers were deleted, which stored entries may go, and
+which entry logs go because of that.
 
-Always true of the sweeps that bury what was deleted:
+Always true of the sweeps that bury deleted ledgers:
 - a ledger is buried only if the set of deleted ledgers names it and it has no record, twice, the
   second time after a sync, while the store holds the cluster (id and epoch) that this node serves:
   an error, a time-out, an empty store, another cluster's or an older copy of ours buries nothing,
   and neither does a record that was lost;
 - a burial is durable, as a fence is, and refuses normal adds from the moment it is decided;
-  recovery's adds are taken, and no entry is removed by it.
+  recovery's adds are taken, and it removes no entry.
 
 Always true of collection:
-- entries go only of a ledger that was buried durably and that the metadata store, after one more
-  sync, still names as deleted, without a record; or of one that is CLOSED and has had no copy on
-  this bookie for two looks, between which nothing of it came here and nobody compared what is here,
-  as repair does before the record names the bookie, and of which every bookie in the record
-  responds that it has its copies (ledgers/peers.py); or what a directory holds of ledgers that are
-  not its own (`drop_strays`);
-- the store held the cluster (id and epoch) this node serves before and after each look; an error,
-  a time-out or a record that cannot be understood means keep;
-- more than a tenth of the ledgers of a directory (and more than MASS_MIN) that would go as strays
-  go only if the next pass finds the same;
-- entries leave the index first, durably, and an add of them waits meanwhile; a log goes when
-  the index points to nothing in it;
-- a ledger is forgotten (state and handle) only when nothing of it is in cache and index and two
-  flushes later nothing has come: then no journal segment that a replay would read speaks of it. An
-  add that was under way meets a handle that takes nothing any more. A surplus ledger that somebody
-  compared meanwhile is none any more: its fence stays, and the record may name this bookie.
+- entries go in three cases only. The ledger was buried durably, and the metadata store, after one
+  more sync, still names it as deleted, without a record. Or the ledger is CLOSED and surplus: by
+  its record it had no copy on this bookie at two looks, between them no entry of it came and no
+  repair compared its entries here (a repair compares before the record names the bookie), and
+  every bookie in the record responds that it has its copies (ledgers/peers.py). Or a directory
+  holds entries of ledgers that are not its own (`drop_strays`);
+- the store held the cluster (id and epoch) that this node serves before and after each look; an
+  error, a time-out or a malformed record means keep;
+- if more than a tenth of the ledgers of a directory (and more than MASS_MIN) would go as strays,
+  they go only if the next pass finds the same;
+- entries leave the index first, durably, and an add of them waits meanwhile; a log goes when the
+  index points to no record in it;
+- a ledger is forgotten (state and handle) only when cache and index have no entry of it, and after
+  two more flushes none has come: then no journal segment that a replay would read has a record of
+  it. An add that was under way meets a handle that takes no more adds. A surplus ledger that a
+  repair compared meanwhile is not surplus any more: its fence stays, and the record may name this
+  bookie.
 
-Always true of a directory's logs (StoreLogs): a ledger is called dead only while the index points
-to nothing of it and the node takes nothing more for it, and it is asked again before a log goes
-because of that; a log whose map cannot be read is left alone and tried again by the next pass. A
-log that is written is ended early, if most of it is dead and nothing comes: so that it may go, or
-be compacted. One of which something lives leaves a small log behind, so only one flush's and one
-direct log are ended so between two compactions.
+Always true of a directory's logs (StoreLogs): a ledger counts as dead only while the index points
+to no entry of it and the node takes no more of them, and the index is read again before a log goes
+because of that; a log whose map cannot be read is left alone until the next pass. A log that is
+still written is ended early if most of it is dead and it gets no more entries: so it may go, or be
+compacted. A log with a living entry leaves a small log behind, so between two compactions only one
+such log of flushes and one such direct log are ended early.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ class Tombstones:
         self._records = records
 
     async def sweep(self) -> list[int]:
-        """Bury what was deleted; returns which. Raises StoreError, BadClusterRecord: then nothing
+        """Bury the deleted ledgers; returns them. Raises StoreError, BadClusterRecord: then none
         was buried. Raises JournalFailed."""
         if not await self._records.is_known():
             return []
@@ -79,8 +80,8 @@ class Tombstones:
 
 
 class Dying(NamedTuple):
-    """Which logs that are written are ended before they are full: nothing came for `idle_s`, and
-    they have so many bytes of dead ledgers, and a smaller share of living ones."""
+    """When a log that is still written is ended before it is full: it got no entry for `idle_s`,
+    has at least so many bytes of dead ledgers, and a smaller share of living ones."""
 
     live_share_max: float
     dead_bytes_min: int
@@ -89,7 +90,7 @@ class Dying(NamedTuple):
 
 class StoreLogs:
     """The sealed entry logs of one directory: their maps, and which ledgers in them are dead.
-    `lives`: whether the node knows a ledger, and not as deleted: then nothing of it is dead."""
+    `lives`: whether the node keeps the ledger's entries: then the ledger is not dead."""
 
     def __init__(self, store: DirectoryStore, lives: Callable[[int], bool], pace: Pace) -> None:
         self.store = store
@@ -99,17 +100,17 @@ class StoreLogs:
         self.failures = 0
         self.removed = 0
         self.index_failed = False
-        """What the index says may be gone after a crash: no log goes because of it."""
+        """A crash may undo changes of the index: no log goes because of them."""
         self._lives = lives
         self._pace = pace
         self._dead_kept = 0
         self._looking = asyncio.Lock()
-        self._written: dict[int, tuple[int, float]] = {}  # where each log ends, and since when
+        self._written: dict[int, tuple[int, float]] = {}  # by log: its end, and since when
         self.may_end_living = True
-        """Whether `end_dying` may end a log in which something lives: then it turns False."""
+        """Whether `end_dying` may end a log with a living entry; False once it has done so."""
 
     async def end_dying(self, now_s: float, dying: Dying) -> None:
-        """End those of the logs that are written which are `dying`. Raises DiskFailed."""
+        """End those of the logs still written that meet `dying`. Raises DiskFailed."""
         before, self._written = self._written, {}
         may_end_living = self.may_end_living
         for log in self.store.written_logs():
@@ -131,21 +132,21 @@ class StoreLogs:
                 await self.store.end_written(log, end)
 
     async def look(self) -> None:
-        """Get to know the logs that were sealed since the last look, and forget those that went.
+        """Take in the logs that were sealed since the last look, and forget those that went.
 
         Raises DiskFailed when the index cannot be read."""
         async with self._looking:
             sealed = self.store.logs.sealed()
             self.maps = {log_id: self.maps[log_id] for log_id in sealed if log_id in self.maps}
             for log_id in sealed:
-                if log_id not in self.maps and (found := await self._map(log_id)) is not None:
-                    await self._find_dead(found)
-                    self.maps[log_id] = found
+                if log_id not in self.maps and (log_map := await self._map(log_id)) is not None:
+                    await self._find_dead(log_map)
+                    self.maps[log_id] = log_map
             self._forget_dead()
 
     async def shares(self) -> Mapping[int, float]:
-        """The part of each log's records that belongs to living ledgers, 0 for a log without any;
-        the loop is free between two that are computed."""
+        """The part of each log's records that belongs to living ledgers, 0 for an empty log; the
+        loop is free between two logs."""
         self._shares = {i: share for i, share in self._shares.items() if i in self.maps}
         for log_id, log_map in list(self.maps.items()):
             if log_id not in self._shares:
@@ -155,31 +156,31 @@ class StoreLogs:
         return dict(self._shares)
 
     def found_dead(self, ledger_id: int) -> None:
-        """The index points to nothing of the ledger, and nothing more is taken for it."""
+        """The index points to no entry of the ledger, and the node takes no more of them."""
         if ledger_id not in self.dead:
             self.dead[ledger_id] = None
             self._shares = {}
 
     async def remove_dead_logs(self) -> int:
-        """Remove the logs in which nothing lives; returns the bytes freed."""
+        """Remove the logs without living entries; returns the bytes freed."""
         freed = 0
         if self.index_failed:
             return 0
         for log_id, share in (await self.shares()).items():
-            found = self.maps.get(log_id)
-            if share or found is None:
+            log_map = self.maps.get(log_id)
+            if share or log_map is None:
                 continue
             try:
-                if await self._is_dead(found):
-                    freed += await self._remove(found)
+                if await self._is_dead(log_map):
+                    freed += await self._remove(log_map)
             except DiskFailed as error:
                 self._gave_up(log_id, error)
         return freed
 
     async def _map(self, log_id: int) -> LogMap | None:
         try:
-            found = await read_map(self.store.logs, self.store.disk, log_id)
-            return found if found is not None else await self._scan(log_id)
+            log_map = await read_map(self.store.logs, self.store.disk, log_id)
+            return log_map if log_map is not None else await self._scan(log_id)
         except DiskFailed as error:
             self._gave_up(log_id, error)
             return None
@@ -187,49 +188,49 @@ class StoreLogs:
     async def _scan(self, log_id: int) -> LogMap:
         store = self.store
         async with store.index_lock:
-            await store.index.sync()  # what it says now it says after a crash too
-        found = await scan_for_map(store.logs, store.index, log_id, self._pace)
-        if found.whole:
+            await store.index.sync()  # a crash cannot undo what the scan sees
+        log_map = await scan_for_map(store.logs, store.index, log_id, self._pace)
+        if log_map.whole:
             try:
-                await write_map_file(store.disk, found)
-            except DiskFailed as error:  # no space, say: this run knows it all the same
+                await write_map_file(store.disk, log_map)
+            except DiskFailed as error:  # no space, say: this run has the map in memory
                 _log.warning("the map of log %d is not kept: %s", log_id, error)
-        return found
+        return log_map
 
-    async def _find_dead(self, found: LogMap) -> None:
-        for ledger_id in found.ledger_ids:
+    async def _find_dead(self, log_map: LogMap) -> None:
+        for ledger_id in log_map.ledger_ids:
             if ledger_id in self.dead or self._lives(ledger_id):
                 continue
             if await self.store.index.last(ledger_id) is None:
                 self.found_dead(ledger_id)
 
     def _forget_dead(self) -> None:
-        """Those that are in no log any more, once they are many."""
+        """Forget the dead ledgers that are in no log any more, once they are many."""
         if len(self.dead) > 2 * self._dead_kept + _DEAD_KEPT_MIN:
-            present = {i: None for found in self.maps.values() for i in found.ledger_ids}
+            present = {i: None for log_map in self.maps.values() for i in log_map.ledger_ids}
             self.dead = {ledger_id: None for ledger_id in self.dead if ledger_id in present}
             self._dead_kept = len(self.dead)
 
-    async def _is_dead(self, found: LogMap) -> bool:
-        """Asked of the index itself, ledger by ledger."""
-        for ledger_id in found.ledger_ids:
+    async def _is_dead(self, log_map: LogMap) -> bool:
+        """Whether all ledgers of the log are dead, by the index itself."""
+        for ledger_id in log_map.ledger_ids:
             if self._lives(ledger_id) or await self.store.index.last(ledger_id) is not None:
                 self.dead.pop(ledger_id, None)
                 self._shares = {}
                 return False
         return True
 
-    async def _remove(self, found: LogMap) -> int:
+    async def _remove(self, log_map: LogMap) -> int:
         logs = self.store.logs
-        if found.log_id not in logs.sealed():
+        if log_map.log_id not in logs.sealed():
             return 0
-        del self.maps[found.log_id]
-        if not found.whole:
-            await logs.set_aside(found.log_id)
+        del self.maps[log_map.log_id]
+        if not log_map.whole:
+            await logs.set_aside(log_map.log_id)
             return 0
-        await logs.remove(found.log_id)
+        await logs.remove(log_map.log_id)
         self.removed += 1
-        return found.file_bytes
+        return log_map.file_bytes
 
     def _gave_up(self, log_id: int, error: DiskFailed) -> None:
         self.failures += 1
@@ -237,14 +238,15 @@ class StoreLogs:
 
 
 class _Idle(NamedTuple):
-    """A ledger of which nothing is stored, as it was found first."""
+    """A ledger without stored entries: its state and the number of flushes when a pass saw that
+    first."""
 
     state: LedgerState
     flushes: int
 
 
 class _Surplus(NamedTuple):
-    """A ledger that has no copy here by its record, as it was found last."""
+    """A ledger that has no copy here by its record: what the last look saw of it."""
 
     state: LedgerState
     last_entries: tuple[int | None, ...]
@@ -252,29 +254,29 @@ class _Surplus(NamedTuple):
 
 
 class MassRule:
-    """More than a tenth of the ledgers (and more than MASS_MIN) that would go at once go only if
-    the look after this one finds the same: a mistake of ours in the states would look so too."""
+    """If more than a tenth of the ledgers (and more than MASS_MIN) would go at once, they go only
+    if the next look finds the same: a defect in the states would look like that too."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._before: dict[int, None] = {}
 
-    def allowed(self, ledger_ids: Sequence[int], known: int) -> list[int]:
-        """Those of the ledgers, out of `known`, that may go now."""
+    def allowed(self, ledger_ids: Sequence[int], total: int) -> list[int]:
+        """Those of the ledgers, which are some of `total`, that may go now."""
         before, self._before = self._before, {}
-        if len(ledger_ids) <= max(MASS_MIN, known * MASS_SHARE):
+        if len(ledger_ids) <= max(MASS_MIN, total * MASS_SHARE):
             return list(ledger_ids)
         self._before = dict.fromkeys(ledger_ids)
         again = [ledger_id for ledger_id in ledger_ids if ledger_id in before]
         if again:
             _log.info(
                 "%d of %d ledgers %s; two looks found %d of them so: these go",
-                *(len(ledger_ids), known, self._what, len(again)),
+                *(len(ledger_ids), total, self._what, len(again)),
             )
         if len(again) < len(ledger_ids):
             _log.warning(
                 "%d of %d ledgers %s; waits for the next look to confirm",
-                *(len(ledger_ids) - len(again), known, self._what),
+                *(len(ledger_ids) - len(again), total, self._what),
             )
         return again
 
@@ -301,18 +303,18 @@ class GarbageCollector:
         self._idle: dict[int, _Idle] = {}
 
     def lives(self, ledger_id: int, directory_id: str = "") -> bool:
-        """Whether entries of the ledger are worth keeping, in that directory."""
+        """Whether the node keeps entries of the ledger, in that directory."""
         state = self._storage.state(ledger_id)
         if state is None or state.deleted or ledger_id in self._dropped:
             return False
         return not directory_id or not state.directories or directory_id in state.directories
 
     async def drop_strays(self, logs: StoreLogs) -> list[int]:
-        """Drop what the directory holds of ledgers without a state, or whose state records other
-        directories: it was given up and came back. Returns of which. Raises DiskFailed."""
+        """Drop the directory's entries of ledgers without a state, or whose state records other
+        directories: they gave it up, and it came back. Returns these ledgers. Raises DiskFailed."""
         every, directory = self._storage.state(EVERY_LEDGER), logs.store
         if every is None or every.limbo:
-            return []  # not all that is here is known
+            return []  # states may be missing
         stored = await directory.index.ledger_ids()
         still = partial(self._is_stray, directory_id=directory.id)
         rule = MassRule("are stored in a directory that is not theirs")
@@ -326,19 +328,21 @@ class GarbageCollector:
         return dropped
 
     def _is_stray(self, ledger_id: int, directory_id: str) -> bool:
-        """A flush records the directory before it writes there."""
+        """Whether the ledger's state does not record the directory, as a flush does before it
+        writes there."""
         state = self._storage.state(ledger_id)
         if state is None:
             return True
         return bool(state.directories) and directory_id not in state.directories
 
     async def drop_deleted(self, directories: Sequence[StoreLogs]) -> list[int]:
-        """Drop the entries of what was deleted, and forget what is gone altogether; returns whose
-        entries went. Raises StoreError, BadClusterRecord: then nothing was dropped."""
+        """Drop the entries of deleted ledgers, and forget the ledgers that are gone altogether;
+        returns the ledgers whose entries went. Raises StoreError, BadClusterRecord: then nothing
+        was dropped."""
         states = self._storage.states()
         deleted = [state.ledger_id for state in states if state.deleted]
         stored = [i for i in deleted if await self._stored(i, directories)]
-        for ledger_id in stored:  # something came since the last pass: its time begins anew
+        for ledger_id in stored:  # an entry came since the last pass: its time begins anew
             self._idle.pop(ledger_id, None)
         dropped = await self._records.confirmed_deleted(stored)
         await self._drop(dropped, directories)
@@ -346,10 +350,10 @@ class GarbageCollector:
         return dropped
 
     async def drop_surplus(self, directories: Sequence[StoreLogs]) -> list[int]:
-        """Drop the entries of ledgers that were found surplus by the look before this one too, and
-        of which each bookie in the record has its copies; returns which. Raises StoreError,
+        """Drop the entries of ledgers that are surplus at this look and were at the one before, if
+        each bookie in the record has its copies; returns these ledgers. Raises StoreError,
         BadClusterRecord: then nothing was dropped."""
-        found: dict[int, _Surplus] = {}
+        surplus: dict[int, _Surplus] = {}
         alive = [i for i in self._handles.alive() if self._can_be_surplus(i)]
         records = await self._records.confirmed_elsewhere(alive, self._bookie_id)
         for ledger_id in records:
@@ -357,20 +361,20 @@ class GarbageCollector:
             if state is not None and self._can_be_surplus(ledger_id):
                 adds = self._handles.adds(ledger_id)
                 last = await _last_entries(ledger_id, directories)
-                found[ledger_id] = _Surplus(state, last, adds)
-        again = [i for i, now in found.items() if self._surplus.get(i) == now]
-        self._surplus = found
+                surplus[ledger_id] = _Surplus(state, last, adds)
+        again = [i for i, now in surplus.items() if self._surplus.get(i) == now]
+        self._surplus = surplus
         dropped = [i for i in again if await self._peers.have_all(records[i])]
-        self._dropped.update((ledger_id, found[ledger_id].adds) for ledger_id in dropped)
-        touched = await self._drop(dropped, directories, lambda i: self._is_still(i, found[i]))
+        self._dropped.update((ledger_id, surplus[ledger_id].adds) for ledger_id in dropped)
+        touched = await self._drop(dropped, directories, lambda i: self._is_still(i, surplus[i]))
         for ledger_id in touched:
             self._dropped.pop(ledger_id, None)
         return [ledger_id for ledger_id in dropped if ledger_id not in touched]
 
-    def _is_still(self, ledger_id: int, found: _Surplus) -> bool:
-        """Whether nothing of the ledger came since it was found, equal entries included."""
-        same = self._storage.state(ledger_id) == found.state
-        quiet = self._handles.adds(ledger_id) == found.adds
+    def _is_still(self, ledger_id: int, surplus: _Surplus) -> bool:
+        """Whether no add of the ledger came since the look, not even of equal entries."""
+        same = self._storage.state(ledger_id) == surplus.state
+        quiet = self._handles.adds(ledger_id) == surplus.adds
         return same and quiet and not self._storage.in_cache(ledger_id)
 
     def _can_be_surplus(self, ledger_id: int) -> bool:
@@ -387,7 +391,7 @@ class GarbageCollector:
         directories: Sequence[StoreLogs],
         is_still: Callable[[int], bool] = lambda _: True,
     ) -> list[int]:
-        """Returns those that were kept, for they were not as they had been any more."""
+        """Drop the ledgers' entries; returns the ledgers that were kept, as they had changed."""
         touched: dict[int, None] = {}
         if not ledger_ids:
             return []
@@ -404,7 +408,7 @@ class GarbageCollector:
         return list(touched)
 
     async def _forget(self, gone: Sequence[int], directories: Sequence[StoreLogs]) -> None:
-        """Of the ledgers that are deleted or dropped, forget those of which nothing is left."""
+        """Forget those of the deleted and dropped ledgers of which no entry is left."""
         before, self._idle = self._idle, {}
         complete = self._storage.is_complete
         for ledger_id in gone:
@@ -416,14 +420,14 @@ class GarbageCollector:
                 continue
             if await self._stored(ledger_id, directories) or self._storage.in_cache(ledger_id):
                 if not state.deleted:
-                    self._dropped.pop(ledger_id, None)  # it is being copied here: it is no surplus
+                    self._dropped.pop(ledger_id, None)  # a copy is being made here: not surplus
                 continue
             for logs in directories:
                 logs.found_dead(ledger_id)
             idle = before.get(ledger_id, _Idle(state, flushes))
             idle = idle if idle.state == state else _Idle(state, flushes)
             quiet = self._storage.flushes == flushes and self._storage.state(ledger_id) == state
-            quiet = quiet and complete  # a directory that is away brings back what it knew
+            quiet = quiet and complete  # a directory that is away brings back its states
             quiet = quiet and (state.deleted or self._is_untouched(ledger_id))
             old = flushes >= idle.flushes + FLUSHES_BEFORE_FORGETTING
             if quiet and old and self._handles.forget(ledger_id):
@@ -433,20 +437,20 @@ class GarbageCollector:
                 self._idle[ledger_id] = idle
 
     def _is_untouched(self, ledger_id: int) -> bool:
-        """Whether nothing of a surplus ledger came or was compared here since it was found: who
-        finds it fenced here counts on that."""
+        """Whether no entry of a surplus ledger came or was compared here since the look: a process
+        that finds its fence here relies on the fence."""
         return self._dropped.get(ledger_id) == self._handles.adds(ledger_id)
 
 
 async def _last_entries(ledger_id: int, directories: Sequence[StoreLogs]) -> tuple[int | None, ...]:
-    """What each index has of the ledger. One that fails has something, as far as anybody knows."""
-    found: list[int | None] = []
+    """The last entry of the ledger in each index. An index that fails may have entries: -1."""
+    last_entries: list[int | None] = []
     for logs in directories:
         try:
-            found.append(await logs.store.index.last(ledger_id))
+            last_entries.append(await logs.store.index.last(ledger_id))
         except DiskFailed:
-            found.append(-1)
-    return tuple(found)
+            last_entries.append(-1)
+    return tuple(last_entries)
 
 
 async def _delete(
@@ -455,7 +459,8 @@ async def _delete(
     is_still: Callable[[int], bool],
     going: Callable[[int], AbstractContextManager[None]],
 ) -> dict[int, None]:
-    """Returns those that were kept. No flush brings anything between the request and the end."""
+    """Delete the ledgers for which `is_still` holds; returns the others. No flush writes between
+    that check and the deletion."""
     kept: dict[int, None] = {}
     async with store.index_lock:
         for ledger_id in ledger_ids:

@@ -1,16 +1,16 @@
-"""Compaction of one entry log: what lives in it is copied, the index turned to the copy, the log
-removed. Each step leaves files that say how far it came, and can be taken again:
+"""Compaction of one entry log: its living entries are copied, the index is turned to the copy, the
+log is removed. Each step leaves files that show it, and can be taken again:
 
     7.compacting                      being written; removed at the next start
     7.from-3.compacted                whole and durable; the index may point to it or to 3.log yet
     (index turned, synced; 3.log removed, durably)
     7.log
 
-Always true: the source goes only after a copy of what lives in it was read back without a fault and
-the index, which points to nothing in the source any more, was synced; an entry is copied only if
-the index points to that very record, and the index is turned only where it still does; a record
-that is not whole is never copied: its ledger is quarantined and the source kept as `.damaged`; a
-failure leaves the source as it was and no copy behind, and the next log is not touched by it.
+Always true: the source goes only after the copy of its living entries was read back without a fault
+and the index, which then points to no record of the source, was synced; an entry is copied only if
+the index points to that very record, and the index is turned only where it still does; a damaged
+record is never copied: its ledger is quarantined and the source kept as `.damaged`; a failure
+leaves the source as it was and no copy behind, and does not affect the next log.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from bookie_server.logs.scan import (
 from bookie_server.storage.directories import DirectoryStore
 
 Quarantine = Callable[[int, int, str], object]
-"""(ledger id, entry id, why): the entry cannot be delivered, its ledger must not say no."""
+"""(ledger id, entry id, why): the entry cannot be delivered, and must never count as absent."""
 _log = logging.getLogger(__name__)
 
 
 class _Copied(NamedTuple):
-    """`copy` is None when nothing lives. `doubtful`: the source may hold more than was read."""
+    """`copy` is None if no entry lives. `doubtful`: the source may hold more than was read."""
 
     copy: GrowingLog | None
     doubtful: bool
@@ -56,7 +56,7 @@ class Compactor:
         self.failures = 0
 
     async def redo(self) -> None:
-        """Finish what an earlier run or a failure left between copy and source."""
+        """Finish the compactions that an earlier run or a failure left between copy and source."""
         for copy_id, source in self._store.logs.unfinished().items():
             try:
                 await self._finish(copy_id, source, doubtful=True)
@@ -64,7 +64,7 @@ class Compactor:
                 self._gave_up(source, error)
 
     async def compact(self, source: LogMap) -> int | None:
-        """Bytes of files freed; None when it was given up, and everything is as before."""
+        """Bytes of files freed; None if it was given up: then the source is as before."""
         copied: _Copied | None = None
         try:
             copied = await self._copy(source)
@@ -83,7 +83,7 @@ class Compactor:
         return source.file_bytes - copy_bytes
 
     async def _copy(self, source: LogMap) -> _Copied:
-        """Write what lives to a copy. Raises DiskFailed; then there is no copy."""
+        """Write the living entries to a copy. Raises DiskFailed; then there is no copy."""
         copying = _Copying(self._store.logs)
         records, damaged = 0, False
         file = await self._store.logs.open_log(source.log_id)
@@ -104,12 +104,12 @@ class Compactor:
         return _Copied(copying.copy, doubtful)
 
     async def _living(self, chunk: Scanned) -> list[tuple[int, int, bytes]]:
-        """Copied, so that a chunk is not kept alive by a few entries of it."""
+        """The living entries of the chunk, as copies: a few views would keep it in memory."""
         living = await pointed_to(self._store.index, chunk.records)
         return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
 
     async def _finish(self, copy_id: int, source: int, *, doubtful: bool) -> None:
-        """From a published copy to a log like others. Raises DiskFailed; `redo` takes it up."""
+        """Make a published copy a log like others. Raises DiskFailed; then `redo` goes on."""
         store = self._store
         pointing, whole = await self._turn_to(copy_id, source)
         await self._sync_index()
@@ -128,22 +128,22 @@ class Compactor:
             await self._store.index.sync()
 
     async def _turn_to(self, copy_id: int, source: int) -> tuple[int, bool]:
-        """Let the index point to the copy wherever it pointed to the source; read back on the
-        way. Returns how many records it points to then, and whether the copy is whole."""
+        """Turn the index from the source to the copy, and read the copy back on the way. Returns to
+        how many of its records the index points then, and whether the copy is whole."""
         store = self._store
-        found = await read_map(store.logs, store.disk, copy_id)
+        log_map = await read_map(store.logs, store.disk, copy_id)
         pointing = records = 0
-        whole = found is not None and found.has_footer
+        whole = log_map is not None and log_map.has_footer
         file = await store.logs.open_log(copy_id)
         try:
-            async for chunk in scan(file, copy_id, found.records_end if found else file.end):
+            async for chunk in scan(file, copy_id, log_map.records_end if log_map else file.end):
                 whole = whole and not chunk.damage
                 records += len(chunk.records)
                 pointing += await self._turn(chunk, source)
                 await self._pace.spend(chunk.size)
         finally:
             await file.close()
-        return pointing, whole and found is not None and found.entries == records
+        return pointing, whole and log_map is not None and log_map.entries == records
 
     async def _turn(self, chunk: Scanned, source: int) -> int:
         index, pointing = self._store.index, 0
@@ -157,7 +157,7 @@ class Compactor:
         return pointing
 
     async def _away_with(self, source: int, *, doubtful: bool) -> None:
-        """Remove the source; keep it aside if the index points to anything in it still."""
+        """Remove the source, or set it aside if the index still points to a record of it."""
         logs = self._store.logs
         lost = await locations_in(self._store.index, source) if doubtful else []
         for location in lost:
@@ -195,7 +195,7 @@ class _Copying:
             await self.flush()
 
     async def flush(self) -> None:
-        """Everything added is in the copy, not durably."""
+        """Write the added entries to the copy, not durably."""
         if self._waiting:
             self.copy = self.copy or await self._logs.begin_copy()
             await self.copy.append(self._waiting)

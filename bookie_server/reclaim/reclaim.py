@@ -1,11 +1,11 @@
-"""The node's background work on what is stored: sweeps, collection, compaction, scrub; and when.
+"""The node's background work on stored entries: sweeps, collection, compaction, scrub; and when.
 
-Always true: deleted ledgers are buried before anything of them is collected, in one pass; a log in
-which nothing lives goes without being copied, of the others the emptiest is compacted first, and
-only one whose copy fits the free space, so that there is always a next step even on a full disk; a
-metadata store that fails keeps every ledger and ends nothing else; a directory that fails is left
-alone by the pass, the others are not; everything can be cancelled at any await, and a later pass or
-run takes it up; it all goes on while a disk is full.
+Always true: deleted ledgers are buried before their entries are collected, in one pass; a log
+without living entries is removed and never copied, of the others the emptiest is compacted first,
+and only if its copy fits the free space, so that even a full disk leaves a next step; while the
+metadata store fails every ledger is kept, and all other work goes on; the pass leaves a directory
+that fails alone, but not the others; all work can be cancelled at any await, and a later pass or
+run takes it up; it goes on while a disk is full.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from spark_ledger.metadata import unrecorded as unrecorded_ledgers
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
-DYING_SHARE = 64  # of the largest log: less than that dead, a log that is written is not ended
+DYING_SHARE = 64  # a log still written is ended only if 1/64 of a full log is dead in it
 COPY_MARGIN_BYTES = 1 << 20  # header, fillers, footer and map of a copy
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class _Directory(NamedTuple):
 
 
 class Reclaim:
-    """The reclaim of one node; a node that does not know its cluster takes no ledger for gone."""
+    """The reclaim of one node; without a cluster id no ledger counts as deleted."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Reclaim:
             collect_at = now + config.gc_interval_s
 
     async def collect(self, *, sweep: bool, surplus: bool) -> None:
-        """Bury and drop what the metadata store says, then remove dead logs."""
+        """Bury and drop the ledgers that are deleted or surplus, then remove dead logs."""
         collector, directories = self._collector, [d.logs for d in self._living()]
         if self._cluster_id:
             if sweep:
@@ -153,19 +153,19 @@ class Reclaim:
         await self._count()
 
     async def _asking(self, work: Awaitable[T]) -> T | None:
-        """None: the metadata store could not say, or a journal failed (others may be left, and a
-        flush makes good what it had), so everything is kept for now."""
+        """The outcome of the work; None if the metadata store or a journal failed: then all ledgers
+        are kept for now. (After a journal's failure others may live, and a flush makes it good.)"""
         try:
             return await work
         except (StoreError, BadClusterRecord, DiskFailed, JournalFailed) as failure:
-            _log.warning("looking for deleted ledgers was given up for now: %r", failure)
+            _log.warning("the look for deleted ledgers was given up for now: %r", failure)
             return None
 
     async def _count_unrecorded(self) -> None:
-        """Count and list the ledgers that are kept though the store has no record of them: it may
-        be an older copy. Those are among them that an earlier version buried for that."""
-        known = [state.ledger_id for state in self._storage.states()]
-        unrecorded = await self._records.unrecorded([i for i in known if i != EVERY_LEDGER])
+        """Count and list the ledgers that are kept though the store, which may be an older copy,
+        has no record of them. An earlier version buried such ledgers: they are listed too."""
+        stored = [state.ledger_id for state in self._storage.states()]
+        unrecorded = await self._records.unrecorded([i for i in stored if i != EVERY_LEDGER])
         if unrecorded is None:
             return
         await unrecorded_ledgers.publish(self._metadata, self._bookie_id, unrecorded)
@@ -205,18 +205,18 @@ class Reclaim:
             chosen: list[LogMap] = []
             with _left_alone_when_it_fails(directory.logs):
                 chosen = await _emptiest(directory.logs, below)
-            for found in chosen:
+            for log_map in chosen:
                 with _left_alone_when_it_fails(directory.logs):
-                    await self._compact_one(directory, found)
+                    await self._compact_one(directory, log_map)
         await self._count()
 
-    async def _compact_one(self, directory: _Directory, found: LogMap) -> None:
+    async def _compact_one(self, directory: _Directory, log_map: LogMap) -> None:
         logs = directory.logs
         free_bytes = await logs.store.disk.free_bytes()
-        is_there = found.log_id in logs.store.logs.sealed() and directory in self._living()
-        if not is_there or found.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
+        is_there = log_map.log_id in logs.store.logs.sealed() and directory in self._living()
+        if not is_there or log_map.live_bytes(logs.dead) + COPY_MARGIN_BYTES > free_bytes:
             return
-        freed = await directory.compactor.compact(found)
+        freed = await directory.compactor.compact(log_map)
         if freed is not None:
             self.facts.freed_bytes += freed
             self.facts.logs_compacted += 1
@@ -224,7 +224,7 @@ class Reclaim:
     # -- directories --
 
     def _living(self) -> list[_Directory]:
-        """Those that have not failed; a new one is got to know."""
+        """The directories that live; a new one is added."""
         for store in self._storage.stores:
             if store.id not in self._directories:
                 lives = partial(self._collector.lives, directory_id=store.id)
@@ -239,9 +239,9 @@ class Reclaim:
         for directory in self._living():
             maps = directory.logs.maps
             for log_id, share in (await directory.logs.shares()).items():
-                if (found := maps.get(log_id)) is not None:
-                    live += round(share * found.record_bytes)
-                    total += found.record_bytes
+                if (log_map := maps.get(log_id)) is not None:
+                    live += round(share * log_map.record_bytes)
+                    total += log_map.record_bytes
                     logs += 1
             failures += directory.logs.failures + directory.compactor.failures
         self.facts.sealed_logs = logs
@@ -251,7 +251,7 @@ class Reclaim:
 
 @contextmanager
 def _left_alone_when_it_fails(logs: StoreLogs) -> Iterator[None]:
-    """A directory, whose next flush finds out for good."""
+    """A failure ends the work on this directory for now; the next flush shows whether it lives."""
     try:
         yield
     except DiskFailed as error:
@@ -260,8 +260,8 @@ def _left_alone_when_it_fails(logs: StoreLogs) -> Iterator[None]:
 
 
 async def _emptiest(logs: StoreLogs, below: float) -> list[LogMap]:
-    """Logs with a live share under `below`, the emptiest first; those with nothing living are
-    none of a compaction's business. Raises DiskFailed."""
+    """Logs with a live share under `below`, the emptiest first; without dead logs, which need no
+    compaction. Raises DiskFailed."""
     await logs.look()
     shares = await logs.shares()
     chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]

@@ -1,13 +1,13 @@
-"""The local scrub: every sealed entry log is read once in scrub_interval_s, so that rot is found
-while the other copies are there, not when one of them is needed.
+"""The local scrub: every sealed entry log is read once in scrub_interval_s, so that damage is found
+while other copies exist, not when one of them is needed.
 
-Always true: at most scrub_bytes_per_s are read, through files of its own, so neither the read cache
-nor a reader is pushed aside; what an index points to and a log cannot deliver is quarantined, entry
-by entry, and told of in one line for each log, and the scrub goes on with the next one; a log that
-is removed meanwhile is let go. Where a pass has come to is not kept: after a restart it begins
-again with the oldest log. Once after a start the index is walked through, paced (LOCATIONS_PER_S),
-for logs that are not there; a ledger is quarantined for one only if an entry of it lies in that log
-by the index asked again.
+Always true: the scrub reads at most scrub_bytes_per_s, through files of its own, so it evicts
+nothing from the read cache and delays no reader; an entry that an index points to and a log cannot
+deliver is quarantined; the scrub logs one line for each log with such entries, and goes on with the
+next log; it skips a log that is removed meanwhile. The progress of a pass is not kept: after a
+restart it begins again with the oldest log. Once after a start it walks through the index, paced
+(LOCATIONS_PER_S), for missing logs; a ledger is quarantined for a missing log only if the index,
+read again, still has a location of it in that log.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bookie_server.logs.scan import CHUNK_BYTES, locations_in, read_map, scan
 from bookie_server.reclaim.compact import Quarantine
 from bookie_server.storage.directories import DirectoryStore
 
-LOCATIONS_PER_S = 200_000  # of the index, when logs that are not there are looked for
+LOCATIONS_PER_S = 200_000  # of the index, in the look for missing logs
 _IDLE_S = 3600.0
 _PAGE_BYTES = 4 << 20
 _ID_MAX = 2**63 - 1
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Scrub:
-    """The scrub of one node; `stores` says which directories live."""
+    """The scrub of one node; `stores` gives the directories that live."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Scrub:
         self.bad_entries = 0
 
     async def run(self) -> None:
-        """Until cancelled: a pass takes about an interval. Before the first one, logs that are not
-        there at all are looked for."""
+        """Until cancelled: a pass takes about an interval. Before the first one, look for missing
+        logs."""
         await self.find_missing()
         while True:
             began = asyncio.get_running_loop().time()
@@ -59,17 +59,17 @@ class Scrub:
             await asyncio.sleep(max(1.0, min(left_s, _IDLE_S)))
 
     async def find_missing(self) -> None:
-        """Of each directory; one that cannot be looked at is let be."""
+        """Look for missing logs in each directory; skip a directory whose index cannot be read."""
         for store in list(self._stores()):
             try:
                 await _find_missing_logs(store, self._quarantine)
             except IndexDamaged:
-                continue  # it was told of
+                continue  # it is logged already
             except DiskFailed as error:
-                _log.warning("whether entry logs are missing cannot be said: %s", error)
+                _log.warning("the look for missing entry logs was given up: %s", error)
 
     async def once(self, interval_s: float) -> None:
-        """Read every log there is now, spread over `interval_s` or as fast as is allowed."""
+        """Read every present log, spread over `interval_s` or as fast as is allowed."""
         for store in list(self._stores()):
             log_ids = store.logs.sealed()
             sizes = {log_id: await _size(store, log_id) for log_id in log_ids}
@@ -84,7 +84,7 @@ class Scrub:
         self.passes += 1
 
     async def _scrub(self, store: DirectoryStore, log_id: int) -> None:
-        """One log; never raises because of it."""
+        """Scrub one log; a failure is logged and not raised."""
         try:
             whole = await self._is_whole(store, log_id)
         except DiskFailed as error:
@@ -94,16 +94,16 @@ class Scrub:
             if not whole and log_id in store.logs.sealed():
                 await self._find_bad_entries(store, log_id)
         except DiskFailed as error:
-            _log.error("the scrub cannot tell what is lost of log %d: %s", log_id, error)
+            _log.error("the scrub cannot find the lost entries of log %d: %s", log_id, error)
 
     async def _is_whole(self, store: DirectoryStore, log_id: int) -> bool:
         if log_id not in store.logs.sealed():
             return True
-        found = await read_map(store.logs, store.disk, log_id)
+        log_map = await read_map(store.logs, store.disk, log_id)
         whole, records = True, 0
         file = await store.logs.open_log(log_id)
         try:
-            async for chunk in scan(file, log_id, found.records_end if found else file.end):
+            async for chunk in scan(file, log_id, log_map.records_end if log_map else file.end):
                 whole = whole and not chunk.damage
                 records += len(chunk.records)
                 self.read_bytes += chunk.size
@@ -112,10 +112,10 @@ class Scrub:
                     return True
         finally:
             await file.close()
-        return whole and (found is None or not found.has_footer or records == found.entries)
+        return whole and (log_map is None or not log_map.has_footer or records == log_map.entries)
 
     async def _find_bad_entries(self, store: DirectoryStore, log_id: int) -> None:
-        """The log is not whole: read what the index points to in it, entry by entry."""
+        """Read each entry of a damaged log that the index points to."""
         locations = sorted(
             await locations_in(store.index, log_id), key=lambda location: location.position
         )
@@ -135,7 +135,7 @@ class Scrub:
                 _log.error(text, log_id, sum(bad.values()), len(bad), first)
 
     async def _found_bad(self, store: DirectoryStore, location: Location, why: str) -> bool:
-        """Whether it is anybody's loss."""
+        """Whether the index still points to the bad record; then its ledger is quarantined."""
         if await store.index.get(location.ledger_id, location.entry_id) != location:
             return False
         self.bad_entries += 1
@@ -173,7 +173,8 @@ async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> N
 
 
 async def _is_missing(store: DirectoryStore, location: Location) -> bool:
-    """Asked of the disk, and then of the index again: a log may just have been compacted."""
+    """Whether the log is missing on disk and the index still has the location (the log may just
+    have been compacted)."""
     if location.log_id in store.logs.sealed():
         return False
     (read,) = await store.logs.read_run([location])
