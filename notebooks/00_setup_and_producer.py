@@ -178,8 +178,8 @@ print(f"{ROWS:,} typed rows written in {typed_write_s:.1f} s")
 
 # MAGIC %md
 # MAGIC ## Read typed rows
-# MAGIC The columns are there, with their types. A `schema` says which of them are read: here four
-# MAGIC of twelve.
+# MAGIC The columns are there, with their types. A `schema` names those to read: here four of
+# MAGIC twelve.
 
 # COMMAND ----------
 

@@ -106,7 +106,7 @@ else:
 
 # MAGIC %md
 # MAGIC ## A topic with flights
-# MAGIC Typed rows: the columns as they are. Notebook [00](00_setup_and_producer.py) tells more.
+# MAGIC Typed rows: the columns as they are. Notebook [00](00_setup_and_producer.py) has more.
 
 # COMMAND ----------
 
@@ -128,9 +128,9 @@ flights = spark.createDataFrame(table)
 
 # MAGIC %md
 # MAGIC ## The stream
-# MAGIC `startingOffsets` counts for the first start only. After that the checkpoint says where to
-# MAGIC go on. `__partition` and `__offset` say where a row stood in the topic. No offset is there
-# MAGIC twice.
+# MAGIC `startingOffsets` counts for the first start only. After that the query goes on where its
+# MAGIC checkpoint ends. `__partition` and `__offset` are a row's place in the topic. No offset is
+# MAGIC there twice.
 
 # COMMAND ----------
 
@@ -164,9 +164,9 @@ while query.isActive and query.lastProgress is None:
     time.sleep(0.05)
 query.stop()
 
-some = spark.read.format("delta").load(BRONZE).count()
-print(f"{some:,} of {ROWS:,} rows when it stopped")
-assert 0 < some < ROWS
+rows_at_stop = spark.read.format("delta").load(BRONZE).count()
+print(f"{rows_at_stop:,} of {ROWS:,} rows when it stopped")
+assert 0 < rows_at_stop < ROWS
 
 # COMMAND ----------
 
@@ -269,10 +269,10 @@ import matplotlib.pyplot as plt
 figure, axes = plt.subplots(figsize=(8, 3))
 total = 0
 bars = {"before the stop": [], "after it": [], "later rows": []}
-for each in history:
-    total += each.rows
-    run = "before the stop" if total <= some else "after it" if total <= ROWS else "later rows"
-    bars[run].append((each.version, total))
+for version in history:
+    total += version.rows
+    later = "after it" if total <= ROWS else "later rows"
+    bars["before the stop" if total <= rows_at_stop else later].append((version.version, total))
 for run, points in bars.items():
     axes.bar(*zip(*points, strict=True), label=run)
 axes.axhline(ROWS + LATER, color="black", linewidth=0.8)

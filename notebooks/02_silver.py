@@ -152,8 +152,8 @@ print(f"{ROWS:,} flights, {SENT:,} rows sent")
 
 # MAGIC %md
 # MAGIC ## Once each
-# MAGIC The watermark says how late a row may come: six hours. For that long the query keeps the
-# MAGIC keys that it has seen, and drops a row whose key comes again.
+# MAGIC The watermark is how late a row may come: six hours. For that long the query keeps the keys
+# MAGIC that it has seen, and drops a row whose key comes again.
 
 # COMMAND ----------
 
@@ -199,7 +199,7 @@ checked = (
 
 # MAGIC %md
 # MAGIC ## Two topics, one commit
-# MAGIC `__topic` says where each row goes. A clean row keeps its columns; a bad one keeps its text,
+# MAGIC `__topic` is the topic of each row. A clean row keeps its columns; a bad one keeps its text,
 # MAGIC and the reason. A micro-batch is in both topics, or in neither.
 
 # COMMAND ----------
@@ -266,8 +266,8 @@ display(read("flights-bad").select("broken", "text").where("text IS NOT NULL").l
 
 # MAGIC %md
 # MAGIC ## Too late
-# MAGIC Twenty rows come that are older than the watermark. Spark drops them, and says so in the
-# MAGIC query's progress. Before, it dropped none.
+# MAGIC Twenty rows come that are older than the watermark. Spark drops them, and counts them in
+# MAGIC the query's progress. Before, it dropped none.
 
 # COMMAND ----------
 

@@ -131,7 +131,7 @@ display(weather.limit(5))
 # MAGIC %md
 # MAGIC ## One topic to another
 # MAGIC A stream, joined with tables, written as typed rows. Each micro-batch is one commit:
-# MAGIC exactly once. The topics are still empty, so `schema` says which columns will come.
+# MAGIC exactly once. The topics are still empty, so `schema` names the coming columns.
 
 # COMMAND ----------
 
@@ -289,9 +289,9 @@ expected = (
     .groupBy("miles")
     .agg(F.count("*").alias("flights"), F.sum("dep_delay").alias("minutes"))
 )
-found = spark.read.format("delta").load(GOLD)
-display(found.orderBy("miles"))
-assert sorted(found.collect()) == sorted(expected.collect())
+report = spark.read.format("delta").load(GOLD)
+display(report.orderBy("miles"))
+assert sorted(report.collect()) == sorted(expected.collect())
 assert admin.describe("flights-weather").rows == joined.count() > ROWS * 0.9
 
 # COMMAND ----------

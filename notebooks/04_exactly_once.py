@@ -450,7 +450,7 @@ display(figure)
 # MAGIC %md
 # MAGIC ## If the newest checkpoint is lost for good
 # MAGIC `onReplay=append` lets the old one go on. Then no row is lost, but those since the backup
-# MAGIC are there twice: *at least once*. That is why it has to be said. Take it away once the
+# MAGIC are there twice: *at least once*. That is why you must ask for it. Take it away once the
 # MAGIC query runs. A reader removes the repetitions by the row's own number.
 
 # COMMAND ----------

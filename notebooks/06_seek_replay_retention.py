@@ -216,7 +216,7 @@ def mean_delay():
 
 delays = [delay for delay in table["arr_delay"].to_pylist() if delay is not None]
 right, wrong = sum(delays) / len(delays), mean_delay()
-print(f"the report says {wrong:.3f} minutes, the file {right:.3f}")
+print(f"the report has {wrong:.3f} minutes, the file {right:.3f}")
 assert abs(wrong) < abs(right)
 
 # COMMAND ----------
@@ -312,7 +312,7 @@ report("arr_delay", "second", startingSubscription="report")
 repaired = spark.read.format("delta").load(REPORT)
 assert repaired.count() == repaired.select("row").distinct().count() == ROWS
 assert abs(mean_delay() - right) < 1e-9
-print(f"the report says {mean_delay():.3f} minutes, the file {right:.3f}")
+print(f"the report has {mean_delay():.3f} minutes, the file {right:.3f}")
 
 # COMMAND ----------
 

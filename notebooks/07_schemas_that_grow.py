@@ -382,11 +382,11 @@ blues = pyplot.get_cmap("Blues")
 for version in versions:
     types = dict(zip(version.schema.names, version.schema.types, strict=True))
     for x, (name, share) in enumerate(zip(union, shares[version.number], strict=True)):
-        known = name in types
-        colour = blues(0.1 + 0.4 * share) if known else "whitesmoke"
+        in_version = name in types
+        colour = blues(0.1 + 0.4 * share) if in_version else "whitesmoke"
         square = pyplot.Rectangle((x - 0.47, -version.number - 0.45), 0.94, 0.9, color=colour)
         axes.add_patch(square)
-        text = f"{types[name]}\n{share:.1%}" if known else "null"
+        text = f"{types[name]}\n{share:.1%}" if in_version else "null"
         axes.text(x, -version.number, text, ha="center", va="center", fontsize=9)
 axes.set_xlim(-0.6, len(union) - 0.4)
 axes.set_ylim(-3.6, -0.4)

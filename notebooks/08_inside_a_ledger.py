@@ -130,7 +130,7 @@ print("a reader may see  ", [visible for _, _, visible in history])
 # MAGIC ## What a reader may see
 # MAGIC The reader was one entry behind, never ahead. It goes by the **last add confirmed** (LAC):
 # MAGIC up to that entry everything is known to be acknowledged. Each entry carries the LAC of the
-# MAGIC moment it was sent, so entry 9 tells that entry 8 is safe. After a pause the writer sends
+# MAGIC moment it was sent, so entry 9 shows that entry 8 is safe. After a pause the writer sends
 # MAGIC the LAC alone, and the reader sees the last entry too.
 
 # COMMAND ----------
@@ -156,8 +156,8 @@ assert reader.last_add_confirmed == writer.last_add_confirmed == 9
 def bookies_in(slots):
     """The bookies in these slots of the newest ensemble, to kill; none of a cluster not ours."""
     ensemble = client.ledger_metadata(writer.ledger_id).last_fragment.ensemble
-    wanted = [ensemble[slot] for slot in slots]
-    return [bookie for bookie in cluster.bookies if bookie.id in wanted] if cluster else []
+    members = [ensemble[slot] for slot in slots]
+    return [bookie for bookie in cluster.bookies if bookie.id in members] if cluster else []
 
 
 hanging = bookies_in(slots=(1, 2))
@@ -209,8 +209,8 @@ for entry_id in range(6):
 
 # MAGIC %md
 # MAGIC ## Kill a bookie
-# MAGIC `kill` is SIGKILL. Nothing tells the writer. It goes on; the next entry that needs the
-# MAGIC dead bookie finds out, and the writer puts another bookie into its slot. From that entry
+# MAGIC `kill` is SIGKILL. The writer gets no notice. It goes on; the next entry that needs the
+# MAGIC dead bookie fails there, and the writer puts another bookie into its slot. From that entry
 # MAGIC on the ledger has a new **fragment**: a run of entries with one ensemble. This is an
 # MAGIC **ensemble change**.
 
