@@ -1,11 +1,11 @@
 """The topic layer for callers without an event loop: Spark's driver and tasks, the CLI, notebooks.
 
 Always true: rows are decoded in the caller's thread; only fetching runs on the background loop, so
-both go on at once; what is fetched ahead is bounded by AHEAD_BYTES and a run more.
+both run at once; at most AHEAD_BYTES and one more run are fetched ahead.
 
 A cursor's `advance` and `check` never wait, neither for a bookie nor for the metadata store
-(hazard 38): it writes in the background. A process has one cursor of a subscription and run: Spark
-makes a query's source anew as it likes.
+(hazard 38): the cursor writes in the background. A process has one cursor of a subscription and
+run, as Spark may make a query's source again at any time.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ def topics(
     service_url: str, outage_timeout_s: float = 0.0, *, begins: bool = False
 ) -> "BlockingTopics":
     """The process's client of that cluster, connected at first use. Its calls wait so long for the
-    end of an outage of the metadata store (0: as the defaults say). So does connecting, unless the
-    query only `begins`: a wrong URL is told soon.
+    end of an outage of the metadata store (0: the default). So does connecting, unless the query
+    only `begins`: then a wrong URL is an error soon.
 
     Raises errors.Unavailable, errors.BadConfig.
     """
@@ -85,9 +85,9 @@ async def _wire(ledgers: LedgerStore) -> TopicClient:
 
 
 class BlockingTopics:
-    """`run(coroutine)` carries out anything of `.client` (a TopicClient) and waits:
-    `b.run(b.client.topics.open("t"))`. Its errors are raised here; those of the metadata store, of
-    whatever kind, as errors.Unavailable."""
+    """`run(coroutine)` runs a coroutine of `.client` (a TopicClient) and waits for it:
+    `b.run(b.client.topics.open("t"))`. It raises the coroutine's errors; every error of the
+    metadata store as errors.Unavailable."""
 
     def __init__(self, client: TopicClient) -> None:
         self.client = client
@@ -98,7 +98,7 @@ class BlockingTopics:
 
     @property
     def away(self) -> bool:
-        """Whether there is no contact to the metadata store, as far as is known."""
+        """Whether the process has no contact to the metadata store, as far as it knows."""
         return self.client.store.session_state is not SessionState.CONNECTED
 
     def until_back(self) -> None:
@@ -116,8 +116,8 @@ class BlockingTopics:
         partitions: int | None = None,
         settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> TaskWriter:
-        """A writer for one task attempt, on ledgers of this process's cache. `partitions` is
-        today's number of them where the topic has grown. Raises errors.BadConfig."""
+        """A writer for one task attempt, on ledgers of this process's cache. `partitions` is the
+        topic's present number of partitions if it has grown. Raises errors.BadConfig."""
 
         async def make_sender() -> EntrySender:
             return self.client.sender(topic, intent, settings)
@@ -135,10 +135,10 @@ class BlockingTopics:
         lossy: bool = False,
         on_bad_entry: OnBadEntry = OnBadEntry.FAIL,
     ) -> Iterator[Block]:
-        """The task's rows, those of a partition in order, fetched ahead. `columns` are those that
-        are decoded, by their names in entries (None: all). With `keys` some entries without any of
-        these are left out. Raises as task_reader.fetch_kept, and errors.BadEntry as `on_bad_entry`
-        says."""
+        """The task's rows, those of a partition in order, fetched ahead. `columns` are the columns
+        to decode, by their names in entries (None: all). With `keys` some entries without any of
+        these keys are left out. Raises as task_reader.fetch_kept, and errors.BadEntry if
+        `on_bad_entry` is FAIL."""
         loop = background_loop()
         hashes = None if keys is None else hashes_of(keys)
         kept = fetch_kept(self.client, task, keys=hashes, lossy=lossy)
@@ -164,7 +164,7 @@ class _Ahead:
         self._next: asyncio.Task[list[FetchedEntry]] | None = None
 
     async def next(self) -> list[FetchedEntry]:
-        """The next entries in order; none at the end."""
+        """The next entries in order; an empty list at the end."""
         loop = asyncio.get_running_loop()
         handful = await (self._next or loop.create_task(self._fetch()))
         self._next = loop.create_task(self._fetch())
@@ -220,7 +220,7 @@ def open_cursor(
 
 
 def release_all() -> None:
-    """Let go every subscription that this process has."""
+    """Release every subscription of this process."""
     for cursor in _open.values():
         cursor.release()
 
@@ -250,7 +250,7 @@ class BlockingCursor:
 
     @property
     def confirmed(self) -> Mapping[int, int]:
-        """What is durable."""
+        """The durable positions."""
         return self._cursor.confirmed
 
     def recovered(self) -> dict[int, int]:
@@ -263,12 +263,12 @@ class BlockingCursor:
 
     @property
     def released(self) -> bool:
-        """Whether it is let go, or will be soon."""
+        """Whether the cursor is released, or will be soon."""
         return self._releasing is not None
 
     def release(self, timeout_s: float = 10.0) -> None:
-        """See Cursor.release. Never raises: a query that ends could not act on it. A signal's
-        handler may call it while the thread that it came to does: both wait for the one end."""
+        """See Cursor.release. Never raises: a query that ends could not act on an error. A signal
+        handler may call this while the interrupted thread is in it: both wait for the same end."""
         try:
             if self._releasing is None:
                 self._releasing = background_loop().start(self._cursor.release(timeout_s))

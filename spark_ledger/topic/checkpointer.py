@@ -1,13 +1,14 @@
-"""Making checkpoints: what a topic is becomes the root that later folds begin with.
+"""Making checkpoints: a topic's state becomes the root with which later folds begin.
 
-Always true: a checkpoint is published by compare-and-set and only if it goes further than the one
-there (hazard 6), in a multi that checks the intent it was made under and the record of each ledger
-it newly names; every copy of these was made and read back (hazard 8). Only then are commits
-deleted, and only those below the *previous* checkpoint, oldest first, by number and never by
-listing, so the newest never goes; each step is one multi with the checkpoint's record, set at the
-version that was read: a record that moved on meanwhile stops the step, and `trimmed` says exactly
-what is gone (hazards 1, 6, 7). A lost response is resolved by reading the record again. A
-checkpoint that fails changes nothing: the log stays as it is.
+Always true: a checkpoint is published by compare-and-set, and only if it goes further than the
+present one (hazard 6), in a multi that checks the intent under which it was made and the record of
+each ledger that it newly names; every copy of these ledgers was made and read back (hazard 8). Only
+then are commits deleted, and only those below the *previous* checkpoint, oldest first, by number
+and never by listing, so the newest commit is never deleted. Each step is one multi with the
+checkpoint's record, set at the version that was read: a record that another process changed
+meanwhile stops the step, and `trimmed` is exactly the end of the deleted commits (hazards 1, 6, 7).
+A lost response is resolved by reading the record again. A checkpoint that fails changes nothing:
+the log stays as it is.
 """
 
 import asyncio
@@ -49,21 +50,21 @@ from spark_ledger.topic.log.topics import policies_now
 
 CHECKPOINT_EVERY = 64
 LOG_NODES_MAX = 2000
-UNFOLDED_MAX = 100  # so many more commits there may be than this process has folded
-DROPPED_LOOKED_AT = 64  # of the ledgers dropped longest ago, by each checkpoint
+UNFOLDED_MAX = 100  # the log may have so many more commits than this process has folded
+DROPPED_LOOKED_AT = 64  # each checkpoint looks at so many of the ledgers dropped longest ago
 PARTITIONS_AT_ONCE = 16  # made small between two turns of the event loop
 PAUSE_S = 0.1
-"""Between a commit and the checkpoint that it is time for: who waits for the commit, as a producer
-whose partition was handed over for it, has the processor and the bookies first."""
+"""Between a commit and the checkpoint that is due after it: clients that wait for the commit (such
+as a producer whose partition was handed over for it) use the processor and the bookies first."""
 PURPOSE = "checkpoint"
 TRIED_MAX = 10_000
-"""Topics of which a process remembers when it last tried."""
+"""A process remembers its last try for so many topics."""
 
 _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Of one process, on one event loop; at most one checkpoint of a topic at a time."""
+    """Makes the checkpoints of one process, on one event loop; at most one of a topic at a time."""
 
     def __init__(
         self,
@@ -87,9 +88,9 @@ class Checkpointer:
         self._making: dict[str, asyncio.Task[None]] = {}
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:
-        """Make a checkpoint in the background, PAUSE_S from now, if it is time: commit `number` was
-        made, under the intent; None if that has ended. A failure is logged; the next try is after
-        as many commits again."""
+        """If a checkpoint is due after commit `number`, make it in the background, PAUSE_S from
+        now. The commit was made under the intent (None: it has ended). A failure is logged; the
+        next try comes after as many commits again."""
         log = self._log_of(topic_id)
         since = number + 1 - max(log.root_next, self._tried.get(topic_id, 0))
         if since < self._every or topic_id in self._making:
@@ -105,26 +106,26 @@ class Checkpointer:
         task.add_done_callback(lambda done: self._making.pop(topic_id, None))
 
     async def before_commit(self, topic_id: str, intent_id: str) -> None:
-        """Make a checkpoint first where the log has so many commits that none may be added
-        (hazard 15). Raises as `make`; the commit is not made then."""
+        """Make a checkpoint first if the log is full of commits (hazard 15). Raises as `make`: then
+        the caller must not commit."""
         log = self._log_of(topic_id)
         try:
-            known = log.known or await log.fold()
+            folded = log.known or await log.fold()
         except (errors.LedgerError, StoreError):
-            return  # the commit will meet it too, and say what it means for it
-        if known.next - log.trimmed >= self._log_nodes_max - UNFOLDED_MAX and not known.deleted:
+            return  # the commit meets the same error, and raises it
+        if folded.next - log.trimmed >= self._log_nodes_max - UNFOLDED_MAX and not folded.deleted:
             await self.make(topic_id, intent_id)
 
     async def make(
         self, topic_id: str, intent_id: str | None = None, *, least: int = 1
     ) -> CheckpointRecord | None:
-        """Checkpoint the topic as it is now and trim its log. The record that counts when it
-        returns: this one's, another's who was faster, or the old one where fewer than `least`
-        commits came since; None where there is none.
+        """Checkpoint the topic as it is now and trim its log. Returns the record in force
+        afterwards: the new one, that of a faster process, or the old one if fewer than `least`
+        commits came since; None without any checkpoint.
 
-        Under the intent, if it is open, else under one made for this. Raises errors.Unavailable,
-        errors.NotEnoughBookies, errors.LedgerFenced (the intent ended meanwhile), and what folding
-        raises.
+        The checkpoint is made under the intent if it is open, else under a new one. Raises
+        errors.Unavailable, errors.NotEnoughBookies, errors.LedgerFenced (the intent ended
+        meanwhile), and as a fold.
         """
         with reachable(f"making a checkpoint of topic {topic_id}"):
             log = self._log_of(topic_id)
@@ -143,14 +144,14 @@ class Checkpointer:
             return await self._trimmed(topic_id)
 
     async def close(self) -> None:
-        """Give up what is being made."""
+        """Give up the checkpoints that are being made."""
         making = list(self._making.values())
         for task in making:
             task.cancel()
         await asyncio.gather(*making, return_exceptions=True)
 
     async def idle(self) -> None:
-        """Wait until nothing is being made in the background."""
+        """Wait until no checkpoint is being made in the background."""
         await asyncio.gather(*self._making.values(), return_exceptions=True)
 
     # -- one checkpoint -----------------------------------------------------------------------
@@ -196,7 +197,8 @@ class Checkpointer:
     async def _made_small(
         self, state: TopicState, newest: Checkpointed | None, held: HeldLedgers
     ) -> TopicState:
-        """The state as the new root has it, what it names newly stored in the held ledgers."""
+        """The state for the new root; new chunks and rows that were inline are in the held
+        ledgers."""
         if newest is not None:
             state = await with_losses(state, newest.root.state, self._chunks)
         read_again = await self._chunks.load(checkpoint.sparse_chunks(state))
@@ -235,7 +237,7 @@ class Checkpointer:
         return await held.write(encoded, every_copy=True)
 
     async def _gone(self, state: TopicState) -> list[int]:
-        """Ledgers that were dropped and then deleted, of those dropped longest ago."""
+        """Those of the ledgers dropped longest ago that were deleted since."""
         oldest = sorted(state.dropped, key=lambda ledger: (state.dropped[ledger], ledger))
         gone = []
         for ledger in oldest[:DROPPED_LOOKED_AT]:
@@ -251,7 +253,7 @@ class Checkpointer:
         intent: Intent,
         held: HeldLedgers,
     ) -> bool:
-        """Whether the record counts; False if another one went as far meanwhile."""
+        """Whether the record is in force; False if another process set one meanwhile."""
         path, value = paths.topic_checkpoint(topic_id), checkpoint.encode_record(record)
         write = Create(path, value) if version is None else Set(path, value, version)
         for _ in range(TRIES_MAX):
@@ -284,8 +286,8 @@ def _named(newest: Checkpointed | None) -> list[int]:
 
 
 def _unnamed(newest: Checkpointed | None) -> list[int]:
-    """The ledgers that the checkpoint before the newest named and the newest does not: the next
-    names them for nobody."""
+    """The ledgers that the checkpoint before the newest named and the newest does not: no
+    checkpoint from the next one on names them."""
     if newest is None:
         return []
     still = _named(newest)
@@ -297,9 +299,9 @@ _LOG_VERSION = 0  # commits are written once
 
 
 async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | None:
-    """Delete what may go; the checkpoint's record as it is then (None: there is none).
+    """Delete the commits that may go; the checkpoint's record afterwards (None: no checkpoint).
 
-    Another process that trims or publishes at the same time makes this one stop, with nothing
+    Another process that trims or publishes at the same time makes this one stop, and nothing is
     lost. Raises store.StoreUnavailable.
     """
     path = paths.topic_checkpoint(topic_id)
@@ -340,21 +342,21 @@ async def _trim_some(
     return trimmed
 
 
-# -- which ledgers lost rows since a checkpoint, where only its chunks say which -------------------
+# -- which ledgers lost rows since a checkpoint, if only its chunks name them ----------------------
 #
-# Whoever takes rows away names the ledgers that hold them, as it sees them; but a checkpoint moves
-# rows that were in commits to ledgers of its own, and what was planned on commits alone does not
-# know of these. Where the checkpoint has them in its tail the fold notes it (state.py); where they
-# are in a chunk somebody has to read it. Always true: a ledger that the newest checkpoint refers
-# to, and to which nothing refers after a later commit, is among those found here or dropped by the
-# state: so the delete delay holds for it (hazard 34).
+# A commit that takes rows away names the ledgers that hold them, as it sees them. But a checkpoint
+# moves rows that were in commits to ledgers of its own, and an action planned on commits alone does
+# not know of these ledgers. If the checkpoint has them in its tail, the fold notes it (state.py);
+# if they are in a chunk, the chunk must be read: that is done here. Always true: a ledger that the
+# newest checkpoint refers to, and to which nothing refers after a later commit, is among those
+# found here or dropped by the state: so the delete delay holds for it (hazard 34).
 
 CHUNKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Rows [lo, hi) of a partition were in a chunk and are not any more."""
+    """Rows [lo, hi) of a partition that were in a chunk and are in it no longer."""
 
     partition: int
     lo: int
@@ -362,26 +364,27 @@ class Loss:
 
 
 def losses(before: TopicState, after: TopicState) -> dict[Chunk, list[Loss]]:
-    """By chunk of `before` the rows that `after`, which follows on it, does not have there."""
-    found: dict[Chunk, list[Loss]] = {}
+    """By chunk of `before`, the rows that the later state `after` does not have there."""
+    by_chunk: dict[Chunk, list[Loss]] = {}
     for was, now in zip(before.partitions, after.partitions, strict=False):
         if was.intervals is not now.intervals:
             for chunk, loss in _of_partition(was, now):
-                found.setdefault(chunk, []).append(loss)
-    return found
+                by_chunk.setdefault(chunk, []).append(loss)
+    return by_chunk
 
 
 async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore) -> TopicState:
-    """The state with the ledgers dropped that lost rows of `before`'s chunks: when is known only to
-    within its last commit, and the delay begins there. Raises as ChunkStore.load."""
+    """The state, in which the ledgers that lost rows of `before`'s chunks are dropped. The delete
+    delay begins with the last commit: the commit that took the rows is not known. Raises as
+    ChunkStore.load."""
     lost = losses(before, state)
     ledgers: dict[int, None] = {}
-    some = list(lost)
-    for at in range(0, len(some), CHUNKS_AT_ONCE):
-        read = await chunks.load(some[at : at + CHUNKS_AT_ONCE])
+    lossy_chunks = list(lost)
+    for at in range(0, len(lossy_chunks), CHUNKS_AT_ONCE):
+        read = await chunks.load(lossy_chunks[at : at + CHUNKS_AT_ONCE])
         for chunk, table in read.items():
-            for one in lost[chunk]:
-                gone = table.between(one.partition, one.lo, one.hi)
+            for loss in lost[chunk]:
+                gone = table.between(loss.partition, loss.lo, loss.hi)
                 ledgers |= dict.fromkeys(gone.ledger_ids())
     if not ledgers:
         return state
@@ -390,19 +393,23 @@ async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore)
 
 
 def _of_partition(was: PartitionState, now: PartitionState) -> Iterator[tuple[Chunk, Loss]]:
-    for one in was.intervals:
-        if isinstance(one.source, Chunk):
-            there = (at for at in now.intervals.between(one.lo, one.hi) if at.source == one.source)
-            for lo, hi in _without(one, there):
-                yield one.source, Loss(was.number, lo, hi)
+    for interval in was.intervals:
+        if isinstance(interval.source, Chunk):
+            there = (
+                at
+                for at in now.intervals.between(interval.lo, interval.hi)
+                if at.source == interval.source
+            )
+            for lo, hi in _without(interval, there):
+                yield interval.source, Loss(was.number, lo, hi)
 
 
-def _without(one: Interval, there: Iterable[Interval]) -> Iterator[tuple[int, int]]:
-    """The offsets of the interval that none of `there`, in order, has."""
-    at = one.lo
+def _without(interval: Interval, there: Iterable[Interval]) -> Iterator[tuple[int, int]]:
+    """The offsets of the interval that are in none of `there`, which come in order."""
+    at = interval.lo
     for other in there:
         if at < other.lo:
             yield at, other.lo
         at = max(at, other.hi)
-    if at < one.hi:
-        yield at, one.hi
+    if at < interval.hi:
+        yield at, interval.hi

@@ -1,6 +1,6 @@
-"""The topic layer of one process and cluster, wired: what drivers, tasks, the CLI and plain Python
-use. Nothing is decided here; each part is in its own file. Those that only some processes need
-(reading tasks are a cluster's most) are loaded and made when they are first asked for."""
+"""The topic layer of one process and cluster, wired: drivers, tasks, the CLI and plain Python use
+it. Nothing is decided here; each part is in its own file. Parts that only some processes need (most
+processes of a cluster are reading tasks) are loaded and made at their first use."""
 
 import asyncio
 import random
@@ -58,8 +58,8 @@ NO_KINDS: Mapping[str, RowKind] = MappingProxyType({})
 
 
 class TopicClient:
-    """All on one event loop. `now_ms` is the clock that rows are stamped with; `ask` reaches the
-    owners of live segments (by default over TCP)."""
+    """Belongs to one event loop. `now_ms` is the clock that stamps rows; `ask` reaches the owners
+    of live segments (by default over TCP)."""
 
     def __init__(
         self,
@@ -122,21 +122,23 @@ class TopicClient:
         )
 
     def log(self, topic_id: str) -> TopicLog:
-        """The topic's log; the same object for the same topic, so folds are incremental. Of topics
-        that are not followed, the LOGS_KEPT_MAX that were used last: others are folded anew."""
+        """The topic's log; the same object for the same topic, so folds are incremental. The logs
+        of followed topics are kept, and the LOGS_KEPT_MAX others used last: the rest is folded from
+        the start."""
         log = self._logs.pop(topic_id, None) or TopicLog(self.store, topic_id, self.ledgers)
         self._logs[topic_id] = log
         if len(self._logs) > LOGS_KEPT_MAX + len(self._followers):
-            idle = next(one for one in self._logs if one not in self._followers)
+            idle = next(topic for topic in self._logs if topic not in self._followers)
             del self._logs[idle]
         return log
 
     def forget_log(self, topic_id: str) -> None:
-        """Let go of what was folded of the topic; it is folded anew when it is asked for."""
+        """Drop the topic's folded state; the next use folds from the start."""
         self._logs.pop(topic_id, None)
 
     def forget_logs(self) -> None:
-        """The metadata store went back in time. Followers keep theirs, and read them anew."""
+        """Drop all logs, as the metadata store went back in time. Followers keep their logs, and
+        read them again from the start."""
         for log in self._logs.values():
             log.forget()
         self._logs.clear()
@@ -144,8 +146,8 @@ class TopicClient:
     async def follow(
         self, topic_id: str, name: str | None = None, reread_s: float | None = None
     ) -> TopicFollower:
-        """The topic's follower, started; one for each topic, made as the first call says. A failed
-        start is tried again. Its errors call the topic by its name if that is given."""
+        """The topic's follower, started; one for each topic, made with the arguments of the first
+        call. A failed start is tried again. With `name` its errors name the topic."""
         task = self._followers.get(topic_id)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(
@@ -160,12 +162,12 @@ class TopicClient:
 
     @property
     def followed(self) -> tuple[str, ...]:
-        """The topics, by id, of which there is a follower."""
+        """The ids of the topics that have a follower."""
         return tuple(self._followers)
 
     async def unfollow(self, topic_id: str) -> None:
-        """Close the topic's follower, and forget what was folded of it. Whoever follows it again
-        gets another."""
+        """Close the topic's follower, and drop the topic's folded state. The next `follow` makes a
+        new follower."""
         task = self._followers.pop(topic_id, None)
         self.forget_log(topic_id)
         if task is not None:
@@ -181,7 +183,7 @@ class TopicClient:
         partitions: int | None = None,
         settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> BatchEncoder:
-        """What turns a task's rows into entries. Raises errors.BadConfig."""
+        """The encoder of a task's rows into entries. Raises errors.BadConfig."""
         return BatchEncoder(
             Router(settings.routing, partitions or topic.partitions, task_index),
             self._now_ms,
@@ -195,7 +197,7 @@ class TopicClient:
     def sender(
         self, topic: TopicInfo, intent: Intent, settings: TaskSettings = DEFAULT_SETTINGS
     ) -> EntrySender:
-        """What sends a task's entries; call it on the loop."""
+        """The sender of a task's entries. Call this on the loop."""
         policies = settings.policies or topic.policies
         return EntrySender(
             self.cache,
@@ -221,25 +223,24 @@ class TopicClient:
         kinds: Mapping[str, RowKind] = NO_KINDS,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
+        """Commit the results of tasks, by topic id: all topics or none, in order of task index.
 
-        In the topics that `overwrite` names by id the rows take the place of all that was there
-        when the intent was made for overwriting them (Intents.open_...(overwrites=)) and of this
-        app's own since; rows of others since are errors.TxnConflict, and rows that a subscription
-        holds errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the
-        intent is done afterwards in any case. `batch` is what a streaming query's tasks counted;
-        without it a version that is recorded changes nothing. `kinds` as Wanted's. Raises as
-        Committer.commit;
+        In the topics whose ids `overwrite` has, the rows replace all rows that were there when the
+        intent to overwrite was made (Intents.open_...(overwrites=)) and this app's own rows since.
+        Rows of others since raise errors.TxnConflict; rows that a subscription holds raise
+        errors.SubscriptionBusy, unless `overwrite_held`. With `finish_intent` the intent is done
+        afterwards in any case. `batch` has the counts of a streaming query's tasks; without it a
+        version that is recorded changes nothing. `kinds` as Wanted's. Raises as Committer.commit;
         errors.TopicRecreated (results of another topic), errors.LedgerFenced (of another intent),
         ValueError for results that claim a task or an entry twice.
         """
-        check_one_attempt(result for some in results.values() for result in some)
+        check_one_attempt(result for task_results in results.values() for result in task_results)
         drafts: dict[str, tuple[Action, ...]] = {}
-        for id_, some in results.items():
-            rows = ordered_segments(id_, intent_id, some)
+        for id_, task_results in results.items():
+            rows = ordered_segments(id_, intent_id, task_results)
             replaced = id_ in overwrite
             drafts[id_] = (Overwrite(rows, SNAPSHOT_OF_INTENT) if replaced else Append(rows),)
-        wanted = Wanted(
+        request = Wanted(
             txn,
             intent_id,
             drafts,
@@ -249,10 +250,13 @@ class TopicClient:
             overwrite_held=overwrite_held,
             kinds=kinds,
             creators={
-                id_: of for some in results.values() for r in some for id_, of in r.creators.items()
+                id_: of
+                for task_results in results.values()
+                for r in task_results
+                for id_, of in r.creators.items()
             },
         )
-        return await self._commit(wanted, timeout_s, past_live=True)
+        return await self._commit(request, timeout_s, past_live=True)
 
     async def commit_actions(
         self,
@@ -267,38 +271,38 @@ class TopicClient:
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit any actions to one topic: maintenance, under an intent of its own
-        (Intents.open_system_intent), whose commits this process alone makes. What each action
-        drops is filled in. `checks` are nodes whose versions the multi checks too: if one moved,
-        errors.TxnConflict. Raises as Committer.commit."""
+        (Intents.open_system_intent), under which only this process commits. The committer fills in
+        the ledgers that each action drops. `checks` are nodes whose versions the multi checks too:
+        if one changed, raises errors.TxnConflict. Raises as Committer.commit."""
         key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
         drafts = {topic_id: tuple(actions)}
-        wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
-        return await self._commit(wanted, timeout_s)
+        request = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), kinds=kinds)
+        return await self._commit(request, timeout_s)
 
     async def _commit(
-        self, wanted: Wanted, timeout_s: float, *, past_live: bool = False
+        self, request: Wanted, timeout_s: float, *, past_live: bool = False
     ) -> CommitOutcome:
-        before = partial(self.checkpoints.before_commit, intent_id=wanted.intent_id)
-        await each(before, wanted.drafts)
+        before = partial(self.checkpoints.before_commit, intent_id=request.intent_id)
+        await each(before, request.drafts)
         waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
         if past_live:
-            outcome = await self.past_live.commit(wanted, waits_s)
+            outcome = await self.past_live.commit(request, waits_s)
         else:
-            outcome = await self.committer.commit(wanted, waits_s)
-        if wanted.finish_intent and outcome.kind is not CommitKind.COMMITTED:
-            await self.intents.finish(wanted.intent_id)
-        intent_id = None if wanted.finish_intent else wanted.intent_id
+            outcome = await self.committer.commit(request, waits_s)
+        if request.finish_intent and outcome.kind is not CommitKind.COMMITTED:
+            await self.intents.finish(request.intent_id)
+        intent_id = None if request.finish_intent else request.intent_id
         for topic_id, made in outcome.topics.items():
             self.checkpoints.after_commit(topic_id, made.number, intent_id)
         return outcome
 
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
-        """What `plan_read(state, ranges, read=...)` needs of chunks. Raises as ChunkStore.load."""
+        """The chunks for `plan_read(state, ranges, read=...)`. Raises as ChunkStore.load."""
         return await self.chunks.load(chunks_to_read(state, ranges))
 
     async def readable(self, state: TopicState, ranges: Ranges) -> tuple[TopicState, Tables]:
-        """The state with its `tables`, folded again where a newer checkpoint took the place of a
-        chunk that is gone. Raises as TopicLog.fold and ChunkStore.load."""
+        """The state with its `tables`; folded again if a chunk is gone because a newer checkpoint
+        replaced it. Raises as TopicLog.fold and ChunkStore.load."""
         try:
             return state, await self.tables(state, ranges)
         except NoSuchLedger:
@@ -335,7 +339,7 @@ class TopicClient:
     def _stopped_following(
         self, topic_id: str, started: "asyncio.Task[TopicFollower] | asyncio.Task[Any] | None"
     ) -> None:
-        """The follower has failed, or its topic was deleted: whoever asks gets another."""
+        """Drop a follower that failed, or whose topic was deleted: the next call makes another."""
         if self._followers.get(topic_id) is started:
             del self._followers[topic_id]
             self.forget_log(topic_id)

@@ -1,10 +1,10 @@
-"""Commits of parts: what is written piece by piece, at least once, and once if it is repeated as it
-was.
+"""Commits of parts: an epoch is written piece by piece, each piece at least once, and exactly once
+if it is repeated unchanged.
 
-A part is one of the pieces into which a caller cuts each of its epochs: Spark's partitions where
-only `foreach` may be used. An epoch that is done again may be cut another way, so
-a part's number alone proves nothing: taking it for done could lose rows that now are in it.
-Always true: a part is left out only if the same content was committed as the last of its epoch.
+A part is one of the pieces into which a caller cuts each of its epochs: a partition of Spark if
+only `foreach` may be used. An epoch that is done again may be cut another way, so a part's number
+alone proves nothing: to take the part for done could lose rows that are in it now. Always true: a
+part is left out only if the same content was the last commit of this part and epoch.
 
 The transaction record (`app id#part-number`, target) has as version the epoch and a count of the
 commits made in it, as run the digest of the content.
@@ -29,7 +29,7 @@ COMMITS_OF_EPOCH = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Piece `number` of an epoch; `digest` is the same only for the same rows in the same order."""
+    """Piece `number` of an epoch; only the same rows in the same order have the same `digest`."""
 
     number: int
     epoch: int
@@ -37,7 +37,7 @@ class Part:
 
 
 def next_version(record: TxnRecord, part: Part) -> int | None:
-    """What the part is committed as; None: it is there already."""
+    """The version of the part's commit; None: the part is committed already."""
     if record.version // COMMITS_OF_EPOCH == part.epoch and record.run_id == part.digest:
         return None
     return max(record.version + 1, part.epoch * COMMITS_OF_EPOCH)
@@ -52,9 +52,9 @@ async def commit_part(
     user_metadata: str = "",
     kinds: Mapping[str, RowKind] = NO_KINDS,
 ) -> CommitOutcome:
-    """Commit what was written of the part, by topic id, under the intent of the run that does it.
+    """Commit the results of the part, by topic id, under the intent of the run that wrote them.
     `kinds` as of TopicClient.commit_topics.
-    Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
+    Raises as TopicClient.commit_topics; errors.LedgerFenced if a newer run has taken over."""
     app_id = f"{intent.app_id}#part-{part.number}"
     path = paths.txn(escape(app_id), escape(intent.target))
     for _ in range(TRIES_MAX):

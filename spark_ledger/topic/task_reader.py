@@ -1,20 +1,20 @@
-"""Reading a task to its end although the topic moves on below it.
+"""Reading a task to its end although the topic changes meanwhile.
 
-Always true: the rows of each partition come in order of offsets, each once. A ledger that is not
-there any more means: fold the topic again, and go on in each partition where it was. What was put
-elsewhere is read there; what was trimmed is errors.RowsTrimmed with the count; what the topic still
-says is in that ledger is errors.RowsLost. A reader that accepts losses (`lossy`) gets exactly the
-other rows.
+Always true: the rows of each partition come in order of offsets, each once. If a ledger is gone,
+the reader folds the topic again and goes on in each partition where it was. Rows that were moved
+are read at their new place; rows that were trimmed are errors.RowsTrimmed with the count; rows that
+the topic still has in the missing ledger are errors.RowsLost. A reader that accepts losses
+(`lossy`) gets exactly the other rows.
 
-Chunked messages are put together here: a last chunk's row has what all chunks hold.
+Chunked messages are put together here: the row of a last chunk has the bytes of all chunks.
 
-    an entry that has a last chunk -> the offsets that it names -> the chunks there, which this read
-    has just met, or which are read by themselves -> the row
+    an entry that has a last chunk -> the offsets that it names -> the chunks at these offsets, kept
+    by this read, or read for this -> the row
 
-A message is one row, at its last chunk's offset, wherever a read begins: chunks before
-that are looked for in whatever ledger has their offsets now. A message of which a chunk is not kept
-any more (retention took its first ones, a hole has one) has no row: it went with that chunk. What a
-read keeps of chunks that it met is bounded by KEPT_BYTES; what it does not keep it reads again.
+A message is one row, at its last chunk's offset, wherever a read begins: the reader finds the
+earlier chunks in the ledger that has their offsets now. A message with a chunk that is gone
+(retention took its first ones, or a hole has one) has no row: it went with that chunk. A read keeps
+at most KEPT_BYTES of chunks; chunks that it did not keep it reads again.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ FOLDS_MAX = 20
 PAUSE_S = 0.05
 
 Left = list[tuple[int, int, int]]
-"""Offsets [start, end) of partitions that are still to be read."""
+"""The partition, and the offsets [start, end), of rows still to read."""
 KEPT_BYTES = 64 << 20
 EACH_BYTES = 256
-"""What one that is kept takes beside its payload."""
+"""The memory that a kept chunk takes beside its payload."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,10 +62,10 @@ def fetch_kept(
     client: TopicClient, task: ReadTask, *, keys: Hashes | None = None, lossy: bool = False
 ) -> Fetched:
     """The entries of the task, in order, some at a time, not decoded yet; with `keys` (hashes)
-    without those that are known to have none of them.
+    without entries that certainly have none of these keys.
 
     Raises errors.RowsTrimmed, errors.RowsLost (neither if `lossy`), errors.TopicDeleted,
-    errors.NoSuchLedger when a ledger is gone whenever the topic is folded again,
+    errors.NoSuchLedger if a ledger is gone after each of FOLDS_MAX folds,
     errors.DataUnavailable, errors.DigestMismatch, errors.UnsupportedFormat, errors.Unavailable.
     """
     tries = itertools.count()
@@ -86,7 +86,7 @@ def fetch_kept(
 
 
 def _without_lost(task: ReadTask, error: errors.RowsLost) -> ReadTask:
-    """The task without what the error tells. Raises it where it tells no rows."""
+    """The task without the rows that the error names. Raises the error if it names no rows."""
     ended, start, end = (error.facts.get(name) for name in ("ended", "start", "end"))
     if isinstance(ended, tuple):
         return without(task, lost_of(task, dict([ended])))
@@ -98,8 +98,8 @@ def _without_lost(task: ReadTask, error: errors.RowsLost) -> ReadTask:
 async def _folded_again(
     client: TopicClient, task: ReadTask, gone: errors.NoSuchLedger, lossy: bool
 ) -> ReadTask:
-    """The task by the newest state, from where it is."""
-    left: Left = [(one.partition, one.lo, one.hi) for one in task.spans]
+    """The rest of the task, planned on the newest state."""
+    left: Left = [(span.partition, span.lo, span.hi) for span in task.spans]
     if task.live is not None:
         left.append((task.live.live.partition, task.live.start, task.live.end))
     state, read = await _newest(client, task, left)
@@ -110,7 +110,7 @@ async def _folded_again(
     live = None
     if task.live is not None:
         live = _still_live(state.partitions[task.live.live.partition], task.live)
-        nowhere = _end_of_known(state, task.live, live)
+        nowhere = _end_in_topic(state, task.live, live)
         if nowhere < task.live.end and not lossy:
             raise _confirmed_lost(task, task.live, nowhere)
     spans, table = segments_in(state, _committed(state, left), read)
@@ -118,8 +118,8 @@ async def _folded_again(
 
 
 async def _newest(client: TopicClient, task: ReadTask, left: Left) -> tuple[TopicState, Tables]:
-    """The topic's state with what is needed of chunks; again if those are gone, or rows are,
-    before they were read."""
+    """The topic's newest state with the chunks that it needs; folded again if a chunk is gone
+    before it was read."""
     for tries in range(FOLDS_MAX):
         if (state := await _folded(client, task.topic_id)) is None:
             raise errors.TopicDeleted(
@@ -133,13 +133,11 @@ async def _newest(client: TopicClient, task: ReadTask, left: Left) -> tuple[Topi
             return await client.readable(state, asked)
         except (errors.NoSuchLedger, errors.NoSuchEntry):
             await asyncio.sleep(PAUSE_S * tries)
-    raise errors.DataUnavailable(
-        f"topic {task.topic!r} changes faster than what it says can be read"
-    )
+    raise errors.DataUnavailable(f"topic {task.topic!r} changes faster than its chunks can be read")
 
 
 async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
-    """None: the topic was deleted."""
+    """The state; None if the topic was deleted."""
     try:
         state = await client.log(topic_id).fold(fresh=True)
     except (errors.TopicDeleted, errors.TopicNotFound):
@@ -148,18 +146,18 @@ async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
 
 
 def _committed(state: TopicState, left: Left) -> Left:
-    """What commits hold of it, and keep."""
-    found = []
+    """The part of these offsets that commits hold and that is not trimmed."""
+    kept = []
     for p, lo, hi in left:
         held = state.partitions[p]
         lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
         if lo < hi:
-            found.append((p, lo, hi))
-    return found
+            kept.append((p, lo, hi))
+    return kept
 
 
 def _still_live(held: PartitionState, live: LiveRows) -> LiveRows | None:
-    """The rows of the live segment which no commit has yet."""
+    """The rows of the live segment that no commit has yet."""
     start = max(live.start, held.end_offset)
     now, before = held.live, live.live
     if start >= live.end or now is None or now.ledger_id != before.ledger_id:
@@ -167,11 +165,13 @@ def _still_live(held: PartitionState, live: LiveRows) -> LiveRows | None:
     return replace(live, start=start) if now.origin == before.origin else None
 
 
-def _end_of_known(state: TopicState, wanted: LiveRows, live: LiveRows | None) -> int:
-    """Up to where the rows wanted are in a commit or still live."""
-    held = state.partitions[wanted.live.partition]
-    known = max(wanted.start, held.start_offset, held.end_offset) if live is None else wanted.end
-    return min(known, wanted.end)
+def _end_in_topic(state: TopicState, live_rows: LiveRows, live: LiveRows | None) -> int:
+    """The end of those of the rows that are in a commit or still live."""
+    held = state.partitions[live_rows.live.partition]
+    end = (
+        max(live_rows.start, held.start_offset, held.end_offset) if live is None else live_rows.end
+    )
+    return min(end, live_rows.end)
 
 
 def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLost:
@@ -194,7 +194,7 @@ def _rows_trimmed(task: ReadTask, trimmed: Left) -> errors.RowsTrimmed:
 
 
 def _live_until(task: ReadTask, start: int, lost: errors.RowsLost) -> ReadTask:
-    """The task without rows of its live segment from `start` on, if it is these that are lost."""
+    """The task without the rows of its live segment from `start` on, if these rows are lost."""
     live, last = task.live, lost.facts.get("last_entry")
     if live is None or not live.start <= start < live.end or not isinstance(last, int):
         return task
@@ -204,7 +204,7 @@ def _live_until(task: ReadTask, start: int, lost: errors.RowsLost) -> ReadTask:
 
 
 def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> ReadTask:
-    """The task if it does not read that ledger any more; without those rows if `lossy`."""
+    """The task if it no longer reads the missing ledger; without the ledger's rows if `lossy`."""
     ledger_id = gone.facts.get("ledger_id")
     if not isinstance(ledger_id, int):
         return task
@@ -223,21 +223,21 @@ async def with_chunks(
     lossy: bool = False,
 ) -> Fetched:
     """The task's entries with their chunked messages put together, as far as `columns` need it; an
-    entry with such a message comes by itself. What cannot be put together, or be decoded at all, is
-    left to FetchedEntry.blocks. Raises as task_reader.fetch_kept."""
+    entry with such a message comes by itself. FetchedEntry.blocks handles messages that cannot be
+    put together, and entries that cannot be decoded. Raises as task_reader.fetch_kept."""
     chunks = _Chunks(client, task, value=columns is None or VALUE in columns, lossy=lossy)
     async with aclosing(runs):
         async for run in runs:
             plain: list[FetchedEntry] = []
             for fetched in run:
-                found = _chunks_in(fetched)
-                if not found:
+                in_entry = _chunks_in(fetched)
+                if not in_entry:
                     plain.append(fetched)
                     continue
                 if plain:
                     yield plain
                 plain = []
-                yield [await chunks.put_together(fetched, found)]
+                yield [await chunks.put_together(fetched, in_entry)]
             if plain:
                 yield plain
 
@@ -254,7 +254,7 @@ async def read_blocks(client: TopicClient, task: ReadTask) -> AsyncGenerator[Blo
 
 
 class _Chunks:
-    """Of one read."""
+    """Puts together the chunked messages of one read."""
 
     def __init__(self, client: TopicClient, task: ReadTask, *, value: bool, lossy: bool) -> None:
         self._client = client
@@ -265,7 +265,7 @@ class _Chunks:
         self._kept_bytes = 0
 
     async def put_together(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
-        from spark_ledger.topic.entry import pulsar_batch  # for those alone who meet one
+        from spark_ledger.topic.entry import pulsar_batch  # only if an entry has chunks
         from spark_ledger.topic.entry.pulsar_parts import Chunks
 
         whole: dict[int, list[Buffer]] = {}
@@ -277,16 +277,16 @@ class _Chunks:
                     self._keep(partition, offset, pulsar_batch.payload_of_chunk(data))
                     continue
                 needed = pulsar_batch.earlier_offsets(data)
-                if any(one >= offset for one in needed):
+                if any(earlier >= offset for earlier in needed):
                     raise errors.BadEntry(f"a chunk at offset {offset} that names {max(needed)}")
                 earlier = await self._earlier(fetched, partition, offset, needed)
-            except errors.BadEntry as why:  # of an earlier one: met where the last one names it
+            except errors.BadEntry as why:  # an earlier chunk's fault is met again at the last one
                 faults[row] = why
                 continue
             if earlier is None:
                 _log.warning(
-                    "a message of %d chunks is left out: the one at offset %d of partition %d of"
-                    " topic %s is the last, and others before it are not kept any more",
+                    "a message of %d chunks is left out: its last chunk is at offset %d of"
+                    " partition %d of topic %s, and chunks before it are gone",
                     *(len(needed) + 1, offset, partition, self._task.topic),
                 )
             else:
@@ -305,39 +305,39 @@ class _Chunks:
     async def _earlier(
         self, fetched: FetchedEntry, partition: int, last: int, needed: Collection[int]
     ) -> list[Buffer] | None:
-        """The payloads of the chunks at these offsets; None where one is not kept any more."""
-        found: dict[int, Buffer] = {}
+        """The payloads of the chunks at these offsets; None if one is gone from the topic."""
+        payloads: dict[int, Buffer] = {}
         for offset in needed:
             payload = self._kept.pop((partition, offset), None)
             if payload is not None:
                 self._kept_bytes -= EACH_BYTES + len(payload)
-                found[offset] = payload
-        missing = [offset for offset in needed if offset not in found]
+                payloads[offset] = payload
+        missing = [offset for offset in needed if offset not in payloads]
         if missing:
-            await self._read(fetched, partition, missing, found)
-        if len(found) < len(needed):
+            await self._read(fetched, partition, missing, payloads)
+        if len(payloads) < len(needed):
             return None
-        return [found[offset] for offset in needed]
+        return [payloads[offset] for offset in needed]
 
     async def _read(
         self,
         fetched: FetchedEntry,
         partition: int,
         missing: list[int],
-        found: dict[int, Buffer],
+        payloads: dict[int, Buffer],
     ) -> None:
-        """Add the payloads of those that are kept still."""
+        """Read the missing chunks that the topic still has; add their payloads."""
         state = await self._client.log(self._task.topic_id).fold(fresh=True)
         if missing[0] < state.partitions[partition].start_offset:
             return
         try:
             for lo, hi in _runs_of(missing):
                 for task in await self._planned(state, fetched, partition, lo, hi):
-                    await self._read_all(task, found)
+                    await self._read_all(task, payloads)
         except errors.RowsTrimmed:
             return
 
-    async def _read_all(self, task: ReadTask, found: dict[int, Buffer]) -> None:
+    async def _read_all(self, task: ReadTask, payloads: dict[int, Buffer]) -> None:
         from spark_ledger.topic.entry import pulsar_batch
 
         async with aclosing(fetch_kept(self._client, task, lossy=self._lossy)) as runs:
@@ -346,13 +346,13 @@ class _Chunks:
                     for offset, _, data in _chunks_in(fetched):
                         if pulsar_batch.is_earlier_chunk(data):
                             payload = pulsar_batch.payload_of_chunk(data)
-                            found[offset] = payload if self._value else b""
+                            payloads[offset] = payload if self._value else b""
 
     async def _planned(
         self, state: TopicState, fetched: FetchedEntry, partition: int, lo: int, hi: int
     ) -> list[ReadTask]:
-        """Reads of the offsets [lo, hi): of commits, and of the live ledger that the entry is in,
-        which has before it whatever no commit has."""
+        """Reads of the offsets [lo, hi): from commits, and from the entry's own live ledger, which
+        has all offsets before the entry that no commit has."""
         name, held = self._task.topic, state.partitions[partition]
         tasks: list[ReadTask] = []
         if lo < held.end_offset:
@@ -367,46 +367,48 @@ class _Chunks:
                     " yet, and not in its live ledger",
                     "Read again.",
                 )
-            wanted = LiveRows(live, max(lo, live.base), hi, place.entry_id)
-            tasks.append(ReadTask(name, state.topic_id, (), NO_SEGMENTS, wanted))
+            rows = LiveRows(live, max(lo, live.base), hi, place.entry_id)
+            tasks.append(ReadTask(name, state.topic_id, (), NO_SEGMENTS, rows))
         return tasks
 
 
 _Chunk = tuple[int, int, memoryview]
-"""The offset, the row of the entry, the bytes."""
+"""The offset of a chunk, its row in the entry, its bytes."""
 
 
 def _chunks_in(fetched: FetchedEntry) -> list[_Chunk]:
-    """The chunks among what is wanted of an entry; none where it cannot be decoded."""
+    """The chunks in the pieces of an entry; no chunks if it cannot be decoded."""
     with suppress(errors.UnsupportedFormat):
         header = decode_header(fetched.entry.payload)
         if header.chunks:
-            return list(_wanted_chunks(fetched, header))
+            return list(_chunks_of_pieces(fetched, header))
     return []
 
 
-def _wanted_chunks(fetched: FetchedEntry, header: Header) -> Iterator[_Chunk]:
+def _chunks_of_pieces(fetched: FetchedEntry, header: Header) -> Iterator[_Chunk]:
     """Raises errors.BadEntry."""
     from spark_ledger.topic.entry import pulsar_batch
 
     body = memoryview(fetched.entry.payload)[header.body_at :]
-    wanted = [(skip, skip + take, offset - skip) for _, _, skip, take, offset in _pieces(fetched)]
+    row_ranges = [
+        (skip, skip + take, offset - skip) for _, _, skip, take, offset in _pieces(fetched)
+    ]
     at = 0
     for messages, data in pulsar_batch.unframed(body, header.rows):
         if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
-            for first, end, base in wanted:
+            for first, end, base in row_ranges:
                 if first <= at < end:
                     yield base + at, at, data
         at += messages
 
 
 def _pieces(fetched: FetchedEntry) -> list[tuple[int, int, int, int, int]]:
-    found: list[tuple[int, int, int, int, int]] = fetched.pieces.tolist()
-    return found
+    pieces: list[tuple[int, int, int, int, int]] = fetched.pieces.tolist()
+    return pieces
 
 
 def _runs_of(offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets that follow each other."""
+    """The ranges of consecutive offsets."""
     start = end = offsets[0]
     for offset in offsets:
         if offset != end:

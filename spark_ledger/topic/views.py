@@ -1,11 +1,11 @@
-"""What there is on a cluster, as tables: topics, partitions, segments, ledgers, subscriptions, lag,
-commits, bookies. The columns of each are in SCHEMAS; docs/spark.md tells what they mean.
+"""A cluster's contents as tables: topics, partitions, segments, ledgers, subscriptions, lag,
+commits, bookies. SCHEMAS has the columns of each table; docs/spark.md explains them.
 
-Always true: a view is planned as parts that fit into memory, each read by itself, maybe in another
-process, so a view is no snapshot: what is gone by then is left out. A listing changes nothing, and
-keeps nothing of the topics it looked at. Times are by the store's clock. Offsets that were trimmed
-or taken out are in no row: a segment of which only a part counts is listed with that part's offsets
-and rows, and with all its bytes and entries.
+Always true: a view is planned as parts that fit into memory. Each part is read by itself, maybe in
+another process, so a view is no snapshot: it leaves out objects that are gone by then. A listing
+changes nothing, and keeps nothing of the topics that it read. Times are by the store's clock. No
+row has offsets that were trimmed or taken out: a segment that counts only in part is listed with
+the offsets and rows of this part, and with all its bytes and entries.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -54,9 +54,9 @@ _TYPES: Mapping[str, pa.DataType] = {
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Of names and types: "topic text, partitions int"."""
-    each = (column.split() for column in columns.split(","))
-    return pa.schema([(name, _TYPES[kind]) for name, kind in each])
+    """The schema of a list of names and types such as "topic text, partitions int"."""
+    pairs = (column.split() for column in columns.split(","))
+    return pa.schema([(name, _TYPES[kind]) for name, kind in pairs])
 
 
 SCHEMAS: Mapping[str, pa.Schema] = {
@@ -100,14 +100,14 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 OffsetRange = tuple[int, int, int]
 """A partition, and the offsets [lo, hi) of it."""
 Row = tuple[Any, ...]
-"""In the order of the view's columns."""
+"""The values of a row, in the order of the view's columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of a view. Picklable. `topics` are those it is about; of segments `ranges` the offsets
-    whose segments it has; of ledgers `ledgers` the ids to look at, and `only_topics` whether those
-    of other topics than `topics` are left out."""
+    """A part of a view. Picklable. `topics` are the topics that it lists. For segments, `ranges`
+    are the offsets whose segments it has; for ledgers, `ledgers` are the ids to look at, and
+    `only_topics` leaves out ledgers of other topics than `topics`."""
 
     view: str
     topics: tuple[TopicInfo, ...] = ()
@@ -117,9 +117,9 @@ class Part:
 
 
 async def plan(client: TopicClient, view: str, names: Iterable[str] | None = None) -> list[Part]:
-    """The parts of a view of these topics, None: of all. There may be none.
+    """The parts of a view of these topics (None: of all topics), maybe an empty list.
 
-    Raises errors.TopicNotFound for a topic that is named, errors.Unavailable.
+    Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
     """
     with reachable(f"listing {view}"):
         return await _planned(client, view, names)
@@ -134,15 +134,15 @@ async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) 
         ids = [ledger_id async for ledger_id in client.ledgers.list()]
         runs = _runs(ids, LEDGERS_PER_PART)
         return [Part(view, named or (), (), tuple(few), named is not None) for few in runs]
-    some = tuple(await topics.list()) if named is None else named
+    infos = tuple(await topics.list()) if named is None else named
     if view == "segments":
-        planned = await each(lambda info: _segment_parts(client, info), some, AT_ONCE)
+        planned = await each(lambda info: _segment_parts(client, info), infos, AT_ONCE)
         return [part for parts in planned for part in parts]
-    return [Part(view, tuple(few)) for few in _runs(some, TOPICS_PER_PART)]
+    return [Part(view, tuple(few)) for few in _runs(infos, TOPICS_PER_PART)]
 
 
 async def read(client: TopicClient, part: Part) -> list[pa.RecordBatch]:
-    """The part's rows, by topic and what comes after it. Raises errors.Unavailable,
+    """The part's rows, sorted by topic and the columns after it. Raises errors.Unavailable,
     errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch."""
     with reachable(f"listing {part.view}"):
         if part.view == "segments":
@@ -150,11 +150,11 @@ async def read(client: TopicClient, part: Part) -> list[pa.RecordBatch]:
         if part.view == "ledgers":
             return [_table("ledgers", await _ledgers(client, part))]
         if part.view == "bookies":
-            found = await directory.registered(client.store)
-            return [_table("bookies", map(_bookie_row, found))]
+            bookies = await directory.registered(client.store)
+            return [_table("bookies", map(_bookie_row, bookies))]
         of_topic = _OF_TOPIC[part.view]
-        some = await each(lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE)
-        return [_table(part.view, rows) for rows in some if rows]
+        of_topics = await each(lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE)
+        return [_table(part.view, rows) for rows in of_topics if rows]
 
 
 # -- of one topic ------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ async def _topic(client: TopicClient, info: TopicInfo) -> list[Row]:
     held = state.partitions
     row = (
         *(info.name.short, info.id, len(held)),
-        sum(one.rows_between(one.start_offset, one.end_offset) for one in held),
-        sum(one.bytes_between(one.start_offset, one.end_offset) for one in held),
+        sum(p.rows_between(p.start_offset, p.end_offset) for p in held),
+        sum(p.bytes_between(p.start_offset, p.end_offset) for p in held),
         *(_us(node.created_ms), state.next, _us(state.commit_ms) if state.next else None),
         *(state.terminated, info.policies.retention_ms, info.policies.retention_bytes),
         schema.head.current,
@@ -192,29 +192,34 @@ async def _partitions(client: TopicClient, info: TopicInfo) -> list[Row]:
 
 
 async def _subscriptions(client: TopicClient, info: TopicInfo) -> list[Row]:
-    found = await client.subscriptions.list(info.id)
+    subscriptions = await client.subscriptions.list(info.id)
     return [
         (
-            *(info.name.short, one.name, one.kind.value, one.live),
-            *(one.query_id or None, one.run_id or None, one.epoch, _us(one.created_ms)),
-            one.ledger_id,
+            *(info.name.short, subscription.name, subscription.kind.value, subscription.live),
+            *(
+                subscription.query_id or None,
+                subscription.run_id or None,
+                subscription.epoch,
+                _us(subscription.created_ms),
+            ),
+            subscription.ledger_id,
         )
-        for one in found
+        for subscription in subscriptions
     ]
 
 
 async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
-    found = await client.subscriptions.list(info.id, exact=True)
-    if not found:
+    subscriptions = await client.subscriptions.list(info.id, exact=True)
+    if not subscriptions:
         return []
     now_ms = await store_now_ms(client.store)
     state = await _state(client, info)
     lives = await ends_of(client.ledgers, state)
     rows: list[Row] = []
-    for one in found:
-        for partition, lag in topic_lag(state, one.positions, now_ms, lives=lives).items():
+    for subscription in subscriptions:
+        for partition, lag in topic_lag(state, subscription.positions, now_ms, lives=lives).items():
             cells = (lag.position, lag.end, lag.rows, lag.bytes, lag.millis)
-            rows.append((info.name.short, one.name, partition, *cells))
+            rows.append((info.name.short, subscription.name, partition, *cells))
     return rows
 
 
@@ -236,7 +241,7 @@ def _commit_row(info: TopicInfo, number: int, created_ms: int, commit: Commit) -
     return (
         *(info.name.short, number, _us(created_ms)),
         list(dict.fromkeys(actions.name_of(action) for action in commit.actions)),
-        *(sum(one.rows for one in added), sum(one.bytes for one in added)),
+        *(sum(segment.rows for segment in added), sum(segment.bytes for segment in added)),
         *(commit.app_id, commit.version, commit.run_id, commit.target, commit.commit_id),
         *(commit.user_metadata or None, list(commit.others), commit.body_ledger),
     )
@@ -255,14 +260,14 @@ _OF_TOPIC: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row]]]
 
 
 async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[Part]:
-    """The offsets whose segments are in no chunk, and those of some chunks at a time."""
+    """A part for the offsets whose segments are in no chunk, and parts of several chunks each."""
     state = await _there(_state(client, info))
     if state is None:
         return []
     by_chunk = _ranges_by_chunk(state)
     runs = [[None], *_runs([chunk for chunk in by_chunk if chunk is not None], CHUNKS_PER_PART)]
     ranges = [tuple(r for chunk in run for r in by_chunk.get(chunk, ())) for run in runs]
-    return [Part("segments", (info,), some) for some in ranges if some]
+    return [Part("segments", (info,), offsets) for offsets in ranges if offsets]
 
 
 async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
@@ -272,47 +277,47 @@ async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
         if state is None:
             break
         try:
-            found = await client.chunks.load(_chunks_needed(state, part.ranges))
+            tables = await client.chunks.load(_chunks_needed(state, part.ranges))
         except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
             if tries == TRIES_MAX - 1:
                 raise
             continue
-        return _of_ranges(state, info.name.short, part.ranges, found)
+        return _of_ranges(state, info.name.short, part.ranges, tables)
     return _joined([], info.name.short)
 
 
 def _ranges_by_chunk(state: TopicState) -> dict[Chunk | None, list[OffsetRange]]:
-    """The offsets whose segments are in each chunk, and (None) in none."""
-    found: dict[Chunk | None, list[OffsetRange]] = {}
+    """For each chunk the offsets whose segments it has; None for offsets outside of chunks."""
+    by_chunk: dict[Chunk | None, list[OffsetRange]] = {}
     for held in state.partitions:
-        for one in held.intervals.between(held.start_offset, held.end_offset):
-            if one.source is not None:
-                chunk = one.source if isinstance(one.source, Chunk) else None
-                lo = max(one.lo, held.start_offset)
-                found.setdefault(chunk, []).append((held.number, lo, one.hi))
-    return found
+        for interval in held.intervals.between(held.start_offset, held.end_offset):
+            if interval.source is not None:
+                chunk = interval.source if isinstance(interval.source, Chunk) else None
+                lo = max(interval.lo, held.start_offset)
+                by_chunk.setdefault(chunk, []).append((held.number, lo, interval.hi))
+    return by_chunk
 
 
 def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[Chunk]:
-    """The chunks that `_of_ranges` must have read."""
+    """The chunks that `_of_ranges` needs in `read`."""
     partitions = state.partitions
-    found = (
+    needed = (
         partitions[p].chunks_between(max(lo, partitions[p].start_offset), hi)
         for p, lo, hi in ranges
     )
-    return list(dict.fromkeys(chunk for chunks in found for chunk in chunks))
+    return list(dict.fromkeys(chunk for chunks in needed for chunk in chunks))
 
 
 def _of_ranges(
     state: TopicState, topic: str, ranges: Iterable[OffsetRange], read: Tables
 ) -> pa.RecordBatch:
     """The segments with a row in the ranges, in their order."""
-    found = []
+    parts = []
     for partition, lo, hi in ranges:
         held = state.partitions[partition]
-        for part in held.stretches(max(lo, held.start_offset), hi, read):
-            found.append(_part(part.table, partition, part.lo, part.hi))
-    return _joined(found, topic)
+        for stretch in held.stretches(max(lo, held.start_offset), hi, read):
+            parts.append(_part(stretch.table, partition, stretch.lo, stretch.hi))
+    return _joined(parts, topic)
 
 
 def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBatch:
@@ -338,10 +343,10 @@ def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBat
 
 def _joined(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
     schema = SCHEMAS["segments"]
-    some = [one for one in parts if one.num_rows]
-    if not some:
+    batches = [part for part in parts if part.num_rows]
+    if not batches:
         return pa.RecordBatch.from_pylist([], schema=schema)
-    whole = pa.Table.from_batches(some).combine_chunks()
+    whole = pa.Table.from_batches(batches).combine_chunks()
     names = of_list([topic], pa.string()).take(of_numpy(np.zeros(len(whole), dtype=np.int64)))
     table = whole.add_column(0, "topic", names).cast(schema)
     (batch,) = table.combine_chunks().to_batches()
@@ -361,15 +366,17 @@ async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
         except errors.NoSuchLedger:  # deleted meanwhile
             return None
 
-    some = [one for one in await each(record_of, part.ledgers, AT_ONCE) if one is not None]
+    records = [
+        record for record in await each(record_of, part.ledgers, AT_ONCE) if record is not None
+    ]
     if part.only_topics:
-        wanted = {info.id for info in part.topics}
-        some = [record for record in some if record.topic in wanted]
-    ids = [one for one in dict.fromkeys(record.topic for record in some) if one]
-    found = await each(client.topics.name_of, ids, AT_ONCE)
-    there = zip(ids, found, strict=True)
+        topic_ids = {info.id for info in part.topics}
+        records = [record for record in records if record.topic in topic_ids]
+    ids = [topic_id for topic_id in dict.fromkeys(record.topic for record in records) if topic_id]
+    topic_names = await each(client.topics.name_of, ids, AT_ONCE)
+    there = zip(ids, topic_names, strict=True)
     names = {id_: id_ if name is None else name.short for id_, name in there}
-    return [_ledger_row(record, names, alive) for record in some]
+    return [_ledger_row(record, names, alive) for record in records]
 
 
 def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset[str]) -> Row:
@@ -384,16 +391,16 @@ def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset
 
 
 def _bookie_row(bookie: dict[str, Any]) -> Row:
-    told = directory.told(bookie)
+    status = directory.told(bookie)
     names = ("id", "state", "address", "rack", "free_bytes", "total_bytes", "limbo_ledgers")
-    return (*(told[name] for name in names), told["version"], told["why"] or None)
+    return (*(status[name] for name in names), status["version"], status["why"] or None)
 
 
 # -- for all -----------------------------------------------------------------------------------
 
 
 async def _state(client: TopicClient, info: TopicInfo) -> TopicState:
-    """Folded for this listing only: the process keeps what it uses, not what it looked at."""
+    """The state, folded for this listing only: the process keeps states for its own work only."""
     state = await TopicLog(client.store, info.id, client.ledgers).fold(fresh=True)
     if state.deleted:
         raise errors.TopicDeleted(f"topic {info.name} was deleted", topic=info.name.full)
@@ -401,15 +408,15 @@ async def _state(client: TopicClient, info: TopicInfo) -> TopicState:
 
 
 async def _there(asked: Awaitable[T]) -> T | None:
-    """None for a topic that was deleted meanwhile."""
+    """The result; None for a topic that was deleted meanwhile."""
     try:
         return await asked
     except (errors.TopicNotFound, errors.TopicDeleted, NoNode):
         return None
 
 
-def _runs(some: Sequence[T], size: int) -> list[Sequence[T]]:
-    return [some[at : at + size] for at in range(0, len(some), size)]
+def _runs(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
 
 
 def _us(ms: int) -> int:
@@ -419,5 +426,5 @@ def _us(ms: int) -> int:
 def _table(view: str, rows: Iterable[Row]) -> pa.RecordBatch:
     schema = SCHEMAS[view]
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(cells, one.type) for cells, one in zip(columns, schema, strict=True)]
+    arrays = [pa.array(cells, field.type) for cells, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,16 +1,17 @@
 """A task's writing: rows to partitions, to entries, to ledgers, to a result that can be committed.
 
 Always true: a result names exactly the entries that were acknowledged, in order, to this task
-(hazard 18); nothing of a call is sent before every row of it is known to fit; rows of a partition
-keep the order in which they were written. When a ledger fails, what was recorded stays, and what
-was not goes to the next ledger, once and in the same order (hazard 21). A task whose entries all
-come to `inline_bytes_max` sends none: they are in its result, and no ledger is made for them. Rows
-are encoded in the task's thread; only sending runs on the background loop, so both go on at once.
+(hazard 18); no row of a call is sent before all its rows are checked to fit; rows of a partition
+keep the order in which they were written. When a ledger fails, its recorded entries stay, and the
+others go to the next ledger, once and in the same order (hazard 21). A task whose entries take at
+most `inline_bytes_max` in all sends none: they are in its result, and no ledger is made for them.
+Rows are encoded in the task's thread; only sending runs on the background loop, so both run at
+once.
 
-Bytes that were sent and not acknowledged are bounded by the writer's `room` and by
-`unacked_bytes_max`, with those that wait for their last copies, in this ledger and in those left
-before, by `held_bytes_max`; filters of keys by FILTER_BYTES_MAX: beyond it they are written and new
-segments begin. A filter that cannot be written is left out: it only saves reading.
+The writer's `room` and `unacked_bytes_max` bound the bytes that were sent and not acknowledged;
+`held_bytes_max` bounds these and the bytes that wait for their last copies, in this ledger and in
+earlier ones. FILTER_BYTES_MAX bounds filters of keys: beyond it they are written, and new segments
+begin. A filter that cannot be written is left out: it only saves reading.
 """
 
 import asyncio
@@ -45,11 +46,11 @@ HANDED_OVER_BYTES_MAX = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How a task writes. `inflight_bytes_max` bounds its rows in memory: gathered (a fifth, and
-    most of a fifth more while they are sorted), encoded and handed over (an eighth), sent and not
-    acknowledged by every bookie (three eighths, of which a quarter of the whole not acknowledged).
-    One row or entry more may be there at each place. `schema_version` is that of the topic's own
-    columns, `policies` are instead of the topic's."""
+    """How a task writes. `inflight_bytes_max` bounds its rows in memory: a fifth for gathered rows
+    (and most of a fifth more while they are sorted), an eighth for encoded entries, three eighths
+    for entries sent and not yet on every bookie; at most a quarter is not acknowledged at all. Each
+    of these may exceed its share by one row or entry. `schema_version` is that of the topic's own
+    columns; `policies` replace the topic's."""
 
     compression: str = "none"
     routing: Routing = Routing.HASH
@@ -88,9 +89,9 @@ DEFAULT_SETTINGS = TaskSettings()
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task's message to the driver carries. Picklable; a task without rows has no
-    segments. `creators`: of the segments' ledgers the creator token of the record, by which the
-    commit knows them from others of the same id (commit/guards.py)."""
+    """A task's message to the driver. Picklable; a task without rows has no segments. `creators`:
+    for each of the segments' ledgers the creator token of its record, by which the commit
+    distinguishes it from another ledger of the same id (commit/guards.py)."""
 
     topic_id: str
     intent_id: str
@@ -102,7 +103,7 @@ class TaskResult:
 
 class TaskWriter:
     """One task's writer to one topic, for one thread that is not the loop's. Made by
-    blocking.BlockingTopics.task_writer. An error of the sending may come out of a later call.
+    blocking.BlockingTopics.task_writer. A later call may raise an error of an earlier sending.
     `nothing` is the result of a task without rows."""
 
     def __init__(
@@ -128,16 +129,16 @@ class TaskWriter:
         headers: pa.Array | None = None,
         partitions: pa.Array | None = None,
     ) -> None:
-        """Take rows: equally long columns, None where all are null. `keys` and `values` are
+        """Take rows: columns of equal length, None for a column of nulls. `keys` and `values` are
         (large_)binary or (large_)string or their views, or `values` is a record batch of the
         topic's own columns; `event_times` are timestamps, `headers` lists of structs of key and
-        value, or maps; `partitions` are integers, asked for by Routing.COLUMN only. Returns when
-        the rows are gathered or handed to the ledger writer, waiting while its in-flight bytes
-        are used up; the arrays may be kept by it and
-        sent as they are, so their memory is not to be changed afterwards.
+        value, or maps; `partitions` are integers, needed by Routing.COLUMN only. Returns when the
+        rows are gathered or handed to the ledger writer; waits while the in-flight bytes are used
+        up. The writer may keep the arrays and send them as they are: do not change their memory
+        afterwards.
 
         Raises errors.MessageTooBig, errors.ColumnTypeMismatch and errors.PartitionInvalid (before
-        anything of the call is sent), errors.LedgerFenced, errors.NotEnoughBookies,
+        a row of the call is sent), errors.LedgerFenced, errors.NotEnoughBookies,
         errors.Unavailable.
         """
         for entry in self._encoder.add(
@@ -147,24 +148,24 @@ class TaskWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of the rows in memory, about: gathered, handed over, not stored by every bookie."""
+        """About the bytes of rows in memory: gathered, handed over, not yet on every bookie."""
         return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
 
     def drain(self) -> None:
-        """Send what is gathered and wait for every ack; more may be written."""
+        """Send the gathered rows and wait for every ack; more may be written."""
         self._hand_over_all()
         background_loop().run(self._sender.drain())
 
     def settle(self) -> None:
-        """`drain`, then wait until every copy is there or its bookie's time is over: nothing is
-        held any more."""
+        """`drain`, then wait until every copy is made or its bookie's time is over: then no bytes
+        are held."""
         self.drain()
         background_loop().run(self._sender.settled())
 
     def finishing(self) -> Callable[[], TaskResult]:
-        """Send what is gathered; the function returned waits for every ack, then up to 0.5 s for
-        all copies: several writers may end at once. A task with little to send sends nothing: then
-        the result has it inline."""
+        """Send the gathered rows; the returned function waits for every ack, then up to 0.5 s for
+        all copies, so several writers may end at once. A task with few bytes sends nothing: its
+        result has the entries inline."""
         small = self._encoder.flush_small(self._settings.inline_bytes_max)
         if small is not None:
             return lambda: replace(self._nothing, segments=inline_segments(small))
@@ -178,13 +179,13 @@ class TaskWriter:
         return finish
 
     def abort(self) -> None:
-        """Give the ledger back. What was written is in no result; the janitor deletes it."""
+        """Give the ledger back. No result names the written entries; the janitor deletes them."""
         for future, _ in self._handed:
             future.cancel()
         background_loop().run(self._sender.abort())
 
     def _hand_over_all(self) -> None:
-        """What is gathered; returns when it is with the ledger writer."""
+        """Send the gathered rows; returns when the ledger writer has them."""
         for entry in self._encoder.flush():
             self._hand_over(entry)
         self._wait_until(0)
@@ -196,7 +197,7 @@ class TaskWriter:
         self._wait_until(self._settings.handed_over_bytes_max)
 
     def _wait_until(self, bytes_left: int) -> None:
-        """Take the results of what was sent; wait until at most so many bytes are not."""
+        """Take the results of sends; wait until at most so many bytes are unfinished."""
         while self._handed and (self._handed_bytes > bytes_left or self._handed[0][0].done()):
             future, size = self._handed.popleft()
             self._handed_bytes -= size
@@ -204,7 +205,7 @@ class TaskWriter:
 
 
 def inline_segments(entries: Iterable[EncodedEntry]) -> tuple[Segment, ...]:
-    """A segment for each entry, all of one partition each, with its payload."""
+    """A segment for each entry, with the entry's payload. Each entry has one partition."""
     return tuple(map(_inline_segment, entries))
 
 
@@ -245,7 +246,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a segment is: of a ledger the part between two writings of filters."""
+    """The place of a segment: a part of a ledger between two writings of filters."""
 
     ledger_id: int
     part: int
@@ -296,17 +297,17 @@ class _Recorded:
 
 
 def event_bounds(event_ms: Iterable[int]) -> tuple[int, int]:
-    """What a segment says of its rows' event times: no row's is outside. NO_MS where none has
-    one; a bound that would say so by chance is moved outwards."""
-    known = list(event_ms)
-    if not known:
+    """The bounds of a segment's event times: no row has one outside. NO_MS if no row has an event
+    time; a bound that is NO_MS by chance is moved outwards."""
+    times = list(event_ms)
+    if not times:
         return NO_MS, NO_MS
-    low, high = min(known), max(known)
+    low, high = min(times), max(times)
     return low - (low == NO_MS), high + (high == NO_MS)
 
 
 class EntrySender:
-    """One task's way to its ledgers. Calls may overlap: they are carried out in their order."""
+    """Sends one task's entries to its ledgers. Calls may overlap: they are carried out in order."""
 
     def __init__(
         self,
@@ -336,19 +337,19 @@ class EntrySender:
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
         self._recorded: dict[_Place, _Recorded] = {}
         self.creators: dict[int, str] = {}
-        """Of the ledgers whose acknowledged entries are recorded."""
+        """The creator tokens of the ledgers whose acknowledged entries are recorded."""
         self._failures = 0
 
     @property
     def held_bytes(self) -> int:
-        """Of entries sent that not every bookie has responded to; any thread may look."""
+        """The bytes of entries to which not every bookie has responded; any thread may read it."""
         return sum(writer.held_bytes for writer in self._writers())
 
     async def send(self, entry: EncodedEntry) -> None:
-        """Append the entry; returns when it is handed to the ledger's writer.
+        """Append the entry; returns when the ledger's writer has it.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
-        or what the last of FAILED_LEDGERS_MAX ledgers failed with.
+        or the error of the last of FAILED_LEDGERS_MAX ledgers.
         """
         async with self._turn:
             self._again.append(entry)
@@ -361,7 +362,7 @@ class EntrySender:
             await self._all_acked()
 
     async def settled(self) -> None:
-        """Wait, after `drain`, until every copy is there or its bookie's time is over."""
+        """Wait, after `drain`, until every copy is made or its bookie's time is over."""
         for writer in self._writers():
             await writer.held_below(0)
 
@@ -374,7 +375,8 @@ class EntrySender:
         return tuple(made.segment(place) for place, made in self._recorded.items())
 
     async def abort(self) -> None:
-        """Forget what was sent, without waiting for it; the ledger is closed in the background."""
+        """Forget the sent entries, without waiting for them; the ledger is closed in the
+        background."""
         async with self._turn:
             self._again.clear()
             for sent in self._sent:
@@ -399,7 +401,7 @@ class EntrySender:
             self._append(ledger, self._again.popleft())
 
     async def _ledger_with_room(self, size: int) -> TaskLedger:
-        """The current ledger once it takes so many bytes more, or the next one."""
+        """The writer of the current ledger once it takes so many bytes more, or of the next one."""
         while True:
             if self._ledger is None:
                 self._ledger = await self._cache.acquire(
@@ -428,13 +430,13 @@ class EntrySender:
                     return ledger
 
     async def _less_held(self) -> None:
-        """Wait until some writer holds less than now."""
+        """Wait until a writer holds fewer bytes than now."""
         self._left = [writer for writer in self._left if writer.held_bytes]
         first = next(writer for writer in self._writers() if writer.held_bytes)
         await first.held_below(first.held_bytes - 1)
 
     def _writers(self) -> list[AsyncLedgerWriter]:
-        """Those that may hold bytes, oldest first."""
+        """The writers that may hold bytes, oldest first."""
         ledger = self._ledger
         return self._left if ledger is None else [*self._left, ledger.writer]
 
@@ -454,7 +456,7 @@ class EntrySender:
         return broken or self._ledger.writer.failure is not None
 
     def _record_acked(self) -> None:
-        """Move what was acknowledged, in order, from sent to recorded."""
+        """Move the acknowledged entries, in order, from sent to recorded."""
         while self._sent and self._sent[0].acked.done():
             if self._sent[0].acked.exception() is not None:
                 return
@@ -475,12 +477,12 @@ class EntrySender:
             self._filter_bytes += len(share.key_filter or b"")
 
     async def _all_decided(self) -> None:
-        """Wait until every entry sent was acknowledged or refused, and record what was acked."""
+        """Wait until each sent entry was acknowledged or refused; record the acknowledged ones."""
         await asyncio.gather(*(sent.acked for sent in self._sent), return_exceptions=True)
         self._record_acked()
 
     async def _leave_failed_ledger(self) -> None:
-        """Keep what was acked, send the rest again. Raises when there is no use in trying on."""
+        """Keep the acknowledged entries, send the rest again. Raises if another try is no use."""
         assert self._ledger is not None
         await self._all_decided()
         cause = self._cause(self._sent)
@@ -506,8 +508,8 @@ class EntrySender:
         return self._ledger.writer.failure
 
     async def _leave_ledger(self) -> None:
-        """Give the ledger back once its copies are complete, or their time is over: what is missing
-        then, repair makes (hazard 20)."""
+        """Give the ledger back once its copies are complete, or their time is over: then repair
+        makes the missing copies (hazard 20)."""
         if self._ledger is None:
             return
         writer = self._ledger.writer
@@ -522,8 +524,8 @@ class EntrySender:
         self._ledger = None
 
     async def _write_filters(self, ledger: TaskLedger) -> None:
-        """The filters of the part's longer segments, as one entry; then a new part begins. All
-        that was sent is recorded."""
+        """Write the filters of the part's longer segments as one entry, and begin a new part. All
+        sent entries are recorded."""
         due = {
             place: made
             for place, made in self._recorded.items()
@@ -543,7 +545,7 @@ class EntrySender:
         self._begin_part()
 
     def _begin_part(self) -> None:
-        """What is sent from now on is of new segments; filters not written are forgotten."""
+        """Later entries are of new segments; filters that were not written are forgotten."""
         for made in self._recorded.values():
             made.filters.clear()
         self._filter_bytes = 0
@@ -552,6 +554,6 @@ class EntrySender:
 
 
 def _taken(acked: "asyncio.Future[int]") -> None:
-    """Its outcome is not used."""
+    """The outcome of the task is not used."""
     if not acked.cancelled():
         acked.exception()
