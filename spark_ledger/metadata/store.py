@@ -56,13 +56,16 @@ class StoreUnavailable(StoreError):
 @dataclass(frozen=True, slots=True)
 class Versioned:
     """A node's value, its version, when the store created it and when it was last set (ms since
-    the epoch, the store's clock), and the session that owns it (0 when it is not ephemeral)."""
+    the epoch, the store's clock), and the session that owns it (0 when it is not ephemeral).
+    `set_in` is the number of the transaction that set it last: numbers rise with each write to the
+    store, so those of two nodes tell which was set first; 0: not known."""
 
     value: bytes
     version: int
     created_ms: int = 0
     owner: int = 0
     modified_ms: int = field(default=0, compare=False)
+    set_in: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

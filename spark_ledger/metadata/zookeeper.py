@@ -530,7 +530,8 @@ class ZooKeeperStore:
 
 
 def _versioned(value: bytes, stat: Any) -> Versioned:
-    return Versioned(value, stat.version, stat.ctime, stat.ephemeralOwner, stat.mtime)
+    times = (stat.ctime, stat.ephemeralOwner, stat.mtime, stat.mzxid)
+    return Versioned(value, stat.version, *times)
 
 
 def _check_size(path: str, size: int) -> None:

@@ -52,9 +52,25 @@ async def commit_part(
     user_metadata: str = "",
     kinds: Mapping[str, RowKind] = NO_KINDS,
 ) -> CommitOutcome:
-    """Commit the results of the part, by topic id, under the intent of the run that wrote them.
-    `kinds` as of TopicClient.commit_topics.
-    Raises as TopicClient.commit_topics; errors.LedgerFenced if a newer run has taken over."""
+    """Commit the results of the part, by topic id, under the intent of the run that wrote them
+    (of kind PARTS). The next part that this process writes goes to other ledgers: no two commits
+    name one, so what the topic drops may be deleted while the run goes on. `kinds` as of
+    TopicClient.commit_topics.
+    Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
+    try:
+        return await _commit(client, results, intent, part, user_metadata, kinds)
+    finally:
+        client.cache.retire(intent.id)
+
+
+async def _commit(
+    client: TopicClient,
+    results: Mapping[str, Sequence[TaskResult]],
+    intent: Intent,
+    part: Part,
+    user_metadata: str,
+    kinds: Mapping[str, RowKind],
+) -> CommitOutcome:
     app_id = f"{intent.app_id}#part-{part.number}"
     path = paths.txn(escape(app_id), escape(intent.target))
     for _ in range(TRIES_MAX):

@@ -334,6 +334,23 @@ async def a_node_tells_when_it_was_made_by_the_store_s_clock(open_store: OpenSto
 
 
 @contract
+async def nodes_tell_which_of_them_was_set_first(open_store: OpenStore) -> None:
+    store, other = await open_store(), await open_store()
+    await store.create("/a")
+    await store.multi([Create("/b"), Create("/c")])
+    await other.sync("/a")
+    a, b, c = [await other.get(path) for path in ("/a", "/b", "/c")]
+    assert 0 < a.set_in < b.set_in == c.set_in
+    await store.multi([Set("/a", b"later", 0)])
+    await other.sync("/a")
+    (again,) = await other.get_many(["/a"])
+    assert again is not None
+    assert again.set_in > c.set_in
+    for opened in (store, other):
+        await opened.close()
+
+
+@contract
 async def an_open_store_is_connected(open_store: OpenStore) -> None:
     store = await open_store()
     assert store.session_state is SessionState.CONNECTED

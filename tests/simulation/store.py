@@ -159,7 +159,7 @@ class SimStore:
     def write(self, session: str, evaluate: Callable[[Write], Any]) -> Any:
         """Apply one transaction, or raise and change nothing."""
         now = _now()
-        write = Write(self.tree, EPOCH_MS + int(now * 1000))
+        write = Write(self.tree, EPOCH_MS + int(now * 1000), self.zxid + 1)
         try:
             result = evaluate(write)
         except StoreError:

@@ -63,16 +63,18 @@ def split(path: str) -> tuple[str, str]:
 class Write:
     """A transaction being evaluated on the leader's tree; `undo` takes it back."""
 
-    def __init__(self, tree: Tree, now_ms: int) -> None:
+    def __init__(self, tree: Tree, now_ms: int, number: int = 0) -> None:
         self._tree = tree
         self._now_ms = now_ms
+        self._number = number
         self.changes: list[Change] = []
 
     def create(self, path: str, value: bytes, owner: int = 0) -> None:
         if path in self._tree.nodes:
             raise NodeExists(path)
         self._tree.get(split(path)[0])
-        self._put(path, Versioned(bytes(value), 0, self._now_ms, owner, self._now_ms))
+        times = (self._now_ms, owner, self._now_ms, self._number)
+        self._put(path, Versioned(bytes(value), 0, *times))
 
     def create_parents(self, path: str) -> None:
         parent = split(path)[0]
@@ -88,7 +90,8 @@ class Write:
 
     def set(self, path: str, value: bytes, version: int) -> int:
         node = self.check(path, version)
-        new = replace(node, value=bytes(value), version=node.version + 1, modified_ms=self._now_ms)
+        times = {"modified_ms": self._now_ms, "set_in": self._number}
+        new = replace(node, value=bytes(value), version=node.version + 1, **times)
         self._put(path, new)
         return new.version
 

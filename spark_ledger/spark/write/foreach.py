@@ -39,7 +39,7 @@ from spark_ledger.spark.write.tasks import (
 )
 from spark_ledger.spark.write.topic_writers import Task, TopicWriters
 from spark_ledger.topic import blocking
-from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.intents import PARTS, Intent
 from spark_ledger.topic.parts import Part, commit_part
 from spark_ledger.topic.write import TaskResult
 
@@ -121,7 +121,9 @@ class _ForeachTask:
         service_url, outage_s = job.options.service_url, job.options.outage_timeout_s
         begins = spark.batch_id == 0
         self._cluster = cluster = blocking.topics(service_url, outage_s, begins=begins)
-        self._intent: Intent = query_intent(job, app_id, run_id, again=spark.attempt > 0)
+        self._intent: Intent = query_intent(
+            job, app_id, run_id, again=spark.attempt > 0, kind=PARTS
+        )
         self._beating = ExitStack()
         self._beating.enter_context(heartbeats(cluster, self._intent))
         task = Task(self._intent, spark.index, spark.attempt, spark.about)

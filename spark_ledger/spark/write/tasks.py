@@ -41,7 +41,7 @@ from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint, together
 from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work, work_of
-from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.intents import QUERY, Intent
 from spark_ledger.topic.write import TaskResult
 
 QUERY_ID = "sql.streaming.queryId"
@@ -99,7 +99,7 @@ class TaskProperties:
 
 
 _log = logging.getLogger(__name__)
-_intents: TtlCache[tuple[str, str, str, str], Intent] = TtlCache(HEARTBEAT_S)
+_intents: TtlCache[tuple[str, str, str, str, str], Intent] = TtlCache(HEARTBEAT_S)
 _topics: TtlCache[tuple[str, str, str], WrittenTopic] = TtlCache(TOPIC_S)
 
 
@@ -250,7 +250,9 @@ def topics_of(
     return {name: topic for name, topic in kept.items() if topic is not None}
 
 
-def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = False) -> Intent:
+def query_intent(
+    job: WriteJob, query_id: str, run_id: str, *, again: bool = False, kind: str = QUERY
+) -> Intent:
     """The intent of the query's run on its target, looked at again once in HEARTBEAT_S, and by each
     attempt that does a task `again`. A topic that the options name is found first, or made: the
     target is that topic, for what was committed to an older one of its name is not in it."""
@@ -263,12 +265,12 @@ def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = Fal
         topic = topics_of(cluster, options, [options.topic], run_id)[options.topic]
         target = topic.txn_target
         replaced = [topic.info.id] if job.overwrite else []
-    key = (options.service_url, query_id, run_id, target)
+    key = (options.service_url, query_id, run_id, target, kind)
     found = _intents.get(key)
     if found is not None:
         return found
     intents = cluster.client.intents
-    opened = intents.open_query_intent(query_id, run_id, target, overwrites=replaced)
+    opened = intents.open_query_intent(query_id, run_id, target, overwrites=replaced, kind=kind)
     intent = cluster.run(opened)
     cluster.run(intents.heartbeat(intent))
     return _intents.put(key, intent)

@@ -50,6 +50,7 @@ from spark_ledger.topic.log.records import (
 SUPERSEDED = "superseded"
 STALE = "stale"
 QUERY = "query"
+PARTS = "parts"
 BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
@@ -150,7 +151,7 @@ class Intents:
         kind: str = QUERY,
     ) -> Intent:
         """The open intent of a streaming query's run on `target`, made if it is not there; of kind
-        CURSOR where the target is a subscription.
+        CURSOR where the target is a subscription, of kind PARTS where each task commits (parts.py).
 
         Any number of tasks may call it at once: they get the same one. The first call of a new
         run condemns the older run's. A run condemned as stale goes on under a new generation.

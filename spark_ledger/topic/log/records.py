@@ -145,7 +145,7 @@ class IntentRecord:
     `snapshots` the number that the next commit had in each topic that it is to overwrite. A
     `random` app id is this intent's own, which is never named again."""
 
-    kind: str  # "query", "batch", "cursor" or "system"
+    kind: str  # "query", "parts", "batch", "cursor" or "system"
     app_id: str
     run_id: str
     target: str

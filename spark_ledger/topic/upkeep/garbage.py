@@ -5,15 +5,16 @@ Always true of what is DELETED: it is CLOSED; its topic is deleted, or, folded a
 be CLOSED, does not refer to it (hazard 4); what a topic did refer to has been left alone for the
 topic's delete delay since (hazard 34). Under an intent that is open it depends on how often that
 intent's commits name a ledger (hazard 5):
-- a query's tasks write to one ledger for batch after batch, so it goes only if two later versions
-  were committed since it was first seen CLOSED: then no batch can be under way that holds
-  acknowledged entries of it. That can be known of a streaming query alone, whose versions come one
-  after another from one run;
-- what a broker, maintenance or a batch job wrote is named by no further commit once it is CLOSED
-  and the topic has dropped it, so it goes although the intent is open, for months perhaps: all that
-  a live ledger has is in its seal, and each round of merges writes ledgers of its own
-  (compactor.py). A ledger of theirs that the topic never referred to may be about to be named: it
-  stays while the intent is open;
+- a query's tasks write to one ledger for batch after batch, so it goes only if a version was
+  committed since it was CLOSED: tasks of the versions that follow began after that commit, and
+  cannot have written to it. The metadata store tells which of the two was first, so this holds for
+  an observer that was not there. It can be known of a streaming query alone, whose versions come
+  one after another from one run;
+- what a broker, maintenance, a batch job or a task that commits its part wrote is named by no
+  further commit once it is CLOSED and the topic has dropped it, so it goes although the intent is
+  open, for months perhaps: all that a live ledger has is in its seal, and a round of merges, or a
+  part, writes ledgers of its own (compactor.py, parts.py). A ledger of theirs that the topic never
+  referred to may be about to be named: it stays while the intent is open;
 - of other kinds nothing is known, and all is kept.
 
 Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
@@ -26,16 +27,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from spark_ledger.topic.log.intents import BATCH, QUERY, SYSTEM
+from spark_ledger.topic.log.intents import BATCH, PARTS, QUERY, SYSTEM
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 
 COUNTING_KINDS = (QUERY,)
 """Kinds of intents whose versions one run commits in order, one at a time."""
-NAMED_ONCE_KINDS = (BATCH, SYSTEM)
+NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
 """Kinds of intents of which no commit names a ledger that is CLOSED and was dropped."""
-POLICY_KINDS = (QUERY, BATCH)
+POLICY_KINDS = (QUERY, PARTS, BATCH)
 """Kinds of intents whose ledgers are all rolled as the topic's policies say."""
-LATER_VERSIONS = 2
 DELETED_PART_MAX = 0.1  # of the ledgers that a pass knows, for the lack of references alone
 DELETED_UNGUARDED = 20  # so many may go in any case
 UNPUBLISHED_MS = 3600 * 1000
@@ -45,12 +45,13 @@ in a ledger until the record that names it is published. One that takes longer h
 
 @dataclass(frozen=True, slots=True)
 class IntentSeen:
-    """An intent: `committed` is the version its transaction record has now."""
+    """An intent: `committed_in` is the number of the store's transaction that made the last commit
+    of its app id and target."""
 
     id: str
     kind: str
     open: bool
-    committed: int = -1
+    committed_in: int = 0
 
     @property
     def counts(self) -> bool:
@@ -61,8 +62,8 @@ class IntentSeen:
 @dataclass(frozen=True, slots=True)
 class LedgerSeen:
     """A ledger that there is. `made_ms` is by the store's clock; `stuck`: it has been in recovery
-    for a while; `closed_at`: the version its intent had committed after the observer first saw it
-    CLOSED, at `closed_ms` by the store's clock."""
+    for a while; `closed_in`: the number of the store's transaction by which it was CLOSED, or of a
+    later one; `closed_ms`: when the observer first saw it CLOSED, by the store's clock."""
 
     id: int
     intent: str
@@ -70,8 +71,8 @@ class LedgerSeen:
     closed: bool
     made_ms: int = 0
     stuck: bool = False
-    closed_at: int | None = None
-    closed_ms: int = 0
+    closed_in: int = 0
+    closed_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +160,19 @@ def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms:
     dropped = ledger.id in topic.dropped
     if intent.open and not intent.counts and not (dropped and intent.kind in NAMED_ONCE_KINDS):
         return "its writer is at work"
-    if intent.counts and (
-        ledger.closed_at is None or intent.committed < ledger.closed_at + LATER_VERSIONS
-    ):
-        return f"its writer has not committed {LATER_VERSIONS} versions since it was closed"
+    if intent.counts and not is_before(ledger.closed_in, intent.committed_in):
+        return "its writer has not committed a version since it was closed"
     if dropped:
         left_ms = topic.dropped[ledger.id] + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "the last reference to it went")
-    if intent.open and now_ms < ledger.closed_ms + UNPUBLISHED_MS:
+    if intent.open and (ledger.closed_ms is None or now_ms < ledger.closed_ms + UNPUBLISHED_MS):
         return "its writer may be about to name it in a checkpoint"
     return ""
+
+
+def is_before(closed_in: int, committed_in: int) -> bool:
+    """Whether a ledger was CLOSED before the last version was committed, as far as is known."""
+    return 0 < closed_in < committed_in
 
 
 def _delay(left_ms: int, what: str) -> str:

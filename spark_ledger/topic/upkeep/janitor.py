@@ -48,6 +48,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import (
     LONG_AGO_MS,
     each,
+    look_up,
     names_in,
     reachable,
     read,
@@ -272,10 +273,14 @@ class Janitor:
         problems = await each(self._recover, wanted[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
         outcomes = dict(zip(wanted, problems, strict=False))
         done = [ledger for ledger, problem in outcomes.items() if not problem]
-        for ledger in done:
-            a_pass.ledgers[ledger] = replace(a_pass.ledgers[ledger], closed=True, stuck=False)
+        await each(lambda ledger: self._see_closed(a_pass, ledger), done)
         unclosed = {ledger: problem for ledger, problem in outcomes.items() if problem}
         return replace(report, closed=tuple(done), unclosed=unclosed)
+
+    async def _see_closed(self, a_pass: "_Pass", ledger_id: int) -> None:
+        before = a_pass.ledgers[ledger_id]
+        seen = await self._inventory.read(ledger_id, before.intent)
+        a_pass.ledgers[ledger_id] = seen or replace(before, closed=True, stuck=False)
 
     async def _recover(self, ledger_id: int) -> str:
         """Close the ledger; why it could not be."""
@@ -288,23 +293,22 @@ class Janitor:
         return ""
 
     async def _learn_of_closed(self, a_pass: "_Pass") -> None:
-        """Of ledgers newly seen CLOSED: which version their intent has committed by now, read
-        after a sync, so that it is none of before. Read for all open intents, before any fold."""
-        await self.store.sync()
+        """When ledgers were seen CLOSED first, and in which transaction their intents committed
+        last: before any fold, so that the fold has that commit."""
         counting = [intent for intent in a_pass.by_id.values() if a_pass.intents[intent.id].counts]
-        versions = await each(self._committed, counting)
-        for intent, version in zip(counting, versions, strict=True):
-            known = a_pass.intents[intent.id]
-            a_pass.intents[intent.id] = replace(known, committed=version)
+        commits = await each(self._committed_in, counting)
+        for intent, committed_in in zip(counting, commits, strict=True):
+            seen = a_pass.intents[intent.id]
+            a_pass.intents[intent.id] = replace(seen, committed_in=committed_in)
         a_pass.note_first_seen()
-        self._inventory.learn(one for one in a_pass.ledgers.values() if one.closed)
+        closed = [ledger for ledger in a_pass.ledgers.values() if ledger.closed]
+        self._inventory.learn(ledger for ledger in closed if ledger.closed_in)
 
-    async def _committed(self, intent: Intent) -> int:
-        path = paths.txn(escape(intent.app_id), escape(intent.target))
-        try:
-            return records.decode_txn((await self.store.get(path)).value).version
-        except NoNode:
-            return records.NO_VERSION
+    async def _committed_in(self, intent: Intent) -> int:
+        node = await look_up(self.store, paths.txn(escape(intent.app_id), escape(intent.target)))
+        if node is None or records.decode_txn(node.value).version == records.NO_VERSION:
+            return 0
+        return node.set_in
 
     # -- deleting -----------------------------------------------------------------------------
 
@@ -422,9 +426,8 @@ class _Pass:
         """When the ledgers that are CLOSED were first seen to be: now, if they were not before and
         the time is known."""
         for ledger, one in self.ledgers.items():
-            if one.closed and one.closed_at is None and self.now_ms != LONG_AGO_MS:
-                version = self.intents[one.intent].committed
-                self.ledgers[ledger] = replace(one, closed_at=version, closed_ms=self.now_ms)
+            if one.closed and one.closed_ms is None and self.now_ms != LONG_AGO_MS:
+                self.ledgers[ledger] = replace(one, closed_ms=self.now_ms)
 
     def judged(self) -> list[LedgerSeen]:
         """The closed ledgers, and those taken as closed, by id."""

@@ -111,8 +111,10 @@ class LedgerInventory:
         if record.intent != intent_id:
             return None
         recovering = record.state is LedgerState.IN_RECOVERY
+        closed_in = node.set_in if record.closed else 0
         return LedgerSeen(
-            *(ledger_id, intent_id, record.topic, record.closed, node.created_ms, recovering)
+            *(ledger_id, intent_id, record.topic, record.closed, node.created_ms, recovering),
+            closed_in=closed_in,
         )
 
     async def _of_intent(self, intent: Intent) -> list[LedgerSeen]:

@@ -3,7 +3,7 @@ until nothing changes any more, and what is left is compared with what may be le
 
 Always true: nobody is killed, and no intent of a broker ends: what the topic dropped goes all the
 same, after its delete delay. A ledger to which the topic never referred stays while its intent is
-open, and what a query wrote until two later versions are committed; neither is judged here.
+open, and what a query wrote until a later version is committed; neither is judged here.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ EQUIVALENT = {
     "older run goes on": "the older run finds the pointer moved at its next batch; of the one under"
     " way the transaction record takes either its commit or the newer run's",
     "bodies unchecked": "who may delete the body's ledger ends the intent first, which the multi"
-    " checks, or waits for two later versions of the same run",
+    " checks, or waits for a later version of the same run",
     "growth to less": "applied, it changes nothing",
     "log trimmed before it is said": "only what lies below the previous checkpoint goes, which"
     " nobody folds, and a trim that finds some of it gone goes on",

@@ -98,10 +98,11 @@ class Stage:
         )
 
     async def rows(self, partition: int = 0, **options: Any) -> list[tuple[int, bytes]]:
-        """(offset, value) of all that is committed, as a new reader sees it."""
+        """(offset, value) of all that is committed and not trimmed, as a new reader sees it."""
         reader = await self.another()
         state = await reader.log(self.topic.id).fold(fresh=True)
-        ranges = {partition: (0, state.partitions[partition].end_offset)}
+        start = state.start_offsets()[partition]
+        ranges = {partition: (start, state.partitions[partition].end_offset)}
         found: list[tuple[int, bytes]] = []
         read = await reader.tables(state, ranges)
         for task in plan_read(state, ranges, read=read, **options):

@@ -11,10 +11,10 @@ from spark_ledger.topic.upkeep.garbage import Fate, IntentSeen, LedgerSeen, Topi
 
 DAY_MS = 24 * 3600 * 1000
 NOW_MS = 100 * DAY_MS
-CLOSED = LedgerSeen(7, "i", "t", closed=True, closed_at=5)
+CLOSED = LedgerSeen(7, "i", "t", closed=True, closed_in=50, closed_ms=0)
 OPEN = LedgerSeen(7, "i", "t", closed=False)
-ENDED = IntentSeen("i", "query", open=False, committed=5)
-RUNNING = IntentSeen("i", "query", open=True, committed=5)
+ENDED = IntentSeen("i", "query", open=False, committed_in=40)
+RUNNING = IntentSeen("i", "query", open=True, committed_in=40)
 EMPTY = TopicSeen("t")
 
 
@@ -54,17 +54,25 @@ def test_the_delete_delay_is_the_topics_own():
 
 
 @pytest.mark.parametrize(
-    ("committed", "fate"),
-    [(5, Fate.WAITS), (6, Fate.WAITS), (7, Fate.NEVER_REFERRED), (9, Fate.NEVER_REFERRED)],
+    ("closed_in", "committed_in", "fate"),
+    [
+        (50, 0, Fate.WAITS),
+        (50, 49, Fate.WAITS),
+        (50, 51, Fate.NEVER_REFERRED),
+        (0, 51, Fate.WAITS),  # closed by the observer itself: it looks again
+    ],
 )
-def test_under_an_open_intent_two_versions_must_follow_on_the_one_it_was_seen_closed_at(
-    committed, fate
-):
-    assert judged(CLOSED, replace(RUNNING, committed=committed), EMPTY) is fate
+def test_under_an_open_intent_a_version_must_follow_on_the_close(closed_in, committed_in, fate):
+    ledger, intent = (
+        replace(CLOSED, closed_in=closed_in),
+        replace(RUNNING, committed_in=committed_in),
+    )
+
+    assert judged(ledger, intent, EMPTY) is fate
 
 
 def test_under_an_open_intent_what_a_checkpoint_may_be_about_to_name_waits():
-    intent, closed = replace(RUNNING, committed=9), replace(CLOSED, closed_ms=NOW_MS)
+    intent, closed = replace(RUNNING, committed_in=99), replace(CLOSED, closed_ms=NOW_MS)
 
     for passed_ms, fate in (
         (garbage.UNPUBLISHED_MS - 1, Fate.WAITS),
@@ -77,12 +85,12 @@ def test_under_an_open_intent_what_a_checkpoint_may_be_about_to_name_waits():
 def test_under_an_open_intent_the_delete_delay_holds_too():
     topic = replace(EMPTY, dropped={7: NOW_MS - 1})
 
-    assert judged(CLOSED, replace(RUNNING, committed=9), topic) is Fate.WAITS
+    assert judged(CLOSED, replace(RUNNING, committed_in=99), topic) is Fate.WAITS
 
 
 @pytest.mark.parametrize("kind", ["batch", "system", "cursor", "of a later version"])
 def test_what_no_topic_referred_to_stays_while_a_writer_is_at_work_whose_versions_say_nothing(kind):
-    intent = IntentSeen("i", kind, open=True, committed=99)
+    intent = IntentSeen("i", kind, open=True, committed_in=99)
 
     assert judged(CLOSED, intent, EMPTY) is Fate.WAITS
     assert judged(CLOSED, replace(intent, open=False), EMPTY) is Fate.NEVER_REFERRED
