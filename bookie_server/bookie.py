@@ -341,7 +341,8 @@ class Bookie:
         )
 
     async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
-        """What cache and index say; whether an entry can be read is for the scrub to say."""
+        """What cache and index have, once it is durable: the caller takes it for copies. The scrub
+        finds out whether an entry can be read."""
         first, last = request.first_entry, request.last_entry
         if reason := _no_range(request):
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
@@ -355,6 +356,7 @@ class Bookie:
         while flushes != self.storage.flushes:  # else one may have moved meanwhile
             flushes = self.storage.flushes
             found = await self.storage.reader.stored(request.ledger_id, first, through)
+        await self.storage.shown_is_durable(request.ledger_id)
         return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
 
     # -- fence, last add confirmed --

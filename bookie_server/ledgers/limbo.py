@@ -26,7 +26,8 @@ Always true:
 - a ledger is "lost" too while one of its directories is missing; ClearLimbo gives that directory
   up: if it comes back later, its entries of the ledger are garbage. If it comes back before, the
   ledger misses nothing;
-- a comparison counts only if the node ran all the while and no directory of the ledger went;
+- a comparison counts only if the node ran all the while and no directory of the ledger went; the
+  entries that it read are durable before the response to the request that ends it;
 - a ledger that gets into limbo is listed at once;
 - every step can be repeated: after a restart the work goes on from the states.
 """
@@ -296,6 +297,7 @@ class Limbo:
         if not self._run:
             reason = "the node has no session yet: its revision could be mistaken for another run's"
             return ClearLimboResponse(Status.LIMBO, reason=reason)
+        await self._storage.shown_is_durable(ledger_id)  # the comparison took it for copies
         limbo, revision = self._sent_state(ledger_id)
         if limbo and ledger_id not in self._sent:
             self._sent[ledger_id] = None

@@ -286,8 +286,8 @@ class LedgerStorage:
         return self._direct_writes.append(records, lane, after)
 
     async def shown_is_durable(self, ledger_id: int) -> None:
-        """Return when all entries of a fenced ledger that can be read now are durable, also those
-        that are under way or were in a journal that failed. Raises JournalFailed."""
+        """Return when all entries of the ledger that can be read now are durable, also those that
+        are under way or were in a journal that failed. Raises JournalFailed."""
         if self._direct_writes.is_under_way(ledger_id) or self._journals.is_under_way(ledger_id):
             await asyncio.shield(self.append([], Lane.RECOVERY, [ledger_id]))
 

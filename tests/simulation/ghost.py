@@ -157,6 +157,28 @@ class LedgerGhost:
         for one in record.joining:
             self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
 
+    def shows_repair(
+        self, bookie: "BookieGhost", entry_id: int, moment: int, *, fenced: bool
+    ) -> None:
+        """A bookie that keeps copies shows repair that it has one. Without a fence it may have that
+        in memory alone, its add unanswered, and lose it in a crash: such a copy counts once the
+        bookie has cleared the ledger's limbo."""
+        if not fenced:
+            bookie.shown.setdefault(self.ledger_id, {})[entry_id] = None
+            return
+        bookie.synced[self.ledger_id, entry_id] = None
+        self._counts(bookie, entry_id, moment)
+
+    def cleared_at(self, bookie: "BookieGhost", moment: int) -> None:
+        """The bookie has cleared the ledger's limbo: repair counts on what it showed before."""
+        bookie.cleared.setdefault(self.ledger_id, moment)
+        for entry_id in bookie.shown.pop(self.ledger_id, ()):
+            self._counts(bookie, entry_id, moment)
+
+    def _counts(self, bookie: "BookieGhost", entry_id: int, moment: int) -> None:
+        self.stored.setdefault(entry_id, {})[bookie.bookie_id] = None
+        bookie.stored.setdefault((self.ledger_id, entry_id), moment)
+
     def forget_copies_of(self, bookie: "BookieGhost") -> None:
         """It joins, and was named by the record no more: what it had it may have let go."""
         for entry_id, stored in self.stored.items():
@@ -164,7 +186,7 @@ class LedgerGhost:
             bookie.stored.pop((self.ledger_id, entry_id), None)
             bookie.synced.pop((self.ledger_id, entry_id), None)
         self.shown = {what: None for what in self.shown if what[1] != bookie.bookie_id}
-        for way in (bookie.cleared, bookie.compared, bookie.told_to_clear):
+        for way in (bookie.cleared, bookie.compared, bookie.told_to_clear, bookie.shown):
             way.pop(self.ledger_id, None)
 
     def delete_returned(self) -> None:
@@ -178,7 +200,11 @@ class BookieGhost:
 
     bookie_id: str
     stored: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(ledger, entry) it acknowledged: the moment of the first OK."""
+    """(ledger, entry) it acknowledged: the moment of the first OK. Also what repair counts on: what
+    it showed in answer to a fence, or before it cleared the ledger's limbo."""
+    shown: dict[int, dict[int, None]] = field(default_factory=dict)
+    """By ledger, entries that it showed to repair without a fence since it started: such a read
+    shows what is in memory alone, too, and promises nothing."""
     fence_replied: dict[int, int] = field(default_factory=dict)
     """By ledger: the moment of its first reply to a fencing request."""
     fenced_negatives: dict[tuple[int, int], int] = field(default_factory=dict)

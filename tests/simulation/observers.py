@@ -148,7 +148,7 @@ class Observers:
         elif isinstance(request, m.ClearLimboRequest):
             if request.clear and response.status is Status.OK:
                 bookie = self.ghost.bookie(request.bookie_id)
-                bookie.cleared.setdefault(ledger.ledger_id, exchange.ended)
+                ledger.cleared_at(bookie, exchange.ended)
                 self.ghost.meet("limbo cleared by repair")
         elif isinstance(request, m.WriteLacRequest):
             assert isinstance(response, m.WriteLacResponse)
@@ -237,7 +237,7 @@ class Observers:
         for entry_id, result in contents.results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
             if by_repair and said is Meaning.POSITIVE and ledger.names(request.bookie_id):
-                self._shown(exchange, ledger, bookie, entry_id, request.fence)
+                ledger.shows_repair(bookie, entry_id, exchange.ended, fenced=request.fence)
             if said is Meaning.POSITIVE and result.location is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
@@ -250,20 +250,6 @@ class Observers:
                     key = (ledger.ledger_id, entry_id)
                     bookie.fenced_negatives.setdefault(key, exchange.ended)
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
-
-    def _shown(
-        self,
-        exchange: Exchange,
-        ledger: LedgerGhost,
-        bookie: BookieGhost,
-        entry_id: int,
-        fenced: bool,
-    ) -> None:
-        """A bookie that keeps copies says to repair that it has one."""
-        if fenced:
-            bookie.synced[ledger.ledger_id, entry_id] = None
-        ledger.stored.setdefault(entry_id, {})[bookie.bookie_id] = None
-        bookie.stored.setdefault((ledger.ledger_id, entry_id), exchange.ended)
 
     def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
         if ledger.recovered_from is None:

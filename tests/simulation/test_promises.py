@@ -8,7 +8,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
-from tests.simulation import promises
+from tests.simulation import invariants, promises
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants import Violation
 
@@ -41,3 +41,22 @@ def test_a_bookie_that_answers_without_its_fence_has_forgotten_it():
 
 def test_an_error_of_the_node_does_not_say_that_it_forgot_its_fence():
     judged(m.ReadLacResponse(Status.IO_ERROR, reason="its journal failed just now"))
+
+
+def test_a_copy_shown_to_repair_is_a_promise_after_a_fence_or_once_limbo_is_cleared():
+    """Without either it may be in memory alone: its add waits for a slow disk, and a crash takes
+    it; the bookie has acknowledged nothing then."""
+    record = LedgerRecord(1, 1, 1, 1, (Fragment(0, ("a",)),))
+
+    def denied(*, fenced: bool, cleared: bool) -> None:
+        ghost, ledger = Ghost(), LedgerGhost(1, 1, 1, record)
+        bookie = ghost.bookie("a")
+        ledger.shows_repair(bookie, 5, 7, fenced=fenced)
+        if cleared:
+            ledger.cleared_at(bookie, 8)
+        invariants.what_was_acknowledged_is_never_denied(ghost, bookie, ledger, 5, 9)
+
+    denied(fenced=False, cleared=False)
+    for fenced, cleared in ((True, False), (False, True)):
+        with pytest.raises(Violation, match="invariant 16"):
+            denied(fenced=fenced, cleared=cleared)

@@ -340,6 +340,7 @@ class BookieNode:
         self.session.abandon()
         self.world.observers.situations.crashed(any(map(half_written, self.ledger_disks)))
         self.direct_log_watch.crashes()
+        self.world.ghost.bookie(self.bookie_id).shown.clear()
         for disk in self.disks:
             disk.crash(keep)
         self.process.kill()
