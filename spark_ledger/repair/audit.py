@@ -1,12 +1,14 @@
 """A check of every ledger: whether each entry has all its copies at bookies that the record names,
-where those lie, and what no topic refers to.
+whether they are well placed, and whether a topic refers to the ledger.
 
-    each record -> each bookie of each settled fragment is asked for what its index has (no bytes)
-    -> counts, and for each ledger what is wrong; `deep` reads every entry at every member instead
+    each record -> each bookie of each settled fragment is asked which entries its index has (no
+    bytes) -> counts, and what is wrong with each ledger; `deep` reads every entry at every member
+    instead
 
-Always true: nothing is changed; an open ledger is checked as far as it is confirmed by its record:
-the last fragment of an open one is its writer's. What a bookie does not tell counts as missing.
-The command and the tasks of a Spark job (spark/jobs.py) run `audit_some`.
+Always true: nothing is changed; an open ledger is checked as far as its record confirms its
+entries: the last fragment of an open ledger is its writer's. If a bookie does not respond, the
+copies that it should have count as missing. The command and the tasks of a Spark job
+(spark/jobs.py) run `audit_some`.
 """
 
 import asyncio
@@ -30,14 +32,15 @@ LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
 
 Referred = Mapping[str, Container[int] | None]
-"""By id of a topic the ledgers that it refers to; None: it may refer to any."""
+"""By topic id, the ledgers that the topic refers to; None: it may refer to any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One ledger. `lacking`: by bookie how many entries it lacks that it should keep, or does not
-    tell of, if it is one of the `silent`; `nowhere`: entries that no member has, as all of them say
-    or a worker found, the first of them; `near`: slots that a better placed bookie can take
+    """The check of one ledger. `lacking`: by bookie, how many entries it should keep and lacks; of
+    a bookie in `silent`, which did not respond, also those that it may have. `nowhere`: how many
+    entries no member has, by the responses of all of them or by a worker's finding;
+    `first_nowhere` is the first. `near`: how many slots a better placed bookie can take
     (slots.py)."""
 
     ledger_id: int
@@ -52,8 +55,8 @@ class Checked:
 
 @dataclass(slots=True)
 class Audit:
-    """Of all ledgers; `wrong` are up to EXAMPLES_MAX of those of which something is. What `silent`
-    bookies keep counts as missing: they did not tell."""
+    """The check of all ledgers. `wrong`: up to EXAMPLES_MAX ledgers with something wrong. `silent`
+    bookies did not respond: the copies that they should have count as missing."""
 
     ledgers: int = 0
     entries: int = 0
@@ -74,19 +77,20 @@ class Audit:
         names = "ledgers entries under_replicated misplaced damaged blocked unreferenced"
         return {name: getattr(self, name) for name in names.split()}
 
-    def add(self, one: Checked) -> None:
+    def add(self, checked: Checked) -> None:
         self.ledgers += 1
-        self.entries += one.entries
-        self.under_replicated += bool(one.lacking)
-        self.misplaced += bool(one.near)
-        self.damaged += one.nowhere
-        self.blocked += bool(one.blocked)
-        self.silent |= one.silent
-        if (one.lacking or one.near or one.blocked) and len(self.wrong) < EXAMPLES_MAX:
-            self.wrong.append(one)
+        self.entries += checked.entries
+        self.under_replicated += bool(checked.lacking)
+        self.misplaced += bool(checked.near)
+        self.damaged += checked.nowhere
+        self.blocked += bool(checked.blocked)
+        self.silent |= checked.silent
+        wrong = checked.lacking or checked.near or checked.blocked
+        if wrong and len(self.wrong) < EXAMPLES_MAX:
+            self.wrong.append(checked)
 
     def merge(self, other: "Audit") -> None:
-        """Of ledgers that are not among these."""
+        """Add the check of other ledgers."""
         for name, count in other.counts().items():
             setattr(self, name, getattr(self, name) + count)
         self.silent |= other.silent
@@ -98,8 +102,8 @@ async def audit(
 ) -> Audit:
     """Check every ledger. Raises Unavailable."""
     result = Audit()
-    async for some in in_batches(ledgers.list(), 16 * LEDGERS_AT_ONCE):
-        result.merge(await audit_some(ledgers, tokens, some, deep=deep, referred=referred))
+    async for batch in in_batches(ledgers.list(), 16 * LEDGERS_AT_ONCE):
+        result.merge(await audit_some(ledgers, tokens, batch, deep=deep, referred=referred))
     return result
 
 
@@ -111,8 +115,8 @@ async def audit_some(
     deep: bool = False,
     referred: Referred | None = None,
 ) -> Audit:
-    """Check these, those that are there. A closed ledger that was made for a topic which does not
-    refer to it is `unreferenced`; without `referred` none is. Raises Unavailable."""
+    """Check those of these ledgers that exist. A closed ledger that was made for a topic which does
+    not refer to it is `unreferenced`; without `referred` no ledger is. Raises Unavailable."""
     result = Audit()
 
     async def check(ledger_id: int) -> None:
@@ -132,12 +136,12 @@ async def audit_some(
 
 
 async def referred_by(topics: TopicClient) -> Referred:
-    """What all topics refer to now. Raises LedgerError."""
+    """The ledgers that all topics refer to now. Raises LedgerError."""
     references = References(topics.store, topics.ledgers)
     with reachable("looking up what topics refer to"):
         ids = [info.id for info in await topics.topics.list()]
         seen = await references.of(ids, await references.deleted())
-    return {one.id: None if one.problem else one.referred for one in seen.values()}
+    return {topic.id: None if topic.problem else topic.referred for topic in seen.values()}
 
 
 async def check_ledger(
@@ -148,7 +152,7 @@ async def check_ledger(
     *,
     deep: bool = False,
 ) -> Checked:
-    """What one ledger has, as its record says. `work`: what is on the list of it."""
+    """Check one ledger by its record. `work`: the ledger as the list of under-replicated has it."""
     last = record.last_entry
     if last is None:
         last = record.last_fragment.first_entry - 1
@@ -166,11 +170,11 @@ async def check_ledger(
                 for s, b in enumerate(fragment.ensemble)
             )
         )
-        for bookie, (missing, told) in zip(fragment.ensemble, members, strict=True):
+        for bookie, (missing, responded) in zip(fragment.ensemble, members, strict=True):
             if missing:
                 lacking[bookie] = lacking.get(bookie, 0) + len(missing)
             without.update(missing)
-            if told:
+            if responded:
                 denied.update(missing)
             else:
                 silent.add(bookie)
@@ -199,36 +203,37 @@ async def _of_member(
     tokens: Tokens,
     deep: bool,
 ) -> tuple[list[int], bool]:
-    """The entries that the bookie should keep and lacks, and whether it told of all."""
+    """The entries that the bookie should keep and lacks, and whether it responded for each."""
     missing: list[int] = []
-    told = True
+    responded = True
     walk = _read if deep else _stored
     async for window, here in walk(ledgers, record.ledger_id, bookie_id, entries, tokens):
-        told = told and here is not None
+        responded = responded and here is not None
         missing += [e for e in window if keeps(record, slot, e) and e not in (here or ())]
-    return missing, told
+    return missing, responded
 
 
 async def _stored(
     ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
 ) -> AsyncIterator[tuple[range, Collection[int] | None]]:
-    """Window by window, what its index has; None: it does not tell."""
+    """Window by window, the entries that the bookie's index has; None: it does not respond."""
     at = entries.start
     while at < entries.stop:
-        told = await ledgers.cluster.bookies.stored(
+        stored = await ledgers.cluster.bookies.stored(
             bookie_id, ledger_id, at, entries.stop - 1, token=tokens.read
         )
-        if told.status is not Status.OK or told.through < at:
+        if stored.status is not Status.OK or stored.through < at:
             yield range(at, entries.stop), None
             return
-        yield range(at, told.through + 1), _ids(told.spans)
-        at = told.through + 1
+        yield range(at, stored.through + 1), _ids(stored.spans)
+        at = stored.through + 1
 
 
 async def _read(
     ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
 ) -> AsyncIterator[tuple[range, Collection[int] | None]]:
-    """Window by window, what it delivers, checked; None: it does not tell."""
+    """Window by window, the entries that the bookie delivers, checked; None: it does not
+    respond."""
     at = entries.start
     while at < entries.stop:
         response = await ledgers.cluster.bookies.read(

@@ -1,23 +1,22 @@
 """The auditor: which ledgers are under-replicated, put on the list that workers work at.
 
-    who is registered, by its own watch (Absence) -> one pass over all records: what each bookie
-    holds -> the ledgers of those that are lost or drained, those that bookies say are in limbo, and
-    those with a bookie that was joining -> the list (work_list.py)
+    the bookies that are not registered, by its own watch (Absence) -> one pass over all records:
+    which ledgers each bookie holds -> the ledgers of bookies that are lost or drained, those that
+    bookies list as in limbo, and those with a bookie that was joining -> the list (work_list.py)
     closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
-    entries they have (audit.py) -> those of which a bookie lacks some, on the list
-    ledgers of which a copy is misplaced -> MOVES_MAX at a time on the list, when nothing is missing
+    entries they have (audit.py) -> those with a bookie that lacks an entry, on the list
+    ledgers with a misplaced copy -> MOVES_MAX at a time on the list, while no copy is missing
 
-One role in a cluster; the election saves work, no more: two may do it at once.
+One role in a cluster. The election only saves work: two auditors at once do no harm.
 
-Always true: the pass over the records is made when
-another bookie is gone or drained, or is on a host or rack where none was, and again after AGAIN_S
-or, where it takes long, AGAIN_TIMES as long; what it keeps in memory is a count for each bookie,
-and ids of ledgers.
+Always true: the pass over the records is made when another bookie is gone or drained, or a bookie
+is on a host or rack that had none, and again after AGAIN_S or, if a pass takes long, after
+AGAIN_TIMES its duration; the auditor keeps in memory a count for each bookie, and ids of ledgers.
 
 A bookie is lost when the observer saw it not registered for the whole delay, without a break of its
-session; losing several does not shorten that; a bookie that is back begins anew, also
-one that was back between two looks, which may be far apart; when more than a third of the bookies
-that hold anything are lost together, none counts until an operator says that they are.
+session. The loss of several does not shorten the delay. It begins anew for a bookie that is back,
+also if that was between two looks, which may be far apart. When more than a third of the bookies
+that hold anything are lost together, none of them counts as lost until an operator declares it.
 """
 
 import asyncio
@@ -58,21 +57,22 @@ log = logging.getLogger(__name__)
 
 
 class Judgement(NamedTuple):
-    """`lost`: their copies are to be made elsewhere. `too_many`: lost all the same, but more than
-    a third, so that it may be the observer, or the network."""
+    """`lost`: bookies whose copies must be made elsewhere. `too_many`: bookies that are lost, too,
+    but they are more than a third: the cause may be the observer, or the network."""
 
     lost: frozenset[str]
     too_many: frozenset[str] = frozenset()
 
 
 def pause_s(passed_s: float) -> float:
-    """After a pass over all records that took so long: a hundredth of the time is for passes, but
-    one that a slow store held up puts off the next by an hour at most."""
+    """The pause after a pass over all records that took `passed_s`: a hundredth of the time is for
+    passes, but a pass that a slow store held up puts off the next by an hour at most."""
     return min(max(AGAIN_S, AGAIN_TIMES * passed_s), AGAIN_S_MAX)
 
 
 class Absence:
-    """Of one observer; times are those of the loop's clock, in s, and of the host's, in ms."""
+    """The bookies that one observer sees absent; times are those of the loop's clock, in s, and of
+    the host's, in ms."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[float, int]] = {}
@@ -82,44 +82,47 @@ class Absence:
         self,
         now: tuple[float, int],
         session: int,
-        known: Collection[str],
+        bookies: Collection[str],
         registered: Collection[str],
     ) -> None:
-        """What was seen now. `session` is another number after each break of the session."""
+        """Note which of the `bookies` are `registered` now. `session` is another number after each
+        break of the session."""
         if session != self._session:
             self._session, self._since = session, {}
         here = set(registered)
         self._since = {
-            bookie: self._since.get(bookie, now) for bookie in known if bookie not in here
+            bookie: self._since.get(bookie, now) for bookie in bookies if bookie not in here
         }
 
     def back(self, is_registered: Callable[[str], bool]) -> None:
-        """What was heard since the last look: those that are registered begin anew."""
+        """Note changes since the last look: for bookies that are registered the delay begins
+        anew."""
         self._since = {b: since for b, since in self._since.items() if not is_registered(b)}
 
     def since_ms(self) -> dict[str, int]:
-        """Those that are absent, and since when they were seen to be."""
+        """The absent bookies, and when the observer first saw each absent."""
         return {bookie: self._since[bookie][1] for bookie in sorted(self._since)}
 
     def gone(self, now_s: float, delay_s: float) -> frozenset[str]:
-        """Those that were absent all through the delay."""
+        """The bookies that were absent for the whole delay."""
         return frozenset(b for b, (since, _) in self._since.items() if now_s - since >= delay_s)
 
 
 def judge(gone: Set[str], holding: Set[str], registered: Set[str], accepted: Set[str]) -> Judgement:
-    """Of those that are gone, `holding` anything by the ledgers' records. `accepted`: an operator
-    said that these are lost."""
+    """Judge the bookies that are `gone`. `holding`: bookies that hold copies by the ledgers'
+    records. `accepted`: bookies that an operator declared lost."""
     lost = gone & holding
-    unsaid = lost - accepted
-    if 3 * len(unsaid) > len(registered | holding):
-        return Judgement(frozenset(lost & accepted), frozenset(unsaid))
+    undeclared = lost - accepted
+    if 3 * len(undeclared) > len(registered | holding):
+        return Judgement(frozenset(lost & accepted), frozenset(undeclared))
     return Judgement(frozenset(lost))
 
 
 @dataclass(slots=True)
 class Index:
-    """One pass over the records: how many ledgers each bookie holds copies of, and which ledgers
-    those that are to go hold, or have somebody joining, or a copy that is misplaced."""
+    """One pass over the records. `held`: how many ledgers each bookie holds copies of. `of`: the
+    ledgers of each bookie that is gone or drained. `joining`, `misplaced`: ledgers with a joining
+    bookie, or a misplaced copy, and that bookie. `closed`: all CLOSED ledgers."""
 
     ledgers: int = 0
     held: Counter[str] = field(default_factory=Counter)
@@ -134,17 +137,18 @@ class Index:
         self.held.update(members)
         for bookie in self.of.keys() & members:
             self.of[bookie].append(record.ledger_id)
-        for one in record.joining:
-            self.joining[record.ledger_id] = one.bookie_id
+        for joining in record.joining:
+            self.joining[record.ledger_id] = joining.bookie_id
         if record.closed:
             self.closed.append(record.ledger_id)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What one look found: `listed` ledgers came on the list; `lost` and `draining` bookies;
-    `too_many` are gone, but so many that nothing is done until an operator says so, for `unlisted`
-    ledgers; `absent`: each that is not registered, and since when by this host's clock."""
+    """The result of one look. `listed`: how many ledgers came on the list; `lost`, `draining`:
+    bookies. `too_many`: bookies that are gone, but so many that they wait for an operator's
+    declaration; `unlisted`: how many ledgers wait with them. `absent`: each bookie that is not
+    registered, and since when by this host's clock."""
 
     listed: int = 0
     lost: frozenset[str] = frozenset()
@@ -155,12 +159,12 @@ class AuditReport:
 
     @property
     def alarm(self) -> str:
-        """What an operator must look at; empty for nothing."""
+        """The text that an operator must read; empty if there is no alarm."""
         return alarm(self.too_many)
 
 
 def alarm(too_many: Collection[str]) -> str:
-    """What an operator must look at when so many are gone; empty for nothing."""
+    """The text that an operator must read when `too_many` bookies are gone; empty for no bookie."""
     if not too_many:
         return ""
     names = ", ".join(sorted(too_many))
@@ -175,7 +179,7 @@ def _now_ms() -> int:
 
 
 class Auditor:
-    """One observer; it must live on from look to look. `now_ms` is this host's clock."""
+    """One observer; the same object must make every look. `now_ms` is this host's clock."""
 
     def __init__(
         self, ledgers: LedgerStore, tokens: Tokens, now_ms: Callable[[], int] | None = None
@@ -185,7 +189,7 @@ class Auditor:
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
-        self._limbo_told: set[tuple[str, int]] = set()
+        self._limbo_listed: set[tuple[str, int]] = set()
         self._sessions = 1
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
@@ -193,7 +197,7 @@ class Auditor:
         self._places: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
         self._checked: dict[int, frozenset[str]] = {}
-        """By ledger the members that were away, and were not asked."""
+        """By ledger, the members that were away and so were not asked."""
         self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._heard)
         self._directory = ledgers.cluster.directory
@@ -207,7 +211,7 @@ class Auditor:
         self._absence.back(self._directory.is_registered)
 
     async def look(self) -> AuditReport:
-        """Look once, and list what is found. Raises Unavailable."""
+        """Look once, and list the ledgers that need work. Raises Unavailable."""
         try:
             return await self._look()
         except StoreError as failure:
@@ -216,15 +220,15 @@ class Auditor:
     async def _look(self) -> AuditReport:
         settings = await read_settings(self._store)
         now = await bookies(self._store)
-        known = {
+        seen = {
             *await names_in(self._store, paths.BOOKIES_KNOWN),
             *self._index.held,
             *now.registered,
         }
         loop_now = asyncio.get_running_loop().time()
         moment = loop_now, self._now_ms()
-        self._absence.look(moment, self._sessions, known, now.registered)
-        self._registrations_changed()  # who came since `now` was read
+        self._absence.look(moment, self._sessions, seen, now.registered)
+        self._registrations_changed()  # bookies that registered since `now` was read
         absent = self._absence.since_ms()
         await self._take_back(settings, now)
         if not settings.enabled:
@@ -235,22 +239,24 @@ class Auditor:
             await self._pass(gone, now)
         judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
         listed = await self._list(judged, now) + await self._check(now)
-        unlisted = {ledger_id for one in judged.too_many for ledger_id in self._index.of[one]}
+        unlisted = {ledger_id for b in judged.too_many for ledger_id in self._index.of[b]}
         return AuditReport(
             *(listed, judged.lost, now.draining, judged.too_many, absent, len(unlisted))
         )
 
     def _is_new_place(self) -> bool:
-        """Whether a bookie is where none was: copies may be better placed there."""
+        """Whether a bookie is on a host or rack that had none: copies may be better placed
+        there."""
         writable = self._ledgers.cluster.directory.writable()
         new = {(bookie.host, bookie.rack) for bookie in writable} - self._places
         self._places |= new
         return bool(new)
 
     async def _take_back(self, settings: Settings, now: Bookies) -> None:
-        """An operator's word that a bookie is lost is of the absence that it was said of."""
+        """An operator's declaration that a bookie is lost ends with that absence: drop it for
+        bookies that are back."""
         if not now.registered.isdisjoint(settings.accepted):
-            accepted = tuple(one for one in settings.accepted if one not in now.registered)
+            accepted = tuple(b for b in settings.accepted if b not in now.registered)
             with suppress(BadSettings):
                 await autorecovery.change_settings(self._store, accepted=accepted)
 
@@ -271,15 +277,15 @@ class Auditor:
                         index.misplaced[record.ledger_id] = fragment.ensemble[slot]
 
         async def see(ledger_ids: Sequence[int]) -> None:
-            for found in await self._ledgers.cluster.records.read_many(ledger_ids):
-                if isinstance(found, UnsupportedFormat):
-                    log.error("a ledger is not looked after: %s", found.what)
-                elif found is not None:  # else it was deleted meanwhile
-                    index.see(found.record)
-                    place(found.record)
+            for versioned in await self._ledgers.cluster.records.read_many(ledger_ids):
+                if isinstance(versioned, UnsupportedFormat):
+                    log.error("a ledger is not looked after: %s", versioned.what)
+                elif versioned is not None:  # else it was deleted meanwhile
+                    index.see(versioned.record)
+                    place(versioned.record)
 
-        async for some in in_batches(self._ledgers.list(), RECORDS_AT_ONCE):
-            await see(some)
+        async for batch in in_batches(self._ledgers.list(), RECORDS_AT_ONCE):
+            await see(batch)
         if (gone or now.draining) and index.ledgers:
             log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
         self._index, self._indexed = index, (gone, now.draining)
@@ -293,89 +299,94 @@ class Auditor:
             for ledger_id, silent in self._checked.items()
             if ledger_id in closed and silent.isdisjoint(now.registered)
         }
-        self._unchecked = {one: None for one in closed if one not in self._checked}
+        self._unchecked = {i: None for i in closed if i not in self._checked}
         index.closed = array("q")
 
     async def _list(self, judged: Judgement, now: Bookies) -> int:
-        """How many ledgers came on the list, or have a reason more."""
-        found = [
+        """Put ledgers on the list; how many came on it, or got one more reason."""
+        causes = [
             (ledger_id, why, bookie)
-            for why, some in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining))
-            for bookie in sorted(some)
+            for why, going in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining))
+            for bookie in sorted(going)
             for ledger_id in self._index.of.get(bookie, ())
         ]
-        found += [(i, work_list.JOINING, bookie) for i, bookie in self._index.joining.items()]
+        causes += [(i, work_list.JOINING, bookie) for i, bookie in self._index.joining.items()]
         if not (judged.lost or judged.too_many or now.draining):
-            found += [(i, work_list.MISPLACED, b) for i, b in await self._some_misplaced()]
-        since_ms = await store_now_ms(self._store) if found else 0
-        wanted: dict[int, list[Reason]] = {}
-        for ledger_id, why, bookie in found:
-            wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
+            causes += [(i, work_list.MISPLACED, b) for i, b in await self._next_misplaced()]
+        since_ms = await store_now_ms(self._store) if causes else 0
+        reasons: dict[int, list[Reason]] = {}
+        for ledger_id, why, bookie in causes:
+            reasons.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
         in_limbo = await self._in_limbo(now)
-        for one in in_limbo:
-            reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
-            wanted.setdefault(one.ledger_id, []).append(reason)
+        for listing in in_limbo:
+            reason = Reason(work_list.LIMBO, listing.bookie_id, listing.since_ms)
+            reasons.setdefault(listing.ledger_id, []).append(reason)
         listed = 0
 
         async def add(ledger_id: int) -> None:
             nonlocal listed
-            listed += await work_list.add(self._store, ledger_id, wanted[ledger_id])
+            listed += await work_list.add(self._store, ledger_id, reasons[ledger_id])
 
-        await each(add, sorted(wanted), RECORDS_AT_ONCE)
-        self._limbo_told.update((one.bookie_id, one.ledger_id) for one in in_limbo)
+        await each(add, sorted(reasons), RECORDS_AT_ONCE)
+        self._limbo_listed.update((listing.bookie_id, listing.ledger_id) for listing in in_limbo)
         self._index.joining = {}
         for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
             self._index.of[bookie] = array("q")
         return listed
 
-    async def _some_misplaced(self) -> list[tuple[int, str]]:
-        """As many as may be moved now, while nothing is missing: each with a member."""
+    async def _next_misplaced(self) -> list[tuple[int, str]]:
+        """As many ledgers as may be moved now, while no copy is missing: each with a member."""
         misplaced = self._index.misplaced
         if not misplaced or await work_list.is_anything_missing(self._store):
             return []
         room = max(0, MOVES_MAX - len(await work_list.listed(self._store)))
-        some = list(islice(misplaced.items(), room))
-        for ledger_id, _ in some:  # once a pass: a worker may be done with them
+        batch = list(islice(misplaced.items(), room))
+        for ledger_id, _ in batch:  # once a pass: a worker may be done with them
             del misplaced[ledger_id]
-        return some
+        return batch
 
     async def _check(self, now: Bookies) -> int:
-        """Ask the bookies of some ledgers which entries they have; how many came on the list."""
-        some = [*self._unchecked][:CHECKS_A_LOOK]
-        since_ms, listed = await store_now_ms(self._store) if some else 0, 0
+        """Ask the bookies of the next ledgers which entries they have; how many ledgers came on the
+        list."""
+        batch = [*self._unchecked][:CHECKS_A_LOOK]
+        since_ms, listed = await store_now_ms(self._store) if batch else 0, 0
 
         async def check(ledger_id: int) -> None:
             nonlocal listed
             self._unchecked.pop(ledger_id, None)
             try:
                 record = (await self._ledgers.record(ledger_id)).record
-                found = await check_ledger(self._ledgers, record, self._tokens)
+                checked = await check_ledger(self._ledgers, record, self._tokens)
             except (NoSuchLedger, UnsupportedFormat):
                 return
-            if found.silent.isdisjoint(now.registered):
-                self._checked[ledger_id] = found.silent
-            told = now.registered - found.silent  # others are asked again
+            if checked.silent.isdisjoint(now.registered):
+                self._checked[ledger_id] = checked.silent
+            responded = now.registered - checked.silent  # others are asked again
             reasons = [
                 Reason(work_list.LACKING, bookie, since_ms)
-                for bookie in found.lacking
-                if bookie in told
+                for bookie in checked.lacking
+                if bookie in responded
             ]
             if reasons:
-                log.warning("audit: ledger %d lacks copies: %s", ledger_id, found.lacking)
+                log.warning("audit: ledger %d lacks copies: %s", ledger_id, checked.lacking)
                 listed += await work_list.add(self._store, ledger_id, reasons)
 
-        await each(check, some, CHECKS_AT_ONCE)
+        await each(check, batch, CHECKS_AT_ONCE)
         return listed
 
     async def _in_limbo(self, now: Bookies) -> list[Listed]:
-        """What bookies list as in limbo, but for what is on our list because of it: thousands may
-        be there for long."""
+        """The ledgers that bookies list as in limbo, except those that this auditor has put on its
+        list for that reason: thousands may stay there for long."""
         named = await limbo.named(self._store)
         if not named:
-            self._limbo_told = set()
+            self._limbo_listed = set()
             return []
         on_list = set(await work_list.listed(self._store))
-        told = self._limbo_told.intersection(named)
-        self._limbo_told = {one for one in told if one[1] in on_list}
-        new = [one for one in named if one not in self._limbo_told and one[0] in now.registered]
+        listed = self._limbo_listed.intersection(named)
+        self._limbo_listed = {pair for pair in listed if pair[1] in on_list}
+        new = [
+            (bookie_id, ledger_id)
+            for bookie_id, ledger_id in named
+            if (bookie_id, ledger_id) not in self._limbo_listed and bookie_id in now.registered
+        ]
         return await limbo.listed_of(self._store, new)

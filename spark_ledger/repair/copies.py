@@ -1,14 +1,14 @@
-"""The copies of one ledger at one bookie: what it lacks of the entries that it keeps, and copying
-them there.
+"""The copies of one ledger at one bookie: which entries the bookie should keep and lacks, and
+copying them there.
 
 Always true:
-- what can be read there of a CLOSED ledger, CRCs checked, is left alone; all else is copied from
-  bookies that the record names, by recovery adds, which are synced and replace a copy that cannot
-  be read any more; so is everything of an OPEN ledger: a plain read shows an entry before its add
-  is synced, or after its journal failed;
-- an entry that no peer supplies is told (`unsupplied`), and the others are copied all the same;
-- the bytes under way are those of one window (read_request_bytes and one entry), and `pace` is
-  asked before each is read.
+- an entry of a CLOSED ledger that can be read there, CRCs checked, is left alone. Every other entry
+  is copied from bookies that the record names, by recovery adds, which are synced and replace a
+  copy that can no longer be read. So is every entry of an OPEN ledger: a plain read shows an entry
+  before its add is synced, or after its journal failed;
+- an entry that no peer supplies is noted in `unsupplied`, and the others are copied all the same;
+- the bytes under way are those of one window (read_request_bytes and one entry); after each window
+  `pace` is awaited.
 """
 
 import asyncio
@@ -24,16 +24,17 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
 
-UNSUPPLIED_MAX = 16  # entries that no peer has and that are named; the others are counted
+UNSUPPLIED_MAX = 16  # entries without a peer that are named; the others are only counted
 ENTRIES_AT_ONCE = 1024
 BUSY_TRIES = 100
 
 Pace = Callable[[int], Awaitable[None]]
-"""Called with bytes that were copied, and before anything is; returns when more may be."""
+"""Called with the bytes that were copied, with 0 before the first; returns when more may be
+copied."""
 
 
 async def unpaced(_: int) -> None:
-    """As fast as it goes."""
+    """No limit of the rate."""
 
 
 class CannotCompare(Exception):
@@ -41,15 +42,16 @@ class CannotCompare(Exception):
 
 
 class Copies:
-    """Of the ledger as `known`, at the bookie. `fence`: each comparison fences the ledger there,
-    durably: no writer of long ago adds anything at it any more, and it shows only what is synced,
-    whatever the ledger's durability. Never of an OPEN ledger. Without it what is shown is durable
-    once the bookie has cleared its limbo, which is a record of the ledger behind all others."""
+    """The copies of the ledger, by its record `versioned`, at the bookie. `fence`: each comparison
+    fences the ledger there, durably: an earlier writer can add nothing to it any more, and the
+    bookie delivers only synced entries, whatever the ledger's durability. Never for an OPEN ledger.
+    Without a fence, entries that the bookie delivers are durable once it has cleared its limbo: the
+    journal then has a record of the ledger behind all others."""
 
     def __init__(
         self,
         cluster: Cluster,
-        known: VersionedRecord,
+        versioned: VersionedRecord,
         tokens: Tokens,
         bookie_id: str,
         *,
@@ -58,27 +60,28 @@ class Copies:
     ) -> None:
         self.compared = self.copied = 0
         self.unsupplied: dict[int, str] = {}
-        """Entries that no peer supplies, the first UNSUPPLIED_MAX of them: why."""
+        """The first UNSUPPLIED_MAX entries that no peer supplies, and why."""
         self._unsupplied_count = 0
         self._cluster = cluster
-        self._record = known.record
-        self._ledger_id = known.record.ledger_id
+        self._record = versioned.record
+        self._ledger_id = versioned.record.ledger_id
         self._token = tokens.recover
         self._bookie_id = bookie_id
         self._fence = fence
-        self._open = not known.record.closed
+        self._open = not versioned.record.closed
         self._pace = pace
-        self._reader = AsyncLedgerReader(cluster, known, tokens)
+        self._reader = AsyncLedgerReader(cluster, versioned, tokens)
 
     async def bring_back(self, entries: range, slot: int) -> None:
-        """Give the bookie what it lacks of what `slot` keeps of the confirmed `entries`; durable
-        there when this returns, but for what is `unsupplied`. Raises CannotCompare, LedgerError."""
+        """Give the bookie those of the confirmed `entries` that `slot` keeps and the bookie lacks.
+        They are durable there on return, except the `unsupplied` ones. Raises CannotCompare,
+        LedgerError."""
         async for lacking in self._lacking(entries, slot):
             for run in _runs(lacking):
                 await self._copy(run)
 
     async def fence_at(self, entry_id: int) -> None:
-        """Fence the ledger there, durably, where no entry is to be compared. Raises
+        """Fence the ledger there, durably, if there is no entry to compare. Raises
         CannotCompare."""
         response = await self._read(entry_id, entry_id)
         if response.status not in (Status.OK, Status.NO_SUCH_LEDGER):
@@ -93,7 +96,8 @@ class Copies:
         )
 
     async def _lacking(self, entries: range, slot: int) -> AsyncIterator[list[int]]:
-        """What the bookie should have of `entries` and cannot deliver, window by window."""
+        """Window by window, those of the `entries` that the bookie should have and cannot
+        deliver."""
         at = entries.start
         while at < entries.stop:
             last = min(at + ENTRIES_AT_ONCE, entries.stop) - 1
@@ -133,11 +137,11 @@ class Copies:
                 self._unsupplied_count += 1
                 if len(self.unsupplied) < UNSUPPLIED_MAX:
                     self.unsupplied[at] = failure.what
-                at, width = at + 1, 1  # those behind it may lack, too
+                at, width = at + 1, 1  # the next entries may lack a peer, too
             await self._give(batch)
 
     async def _give(self, batch: Sequence[Entry]) -> None:
-        """Durable at the bookie when it returns. Raises CannotCompare."""
+        """Give the bookie the entries, durably. Raises CannotCompare."""
         results = await asyncio.gather(*map(self._give_one, batch))
         refused = [result for result in results if result.status is not Status.OK]
         if refused:
@@ -155,7 +159,7 @@ class Copies:
         return result
 
     def missing(self) -> str:
-        """What no peer supplies, for an error text; empty when all was supplied."""
+        """The entries that no peer supplies, for an error text; empty if all were supplied."""
         if not self.unsupplied:
             return ""
         entry_id, why = next(iter(self.unsupplied.items()))

@@ -1,16 +1,18 @@
 """Emptying a bookie that is up: its copies are made elsewhere, then it may be stopped and
 forgotten.
 
-    what would remain is checked -> a node says that it is draining: it is read-only from then on,
-    writers replace it -> its ledgers are listed, workers give its slots away -> no record names it
+    check which copies would remain -> make a node that names it as draining: from then on it is
+    read-only, and writers replace it -> list its ledgers; workers give its slots away -> no record
+    names it
 
-Always true: nothing is begun that would leave a ledger with fewer copies than its write quorum,
-forced: than its ack quorum, and with fewer than without it, once all copies are made that can be;
-bookies that are down, or drain too, count as gone, and a bookie that another ledger needs as a
-spare counts as well; of two that are begun at once and cannot both be, not both go on; to stop
-looking stops nothing. One that is forgotten is taken off the list of those ever seen: never one
-that is registered, or that any ledger's record names, for its copies may be wanted still. What it
-listed as in limbo, that it was drained, and that it was accepted as lost, goes with it.
+Always true: no draining begins that would leave a ledger with fewer copies than its write quorum
+(if forced: than its ack quorum) and with fewer than it would have without the draining, both
+counted once all copies are made that can be. Bookies that are down or drain, too, count as gone;
+the check also covers ledgers that need the bookie as a spare. If two drainings begin at once and
+only one can be, not both go on. A caller that stops looking stops no draining. `forget` takes a
+bookie off the list of those ever seen, but never one that is registered or that a ledger's record
+names, because its copies may still be needed. Its limbo list, the mark that it was drained and the
+declaration that it is lost go with it.
 """
 
 import asyncio
@@ -58,10 +60,10 @@ CANCELLED = "the decommission was cancelled"
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What the bookie still holds: `ledgers`, and about so many `bytes` of closed ones. `blocked`:
-    why a ledger does not move for now; `hindrance`: why none does. `stuck` ledgers stay, for no
-    other bookie can take their copies, which was forced; `unrecorded` ones have no record, so no
-    process can say where else they are."""
+    """What the bookie still holds: how many `ledgers`, and about how many `bytes` of closed ones.
+    `blocked`: why a ledger does not move for now; `hindrance`: why no ledger moves. `stuck` ledgers
+    stay, because no other bookie can take their copies and the draining was forced; `unrecorded`
+    ones have no record, so no process knows where else they are."""
 
     ledgers: int
     bytes: int
@@ -79,22 +81,23 @@ class Left:
 async def decommission(
     ledgers: LedgerStore, bookie_id: str, *, force: bool = False, look_s: float = LOOK_S
 ) -> AsyncGenerator[Left, None]:
-    """Drain the bookie: what is left, again and again, the last time when it is `done`, or was
-    cancelled. To stop looking stops nothing; a later call goes on.
+    """Drain the bookie; returns again and again what it still holds, the last time when the
+    draining is `done` or was cancelled. A caller that stops looking stops no draining; a later call
+    looks on.
 
     Raises BadConfig for a bookie that was never seen or is down, NotEnoughBookies if too few others
-    would remain (nothing is begun then), Unavailable.
+    would remain (the draining does not begin then), Unavailable.
     """
     store = ledgers.metadata
     holding = await begin(ledgers, bookie_id, force=force)
     while True:
         records = await _naming(ledgers, bookie_id, holding)
-        if not records:  # others may have come meanwhile
+        if not records:  # other ledgers may name the bookie meanwhile
             records = await _all_naming(ledgers, bookie_id)
             await _list(store, bookie_id, records)
         then = (await _standing(store, bookie_id)).without(bookie_id)
         cluster = ledgers.cluster
-        stuck = [one for one in records if force and _is_stuck(cluster, one, bookie_id, then)]
+        stuck = [r for r in records if force and _is_stuck(cluster, r, bookie_id, then)]
         left = await _left(store, bookie_id, records, len(stuck))
         yield left
         if left.done or left.hindrance == CANCELLED:
@@ -104,8 +107,8 @@ async def decommission(
 
 
 async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) -> list[int]:
-    """The bookie drains from now on. Durable on return: it does, whoever looks on. The ledgers that
-    name it. Raises as `decommission`."""
+    """Begin to drain the bookie; returns the ledgers that name it. On return this is durable: the
+    draining goes on without this caller. Raises as `decommission`."""
     store, path = ledgers.metadata, paths.draining(bookie_id)
     with reachable("beginning to drain a bookie"):
         if bookie_id in (await bookies(store)).draining:
@@ -131,8 +134,8 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
 
 
 async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
-    """The bookie keeps what it has and takes entries again. Whether it was draining. Durable on
-    return. Raises Unavailable."""
+    """End the draining: the bookie keeps what it has and takes entries again. Whether it was
+    draining. Durable on return. Raises Unavailable."""
     store = ledgers.metadata
     with reachable("ending the draining of a bookie"):
         await store.sync(paths.BOOKIES_DRAINING)
@@ -144,7 +147,7 @@ async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
 
 
 async def _list(store: MetadataStore, bookie_id: str, records: Collection[LedgerRecord]) -> None:
-    """The auditor may have listed what it saw before these ledgers named the bookie."""
+    """List the ledgers: the auditor may have made its pass before they named the bookie."""
     with reachable("asking the metadata store for the time"):
         since_ms = await store_now_ms(store) if records else 0
     reason = Reason(work_list.DRAINED, bookie_id, since_ms)
@@ -172,7 +175,7 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
 
 
 class _Standing(NamedTuple):
-    """`stays`: the bookies that are registered and are not to go; `spares`: those of them that take
+    """`stays`: the bookies that are registered and do not drain; `spares`: those of them that take
     copies."""
 
     stays: frozenset[str]
@@ -183,7 +186,7 @@ class _Standing(NamedTuple):
 
 
 async def _standing(store: MetadataStore, bookie_id: str) -> _Standing:
-    """As if the bookie were not to go, if it is registered. Raises Unavailable."""
+    """The bookies that stay, as if this bookie did not drain. Raises Unavailable."""
     with reachable("asking which bookies are registered"):
         now = await bookies(store)
         stays = now.registered - (now.draining - {bookie_id})
@@ -193,8 +196,8 @@ async def _standing(store: MetadataStore, bookie_id: str) -> _Standing:
 def _copies_then(
     cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], now: _Standing, spares: bool = True
 ) -> int:
-    """How many copies the entry has that has the fewest, once `spares` took the places of the
-    members that do not stay, as far as placement finds one for each."""
+    """The fewest copies that an entry of the ensemble has once the members that do not stay are
+    replaced by spares, as far as placement finds one for each (`spares` False: not at all)."""
     kept = slots.kept(cluster, quorum, ensemble, now.stays, now.spares if spares else ())
     return min((mask & kept).bit_count() for mask in quorum.write_masks())
 
@@ -202,13 +205,13 @@ def _copies_then(
 async def _check_copies(
     ledgers: LedgerStore, bookie_id: str, now: _Standing, force: bool
 ) -> list[LedgerRecord]:
-    """Those that name the bookie. Every ledger is looked at: one that does not name it may need it
-    as a spare. Raises NotEnoughBookies, Unavailable."""
+    """The records that name the bookie. Every ledger is checked: one that does not name the bookie
+    may need it as a spare. Raises NotEnoughBookies, Unavailable."""
     then = now.without(bookie_id)
 
     @lru_cache(maxsize=ENSEMBLES_MAX)
     def left_of(quorum: Quorum, ensemble: tuple[str, ...]) -> int | None:
-        """The copies that are left, if those are too few, and fewer than without the draining."""
+        """The copies that are left, if they are too few, and fewer than without the draining."""
         left = _copies_then(ledgers.cluster, quorum, ensemble, then)
         few = left < quorum.write_quorum
         return left if few and left < _copies_then(ledgers.cluster, quorum, ensemble, now) else None
@@ -219,8 +222,8 @@ async def _check_copies(
         if record.names(bookie_id):
             naming.append(record)
         quorum = Quorum.of(record)
-        found = [left_of(quorum, fragment.ensemble) for fragment in record.fragments]
-        left = min((one for one in found if one is not None), default=None)
+        lefts = [left_of(quorum, fragment.ensemble) for fragment in record.fragments]
+        left = min((few for few in lefts if few is not None), default=None)
         if left is not None:
             short += 1
             if lowest is None or left - record.ack_quorum < lowest[0]:
@@ -233,8 +236,8 @@ async def _check_copies(
 def _too_few(
     bookie_id: str, then: _Standing, short: int, left: int, lowest: LedgerRecord
 ) -> NotEnoughBookies:
-    members = {one: None for fragment in lowest.fragments for one in fragment.ensemble}
-    gone = [one for one in members if one not in then.stays and one != bookie_id]
+    members = {bookie: None for fragment in lowest.fragments for bookie in fragment.ensemble}
+    gone = [bookie for bookie in members if bookie not in then.stays and bookie != bookie_id]
     also = f"; {', '.join(gone)} of it: down, or drained too" if gone else ""
     what = (
         f"without bookie {bookie_id} {counted(len(then.spares), 'writable bookie')} would remain,"
@@ -252,11 +255,11 @@ def _is_stuck(cluster: Cluster, record: LedgerRecord, bookie_id: str, then: _Sta
     """Whether no other bookie can take any of its places, and the ledger keeps its ack quorum of
     copies without it."""
     quorum = Quorum.of(record)
-    ensembles = [one.ensemble for one in record.fragments if bookie_id in one.ensemble]
+    ensembles = [f.ensemble for f in record.fragments if bookie_id in f.ensemble]
     return bool(ensembles) and not any(
-        slots.can_be_taken(cluster, quorum, one, one.index(bookie_id), then.spares)
-        or _copies_then(cluster, quorum, one, then, spares=False) < quorum.ack_quorum
-        for one in ensembles
+        slots.can_be_taken(cluster, quorum, ensemble, ensemble.index(bookie_id), then.spares)
+        or _copies_then(cluster, quorum, ensemble, then, spares=False) < quorum.ack_quorum
+        for ensemble in ensembles
     )
 
 
@@ -264,15 +267,16 @@ def _is_stuck(cluster: Cluster, record: LedgerRecord, bookie_id: str, then: _Sta
 
 
 async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
-    """Raises Unavailable; UnsupportedFormat: whom that record names is not known."""
+    """Raises Unavailable; UnsupportedFormat, because the bookies that such a record names are not
+    known."""
     with reachable("listing the ledgers of a bookie"):
         await ledgers.metadata.sync()
-    async for some in in_batches(ledgers.list(), RECORDS_AT_ONCE):
-        for found in await ledgers.cluster.records.read_many(some):
-            if isinstance(found, UnsupportedFormat):
-                raise found
-            if found is not None:  # else it was deleted meanwhile
-                yield found.record
+    async for batch in in_batches(ledgers.list(), RECORDS_AT_ONCE):
+        for versioned in await ledgers.cluster.records.read_many(batch):
+            if isinstance(versioned, UnsupportedFormat):
+                raise versioned
+            if versioned is not None:  # else it was deleted meanwhile
+                yield versioned.record
 
 
 async def _all_naming(ledgers: LedgerStore, bookie_id: str) -> list[LedgerRecord]:
@@ -283,17 +287,17 @@ async def _all_naming(ledgers: LedgerStore, bookie_id: str) -> list[LedgerRecord
 async def _naming(
     ledgers: LedgerStore, bookie_id: str, among: Collection[int]
 ) -> list[LedgerRecord]:
-    """Those of these ledgers that name the bookie still. Raises LedgerError."""
-    found: list[LedgerRecord] = []
+    """The records of those of these ledgers that still name the bookie. Raises LedgerError."""
+    naming: list[LedgerRecord] = []
 
     async def see(ledger_id: int) -> None:
         with suppress(NoSuchLedger):  # deleted meanwhile
             record = (await ledgers.record(ledger_id, fresh=True)).record
             if record.names(bookie_id):
-                found.append(record)
+                naming.append(record)
 
     await each(see, among, RECORDS_AT_ONCE)
-    return found
+    return naming
 
 
 async def _left(
@@ -310,7 +314,7 @@ async def _left(
             works = await each(
                 lambda record: work_list.find(store, record.ledger_id), records, RECORDS_AT_ONCE
             )
-        blocked = {one.ledger_id: one.blocked for one in works if one is not None and one.blocked}
+        blocked = {w.ledger_id: w.blocked for w in works if w is not None and w.blocked}
         now = await status.status(store)
         if bookie_id not in now.draining:
             hindrance = CANCELLED
@@ -325,7 +329,7 @@ async def _left(
 
 
 def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
-    """About as much as the bookie holds of a closed ledger."""
+    """About how many bytes the bookie holds of a closed ledger."""
     if not record.last_entry or not record.length_bytes:
         return float(record.length_bytes or 0)
     kept = sum(
@@ -340,9 +344,10 @@ def _bytes_at(record: LedgerRecord, bookie_id: str) -> float:
 
 
 async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
-    """Raises BadConfig when the bookie was never seen, is registered, or is named by a ledger;
-    MetadataHeld (an accept names the bookies that it has not heard from); Unavailable: what was
-    taken off already stays off, and a second call goes on."""
+    """Take the bookie off the list of those ever seen. Raises BadConfig when it was never seen, is
+    registered, or is named by a ledger; MetadataHeld (`metadata accept` names the bookies that have
+    not responded to it); Unavailable: nodes that were deleted already stay deleted, and a second
+    call goes on."""
     with reachable("forgetting a bookie"):
         await _forget(ledgers, bookie_id)
 
@@ -371,7 +376,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     with suppress(BadSettings):
         accepted = (await autorecovery.read_settings(store)).accepted
         if bookie_id in accepted:
-            others = tuple(one for one in accepted if one != bookie_id)
+            others = tuple(bookie for bookie in accepted if bookie != bookie_id)
             await autorecovery.change_settings(store, accepted=others)
     await _delete(store, f"{paths.BOOKIES_KNOWN}/{bookie_id}")
 

@@ -1,19 +1,20 @@
 """Repair of what bookies list as in limbo: close the ledger, compare, copy what is missing, clear.
 
-    recover -> ask the bookie how the ledger stands -> read there what belongs there by the write
-    sets -> copy from the peers what it lacks -> clear, if it still stands as it was asked
+    recover -> ask the bookie for the ledger's limbo state -> read there the entries that the write
+    sets give it -> copy from the peers those that it lacks -> clear, if the limbo state is the same
 
-`repair` compares the bookies it is given and that say that the ledger is in limbo there,
-`repair_everywhere` every bookie that a fragment names, whatever it says: a list is of the past.
+`repair_known` compares the bookies that it is given: all of them with `everything`, otherwise those
+that respond that the ledger is in limbo. `repair_everywhere` compares every bookie that a fragment
+names, whatever its state: a bookie's list may be old.
 
 Always true:
-- a bookie that is asked how a ledger stands lets go of what its read cache has of it, so what is
-  compared is what its disks hold;
+- a bookie that is asked for a ledger's limbo state drops the ledger from its read cache, so the
+  comparison sees what its disks hold;
 - a ledger is compared only once it is CLOSED, entry by entry, over every fragment that names the
-  bookie (copies.py); one of page-cache durability is fenced with it: a bookie then knows that all
-  it has is synced, and doubts it at no later start;
+  bookie (copies.py). The comparison fences a ledger of page-cache durability: the bookie then knows
+  that all its entries are synced, and doubts the ledger at no later start;
 - limbo is cleared only after a comparison in which every entry was there or was taken by the
-  bookie; an entry that no peer supplies leaves it in limbo, with that reason;
+  bookie; if no peer supplies an entry, the ledger stays in limbo, with that reason;
 - if the bookie found something else to doubt meanwhile it refuses to clear, and is compared again.
 """
 
@@ -46,9 +47,9 @@ class Listed(NamedTuple):
 
 
 class Repaired(NamedTuple):
-    """What became of one ledger at one bookie. `cleared`: nothing is missing there and it is in
-    limbo no more; `why` says what stands in the way, if anything. `compared` counts the entries
-    that belong there and were asked for, `copied` those that it was given."""
+    """The result for one ledger at one bookie. `cleared`: no entry is missing there, and the ledger
+    is no longer in limbo; otherwise `why` names the obstacle. `compared` counts the entries that
+    the bookie should have and was asked for, `copied` those that it was given."""
 
     bookie_id: str
     ledger_id: int
@@ -59,12 +60,12 @@ class Repaired(NamedTuple):
 
 
 async def listed(metadata: MetadataStore) -> list[Listed]:
-    """Everything that any bookie lists, by bookie and ledger. Raises Unavailable."""
+    """All ledgers that bookies list as in limbo, by bookie and ledger. Raises Unavailable."""
     return await listed_of(metadata, await named(metadata))
 
 
 async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
-    """Each bookie with each ledger that it lists, in order: a call for each bookie. Raises
+    """Each bookie with each ledger that it lists, in order; makes one call for each bookie. Raises
     Unavailable."""
     with reachable("listing what is in limbo"):
         await metadata.sync(paths.LIMBO)
@@ -79,11 +80,11 @@ async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
         ]
 
 
-async def listed_of(metadata: MetadataStore, some: Collection[tuple[str, int]]) -> list[Listed]:
-    """Those of these that are listed still. Raises Unavailable."""
+async def listed_of(metadata: MetadataStore, pairs: Collection[tuple[str, int]]) -> list[Listed]:
+    """Those of these (bookie, ledger) pairs that are still listed. Raises Unavailable."""
     with reachable("reading what is in limbo"):
-        found = await each(lambda one: _one_listed(metadata, *one), some)
-    return [one for one in found if one is not None]
+        listings = await each(lambda pair: _one_listed(metadata, *pair), pairs)
+    return [listing for listing in listings if listing is not None]
 
 
 async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -> Listed | None:
@@ -101,11 +102,13 @@ async def repair_everywhere(
     ledgers: LedgerStore, ledger_id: int, password: bytes = b"", gone: Set[str] = frozenset()
 ) -> tuple[LedgerRecord, list[Repaired]]:
     """Close the ledger, then compare every bookie that its fragments name, and those that list it,
-    and bring back what any of them lacks. The record, and what became of each bookie.
+    and bring back the entries that any of them lacks. Returns the record, and the result for each
+    bookie.
 
-    `gone`: as LedgerStore.recover takes it. Raises what that raises, Unavailable; BadConfig, before
-    anything is changed, if one of `gone` holds nothing of the ledger's end, or is registered and
-    does not list the ledger as in limbo.
+    `gone`: as in LedgerStore.recover. Raises what that method raises, Unavailable; BadConfig,
+    before anything is changed, if one of `gone` is not a member of the last fragment of a ledger
+    that is not closed, was never registered, or is registered and does not list the ledger as in
+    limbo.
     """
     if gone:
         record = (await ledgers.record(ledger_id, fresh=True)).record
@@ -127,21 +130,21 @@ async def repair_everywhere(
             if bookie_id not in doubting:
                 raise BadConfig(
                     f"bookie {bookie_id} is registered, and misses nothing of ledger {ledger_id}",
-                    "Leave out --gone: it is asked. If it will not come back, stop it first.",
+                    "Leave out --gone: recovery asks it. If it will not come back, stop it first.",
                 )
-    known = await ledgers.recover(ledger_id, password=password, gone=gone)
-    members = [one for fragment in known.record.fragments for one in fragment.ensemble]
+    closed = await ledgers.recover(ledger_id, password=password, gone=gone)
+    members = [bookie for fragment in closed.record.fragments for bookie in fragment.ensemble]
     members += await _listing(ledgers.metadata, ledger_id)
     bookie_ids = list(dict.fromkeys(members))
-    return known.record, await repair_known(
-        ledgers, known, bookie_ids, derive(password), everything=True
+    return closed.record, await repair_known(
+        ledgers, closed, bookie_ids, derive(password), everything=True
     )
 
 
 def never_seen(bookie_id: str) -> BadConfig:
     return BadConfig(
         f"no bookie {bookie_id!r} was ever registered there",
-        "`spark-ledger bookie list` tells which were.",
+        "`spark-ledger bookie list` names those that were.",
     )
 
 
@@ -150,61 +153,59 @@ async def _listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
     with reachable("listing what is in limbo"):
         await metadata.sync(paths.LIMBO)
         bookie_ids = await names_in(metadata, paths.LIMBO)
-        return [
-            one for one in bookie_ids if await _one_listed(metadata, one, ledger_id) is not None
-        ]
+        return [b for b in bookie_ids if await _one_listed(metadata, b, ledger_id) is not None]
 
 
 async def repair_known(
     ledgers: LedgerStore,
-    known: VersionedRecord,
+    closed: VersionedRecord,
     bookie_ids: Sequence[str],
     tokens: Tokens,
     *,
     everything: bool,
     pace: Pace = unpaced,
 ) -> list[Repaired]:
-    """Of a CLOSED ledger, as it is `known`: what became of it at each bookie. `everything`: it is
-    compared whatever the bookie says; else only where it is in limbo."""
+    """Repair a CLOSED ledger, by its record `closed`, at each of the bookies; the results.
+    `everything`: compare at every bookie; otherwise only where the ledger is in limbo."""
     results = []
     for bookie_id in bookie_ids:
         cluster = ledgers.cluster
-        one = _Repair(cluster, known, tokens, bookie_id, everything=everything, pace=pace)
+        repair = _Repair(cluster, closed, tokens, bookie_id, everything=everything, pace=pace)
         try:
-            results.append(await one.run())
+            results.append(await repair.run())
         except CannotCompare as failure:
-            results.append(one.result(str(failure)))
+            results.append(repair.result(str(failure)))
         except LedgerError as failure:
-            results.append(one.result(failure.what))
+            results.append(repair.result(failure.what))
     return results
 
 
 class _Repair:
-    """One closed ledger at one bookie. `everything`: it is compared whatever the bookie says."""
+    """One closed ledger at one bookie. `everything`: compare it, in limbo or not."""
 
     def __init__(
         self,
         cluster: Cluster,
-        known: VersionedRecord,
+        closed: VersionedRecord,
         tokens: Tokens,
         bookie_id: str,
         *,
         everything: bool,
         pace: Pace,
     ) -> None:
-        assert known.record.last_entry is not None
+        assert closed.record.last_entry is not None
         self._everything = everything
         self._cluster = cluster
-        self._record = known.record
-        self._ledger_id = known.record.ledger_id
-        self._last_entry = known.record.last_entry
+        self._record = closed.record
+        self._ledger_id = closed.record.ledger_id
+        self._last_entry = closed.record.last_entry
         self._token = tokens.recover
         self._bookie_id = bookie_id
-        fence = known.record.durability == "page-cache"
-        self._copies = Copies(cluster, known, tokens, bookie_id, fence=fence, pace=pace)
+        fence = closed.record.durability == "page-cache"
+        self._copies = Copies(cluster, closed, tokens, bookie_id, fence=fence, pace=pace)
 
     def result(self, why: str = "") -> Repaired:
-        """As far as it came."""
+        """The result so far."""
         where = self._bookie_id, self._ledger_id
         return Repaired(*where, not why, self._copies.copied, why, self._copies.compared)
 
@@ -214,19 +215,19 @@ class _Repair:
         done = False
         for _ in range(COMPARISONS_MAX):
             asked = await self._cluster.bookies.clear_limbo(*where, token=self._token)
-            told = asked.status is Status.OK
-            if told and not asked.limbo and (done or not self._everything):
+            responded = asked.status is Status.OK
+            if responded and not asked.limbo and (done or not self._everything):
                 return self.result()
-            if not told and not (self._everything and asked.status is Status.LIMBO):
+            if not responded and not (self._everything and asked.status is Status.LIMBO):
                 raise CannotCompare(say(asked))
             await self._bring_back()
             done = True
             if self._copies.unsupplied:
                 return self.result(self._copies.missing())
-            if not told:
+            if not responded:
                 raise CannotCompare(say(asked))
             if not asked.limbo:
-                continue  # the comparison may have met something to doubt
+                continue  # the comparison may have made the bookie doubt the ledger
             cleared = await self._cluster.bookies.clear_limbo(
                 *where, asked.revision, token=self._token
             )

@@ -1,9 +1,9 @@
-"""What a process that heals the cluster does all the time: it works at the list, and, if it is
-elected, it is the auditor who fills it.
+"""The service of a process that heals the cluster: it works at the list and, if it is elected, is
+the auditor that fills the list.
 
-Always true: what fails is said and tried again with the next pass; while the metadata store is held
-(metadata/hold.py) nothing is listed or repaired; the auditor looks while this process copies, for a
-long copy is when it must see who comes back.
+Always true: a pass that fails is logged, and the next pass tries again; while the metadata store is
+held (metadata/hold.py) nothing is listed or repaired; the auditor looks while this process copies,
+because during a long copy it must see which bookies come back.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 async def tokens_of(ledgers: LedgerStore) -> Tokens:
-    """What repair sends with its requests. Raises Unavailable."""
+    """The tokens that repair sends with its requests. Raises Unavailable."""
     with reachable("looking up the credential of repair"):
         new = secrets.token_hex(32)
         return autorecovery.repair_tokens(
@@ -45,7 +45,7 @@ async def tokens_of(ledgers: LedgerStore) -> Tokens:
 
 
 class Autorecovery:
-    """Of one process, which others know as `pid` of `host`. Made by `start`."""
+    """The service of one process, which is `pid` of `host` to others. Made by `start`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Autorecovery:
         pid: int = 0,
         now_ms: Callable[[], int] | None = None,
     ) -> "Autorecovery":
-        """Where nothing is said it is this process, with this host's clock. Raises Unavailable."""
+        """Without arguments: for this process, with this host's clock. Raises Unavailable."""
         tokens = await tokens_of(ledgers)
         return cls(ledgers, tokens, host or socket.gethostname(), pid or os.getpid(), now_ms)
 
@@ -93,7 +93,7 @@ class Autorecovery:
             if report.alarm != self._alarm:
                 self._alarm = report.alarm
                 log.error("%s", report.alarm or "the bookies that were gone are back")
-            found = status.Found(
+            findings = status.Findings(
                 host=self._host,
                 pid=self._pid,
                 absent=report.absent,
@@ -101,7 +101,7 @@ class Autorecovery:
                 too_many=tuple(sorted(report.too_many)),
                 unlisted=report.unlisted,
             )
-            await status.publish(self._ledgers.metadata, found)
+            await status.publish(self._ledgers.metadata, findings)
 
     async def work(self) -> None:
         """One round of work. Raises LedgerError."""
@@ -121,7 +121,7 @@ class Autorecovery:
             await asyncio.sleep(await self._pause_s())
 
     async def _pause_s(self) -> float:
-        """Short enough for the delay to count."""
+        """Short enough for the cluster's delay to take effect."""
         try:
             settings = await autorecovery.read_settings(self._ledgers.metadata)
         except (StoreError, BadSettings):
@@ -130,20 +130,21 @@ class Autorecovery:
 
 
 class Pass(NamedTuple):
-    """What was compared, and the ledgers that were left alone: why."""
+    """The results of the comparisons, and the ledgers that were left alone, each with the
+    reason."""
 
     repaired: list[Repaired]
     left: dict[int, str]
 
 
 async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> Pass:
-    """Repair what is in limbo, each once, for who does not wait for the workers of the cluster. If
-    there are open ledgers it takes `idle_s`. Raises Unavailable, ClientClosed."""
+    """Repair each ledger in limbo once, for an operator who does not wait for the workers of the
+    cluster. If there are open ledgers it takes `idle_s`. Raises Unavailable, ClientClosed."""
     worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s, always=True)
     reasons: dict[int, list[Reason]] = {}
-    for one in await limbo.listed(ledgers.metadata):
-        reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
-        reasons.setdefault(one.ledger_id, []).append(reason)
+    for listing in await limbo.listed(ledgers.metadata):
+        reason = Reason(work_list.LIMBO, listing.bookie_id, listing.since_ms)
+        reasons.setdefault(listing.ledger_id, []).append(reason)
     done = Pass([], {})
     with reachable("listing what is in limbo as under-replicated"):
         for ledger_id in sorted(reasons):

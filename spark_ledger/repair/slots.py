@@ -4,17 +4,18 @@
     it lacks, synced -> a compare-and-set puts it in the place of the old member
 
 Always true:
-- only what is settled is repaired: every fragment of a CLOSED ledger, all but the last of an OPEN
-  one; where a fragment begins and where the ledger ends never changes (transitions.py);
-- the joining bookie is named before its first copy, so what it stores is no garbage there; nobody
-  reads there before the swap; the swap needs the same joining (its token) that was compared, so a
-  worker that slept while the bookie left, dropped its copies and joined again swaps nothing;
-- of a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
-  before, and a writer of then may still send there;
-- an entry that no peer supplies: the others are copied, and the slot is not swapped;
+- only settled fragments are repaired: every fragment of a CLOSED ledger, all but the last of an
+  OPEN one; the first entry of a fragment and the end of the ledger never change (transitions.py);
+- the joining bookie is named before its first copy, so its copies are no garbage; no reader asks it
+  before the swap; the swap needs the same joining (its token) that was compared, so a worker that
+  slept while the bookie left, dropped its copies and joined again swaps nothing;
+- for a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
+  before, and a writer of that time may still send adds to it;
+- if no peer supplies an entry, the others are copied, and the slot is not swapped;
 - a copy that is misplaced goes only to a bookie that clashes with fewer of the others (placement.py
   counts), so an ensemble gets better with each move, and moves end;
-- a joining bookie that takes no copies, or gives no response, leaves to another if one can join.
+- a joining bookie that takes no copies, or gives no response, leaves the slot to another bookie, if
+  one can join.
 """
 
 import random
@@ -38,7 +39,7 @@ NO_COPY = "none of the bookies that hold its copies is registered"
 
 
 class Slot(NamedTuple):
-    """A slot of the fragment that begins at `first_entry`, and the member that is to go."""
+    """A slot of the fragment that begins at `first_entry`, and the member to replace, `old`."""
 
     first_entry: int
     slot: int
@@ -46,7 +47,7 @@ class Slot(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What became of a slot: `new` sits there if there is no `why`. `copied` counts entries."""
+    """The result for a slot: without a `why`, `new` owns it. `copied` counts entries."""
 
     slot: Slot
     new: str = ""
@@ -57,7 +58,7 @@ class Moved(NamedTuple):
 
 
 def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Slot]:
-    """The settled slots that these bookies sit in."""
+    """The settled slots that these bookies own."""
     return [
         Slot(fragment.first_entry, slot, bookie)
         for fragment in record.fragments
@@ -81,8 +82,8 @@ def misplaced(cluster: Cluster, record: LedgerRecord, avoid: Collection[str] = (
 def misplaced_in(
     cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], avoid: Collection[str] = ()
 ) -> list[int]:
-    """The slots of an ensemble, all of whose members are registered, in which a writable bookie
-    would share its rack or host with fewer members of a write set than the slot's member does."""
+    """The slots in which a writable bookie would share its rack or host with fewer members of a
+    write set than the slot's member does; [] if not all members of the ensemble are registered."""
     if not all(map(cluster.directory.is_registered, ensemble)):
         return []
     return [
@@ -108,8 +109,8 @@ def kept(
     spares: Collection[str],
 ) -> int:
     """A mask of the slots whose member `stays`, or for which placement finds one of the spares."""
-    told = cluster.directory.told
-    members = {slot: told(one) for slot, one in enumerate(ensemble) if one in stays}
+    info = cluster.directory.told
+    members = {slot: info(bookie) for slot, bookie in enumerate(ensemble) if bookie in stays}
     others = [slot for slot in range(len(ensemble)) if slot not in members]
     able = _able(cluster, ensemble, spares)
     taken = cluster.place(quorum, others, able, members) if others and able else {}
@@ -117,18 +118,19 @@ def kept(
 
 
 def _able(cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]) -> list[BookieInfo]:
-    """Those of the spares that may sit in one more slot of the ensemble."""
-    return [cluster.directory.told(one) for one in sorted(spares) if one not in ensemble]
+    """Those of the spares that are not members of the ensemble."""
+    info = cluster.directory.told
+    return [info(bookie) for bookie in sorted(spares) if bookie not in ensemble]
 
 
 def _better(
     cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, taken: Collection[str]
 ) -> list[BookieInfo]:
-    """The writable bookies that are not `taken` and clash with fewer than the slot's member."""
-    told = cluster.directory.told
+    """The writable bookies that are not `taken` and clash less than the slot's member does."""
+    info = cluster.directory.told
     near = neighbours(slot, quorum.ensemble_size, quorum.write_quorum)
-    others = [told(ensemble[other]) for other in near]
-    present = clashes(told(ensemble[slot]), others)
+    others = [info(ensemble[other]) for other in near]
+    present = clashes(info(ensemble[slot]), others)
     if not present:
         return []
     spares = [bookie for bookie in cluster.directory.writable() if bookie.id not in taken]
@@ -142,9 +144,9 @@ def _choose(
     slot: int,
     spares: Sequence[BookieInfo],
 ) -> str | None:
-    """The one of these that placement takes for the slot, if any."""
-    told = cluster.directory.told
-    members = {index: told(b) for index, b in enumerate(ensemble) if index != slot}
+    """The spare that placement takes for the slot, if any."""
+    info = cluster.directory.told
+    members = {index: info(b) for index, b in enumerate(ensemble) if index != slot}
     return cluster.place(quorum, [slot], spares, members).get(slot)
 
 
@@ -158,21 +160,21 @@ async def give_away(
     better: bool = False,
     pace: Pace = unpaced,
 ) -> Moved:
-    """Have another bookie take the slot. `avoid`: bookies that are to go, too; `better`: only one
-    that is placed better than the member.
+    """Have another bookie take the slot. `avoid`: bookies that must not take it, because they go,
+    too; `better`: only a bookie that is placed better than the member.
 
-    Durable on return without a `why`: every entry of the slot at `new`, and the record that names
-    it. Raises NoSuchLedger, Unavailable, what `pace` raises; can be called again at any time.
+    On return without a `why`, every entry of the slot at `new` and the record that names `new` are
+    durable. Raises NoSuchLedger, Unavailable, what `pace` raises; can be called again at any time.
     """
     return await _Move(ledgers, ledger_id, slot, tokens, avoid, better, pace).run()
 
 
-async def withdraw(ledgers: LedgerStore, ledger_id: int, one: Joining) -> None:
-    """The bookie joins no more: what it was given is garbage there. Raises NoSuchLedger,
+async def withdraw(ledgers: LedgerStore, ledger_id: int, joining: Joining) -> None:
+    """End the joining: the copies that the bookie was given become garbage. Raises NoSuchLedger,
     Unavailable."""
     records = ledgers.cluster.records
-    known = await records.read(ledger_id, fresh=True)
-    await records.move(known, lambda record: transitions.leave(record, one))
+    versioned = await records.read(ledger_id, fresh=True)
+    await records.move(versioned, lambda record: transitions.leave(record, joining))
 
 
 class _Move:
@@ -198,29 +200,29 @@ class _Move:
         self._copied = 0
 
     async def run(self) -> Moved:
-        known = await self._records.read(self._ledger_id, fresh=True)
-        if not self._within_reach(known.record):
+        versioned = await self._records.read(self._ledger_id, fresh=True)
+        if not self._within_reach(versioned.record):
             return Moved(self._slot, why=NO_COPY)
-        for member in known.record.fragment_of(self._slot.first_entry).ensemble:
+        for member in versioned.record.fragment_of(self._slot.first_entry).ensemble:
             await self._cluster.directory.find(member)  # its rack, however long it is gone
-        joining = self._joining(known.record)
+        joining = self._joining(versioned.record)
         if joining is None:
             if self._better:
                 return Moved(self._slot, why=NO_BETTER)
             hard = NO_RACK if self._cluster.config.racks == "hard" else ""
             return Moved(self._slot, why=NO_SPARE + hard)
-        await self._pace(0)  # whether it is needed still
-        old, found = self._slot.old, known.record.joining_at(*self._slot[:2])
+        await self._pace(0)  # raises if the copies are no longer needed
+        old, present = self._slot.old, versioned.record.joining_at(*self._slot[:2])
         try:
-            known = await self._records.move(
-                known, lambda record: transitions.join(record, old, joining, found)
+            versioned = await self._records.move(
+                versioned, lambda record: transitions.join(record, old, joining, present)
             )
         except MoveRefused as refused:
             return Moved(self._slot, why=refused.why)
-        return await self._fill(known, joining)
+        return await self._fill(versioned, joining)
 
     def _within_reach(self, record: LedgerRecord) -> bool:
-        """Whether anybody may supply an entry, if there is one."""
+        """Whether a registered member may supply the entries, if there are any."""
         if not self._entries(record):
             return True
         directory = self._cluster.directory
@@ -228,14 +230,14 @@ class _Move:
         return not there.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
 
     def _joining(self, record: LedgerRecord) -> Joining | None:
-        """Who is joining already, if that bookie takes copies; else one that can."""
+        """The bookie that is joining already, if it takes copies; otherwise a new one that can."""
         first_entry, slot, _ = self._slot
-        found = record.joining_at(first_entry, slot)
+        present = record.joining_at(first_entry, slot)
         ensemble, quorum = record.fragment_of(first_entry).ensemble, Quorum.of(record)
         spares = self._spares(quorum, ensemble)
-        if found is not None and any(bookie.id == found.bookie_id for bookie in spares):
-            return found
-        others = [one.bookie_id for one in record.joining if one.first_entry == first_entry]
+        if present is not None and any(bookie.id == present.bookie_id for bookie in spares):
+            return present
+        others = [j.bookie_id for j in record.joining if j.first_entry == first_entry]
         spares = [bookie for bookie in spares if bookie.id not in others]
         chosen = _choose(self._cluster, quorum, ensemble, slot, spares)
         if chosen is None:
@@ -243,14 +245,14 @@ class _Move:
         return Joining(first_entry, slot, chosen, f"{self._rng.getrandbits(64):016x}")
 
     def _spares(self, quorum: Quorum, ensemble: Sequence[str]) -> list[BookieInfo]:
-        """Who may take the slot."""
+        """The bookies that may take the slot."""
         taken = {*ensemble, *self._avoid}
         if self._better:
             return _better(self._cluster, quorum, ensemble, self._slot.slot, taken)
         return [bookie for bookie in self._cluster.directory.writable() if bookie.id not in taken]
 
     def _entries(self, record: LedgerRecord) -> range:
-        """Those of the fragment that are settled."""
+        """The settled entries of the fragment."""
         last = record.last_entry
         if last is None:  # every entry below the last fragment is confirmed
             last = record.last_fragment.first_entry - 1
@@ -260,10 +262,10 @@ class _Move:
             if fragment.first_entry == self._slot.first_entry
         )
 
-    async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
-        record, entries = known.record, self._entries(known.record)
+    async def _fill(self, versioned: VersionedRecord, joining: Joining) -> Moved:
+        record, entries = versioned.record, self._entries(versioned.record)
         copies = Copies(
-            *(self._cluster, known, self._tokens, joining.bookie_id),
+            *(self._cluster, versioned, self._tokens, joining.bookie_id),
             fence=record.closed,
             pace=self._pace,
         )
@@ -280,14 +282,14 @@ class _Move:
             return Moved(self._slot, "", self._copied, copies.missing(), damaged)
         try:
             old = self._slot.old
-            await self._records.move(known, lambda now: transitions.swap(now, old, joining))
+            await self._records.move(versioned, lambda now: transitions.swap(now, old, joining))
         except MoveRefused as refused:
             return Moved(self._slot, "", self._copied, refused.why)
         return Moved(self._slot, joining.bookie_id, self._copied)
 
     async def _without(self, record: LedgerRecord, joining: Joining, why: str) -> Moved:
-        """With another in the place of `joining`; if none can join, that one stays, for it may be
-        able to later."""
+        """Go on with another bookie in the place of `joining`; if no other can join, `joining`
+        stays, because it may be able to take copies later."""
         self._avoid.append(joining.bookie_id)
         if self._joining(record) is None:
             return Moved(self._slot, "", self._copied, why)

@@ -1,6 +1,6 @@
-"""How a cluster's self-healing stands, and the verbs that an operator changes it with.
+"""The state of a cluster's self-healing, and the verbs with which an operator changes it.
 
-Always true: what the auditor found last is in the value of its ephemeral node, so it is never
+Always true: the auditor's latest findings are in the value of its ephemeral node, so they are never
 older than its session; a wrong setting is refused before anything is written.
 """
 
@@ -28,10 +28,10 @@ SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What the auditor, process `pid` of `host`, found last. `absent`: the bookies that are not
-    registered, and since when by its clock, in ms; `lost`, `too_many`: as auditor.Judgement;
-    `unlisted`: of so many ledgers the latter keep copies."""
+class Findings:
+    """The latest findings of the auditor, process `pid` of `host`. `absent`: the bookies that are
+    not registered, and since when by its clock, in ms; `lost`, `too_many`: as in
+    auditor.Judgement; `unlisted`: how many ledgers have copies at the latter."""
 
     host: str = ""
     pid: int = 0
@@ -41,38 +41,42 @@ class Found:
     unlisted: int = 0
 
 
-async def publish(store: MetadataStore, found: Found) -> None:
-    """Called by the auditor alone. Raises Unavailable."""
-    value = json.dumps(asdict(found), sort_keys=True).encode()
-    with reachable("saying what the auditor found"), suppress(NoNode, BadVersion, OutcomeUnknown):
+async def publish(store: MetadataStore, findings: Findings) -> None:
+    """Write the findings into the auditor's node; only the auditor calls this. Raises
+    Unavailable."""
+    value = json.dumps(asdict(findings), sort_keys=True).encode()
+    with (
+        reachable("publishing what the auditor found"),
+        suppress(NoNode, BadVersion, OutcomeUnknown),
+    ):
         node = await store.get(paths.AUDITOR)
         if node.owner == store.session_id and node.value != value:
             await store.set(paths.AUDITOR, value, node.version)
 
 
-async def _found(store: MetadataStore) -> Found | None:
-    """None: nobody is the auditor. Raises StoreError."""
+async def _findings(store: MetadataStore) -> Findings | None:
+    """None: no process is the auditor. Raises StoreError."""
     try:
         value = (await store.get(paths.AUDITOR)).value
     except NoNode:
         return None
     try:
         plain: dict[str, Any] = json.loads(value)
-        found = Found(**{one.name: plain[one.name] for one in fields(Found)})
-        return replace(found, lost=tuple(found.lost), too_many=tuple(found.too_many))
+        findings = Findings(**{each.name: plain[each.name] for each in fields(Findings)})
+        return replace(findings, lost=tuple(findings.lost), too_many=tuple(findings.too_many))
     except (KeyError, TypeError, ValueError):
-        return Found("elected just now")
+        return Findings("elected just now")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`auditor`: "host:pid" of its process, empty if there is none. `lost`, `down`: id of a
-    bookie, and since when it is not registered, in ms; `lost` are those whose copies are to be made
-    elsewhere, `down` the others. `under_replicated`: ledgers on the list that lack copies, or are
-    to lose some; `by_reason`: how many ledgers are listed for each reason; `blocked` are stuck for
-    now, and `damaged` lack entries that no bookie supplies. `unlisted`: ledgers that bookies keep
-    copies of that are gone, and so many are that they do not count as lost. `held`: why the
-    metadata store is held, which stops repair, empty where it is not."""
+    """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: ids of bookies,
+    and since when each is not registered, in ms; copies of the `lost` ones are made elsewhere, not
+    those of the ones that are `down`. `under_replicated`: how many listed ledgers lack copies, or
+    will lose some; `by_reason`: how many are listed for each reason; `blocked`: how many are stuck
+    for now; `damaged`: how many lack entries that no bookie supplies. `unlisted`: how many ledgers
+    have copies at bookies that are gone, but too many to count as lost. `held`: why the metadata
+    store is held, which stops repair; "" if it is not held."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -92,7 +96,7 @@ class Status:
 
 
 async def status(store: MetadataStore) -> Status:
-    """As it is now. Raises Unavailable, BadConfig for settings that are damaged."""
+    """The present state. Raises Unavailable, BadConfig for settings that are damaged."""
     works = await underreplicated(store)
     with reachable("asking how autorecovery stands"):
         await store.sync(paths.AUTORECOVERY)
@@ -100,24 +104,24 @@ async def status(store: MetadataStore) -> Status:
             settings = await autorecovery.read_settings(store)
         except BadSettings as damage:
             raise _damaged(damage) from damage
-        found = await _found(store)
+        published = await _findings(store)
         draining = await autorecovery.draining(store)
         held = await why_held(store)
     reasons = Counter(why for work in works for why in {reason.why for reason in work.reasons})
-    known = found or Found()
-    gone = {*known.lost, *known.too_many}
+    findings = published or Findings()
+    gone = {*findings.lost, *findings.too_many}
     return Status(
         **asdict(settings),
-        auditor=f"{known.host}:{known.pid}" if known.pid else known.host,
-        lost={one: since for one, since in known.absent.items() if one in gone},
-        down={one: since for one, since in known.absent.items() if one not in gone},
+        auditor=f"{findings.host}:{findings.pid}" if findings.pid else findings.host,
+        lost={bookie: since for bookie, since in findings.absent.items() if bookie in gone},
+        down={bookie: since for bookie, since in findings.absent.items() if bookie not in gone},
         draining=tuple(sorted(draining)),
         under_replicated=sum(map(work_list.lacks, works)),
         by_reason=dict(sorted(reasons.items())),
         blocked=sum(bool(work.blocked) for work in works),
         damaged=sum(bool(work.damaged) for work in works),
-        unlisted=known.unlisted if settings.enabled else 0,
-        alarm=alarm(known.too_many) if settings.enabled else "",
+        unlisted=findings.unlisted if settings.enabled else 0,
+        alarm=alarm(findings.too_many) if settings.enabled else "",
         held=held,
     )
 
@@ -126,8 +130,8 @@ async def underreplicated(store: MetadataStore) -> list[Work]:
     """Every ledger on the list, by id. Raises Unavailable."""
     ledger_ids = await work_list.listed(store)
     with reachable("reading what is under-replicated"):
-        found = await each(lambda one: work_list.find(store, one), ledger_ids, READS_AT_ONCE)
-    return [work for work in found if work is not None]
+        works = await each(lambda number: work_list.find(store, number), ledger_ids, READS_AT_ONCE)
+    return [work for work in works if work is not None]
 
 
 async def enable(store: MetadataStore, *, force: bool = False) -> Settings:
@@ -137,14 +141,14 @@ async def enable(store: MetadataStore, *, force: bool = False) -> Settings:
         return await change(store, enabled=True)
     with reachable("asking which bookies are gone"):
         registered = (await bookies(store)).registered
-        known = await names_in(store, paths.BOOKIES_KNOWN)
-    accepted = tuple(sorted(one for one in known if one not in registered))
+        seen = await names_in(store, paths.BOOKIES_KNOWN)
+    accepted = tuple(sorted(bookie for bookie in seen if bookie not in registered))
     return await change(store, enabled=True, accepted=accepted)
 
 
 async def change(store: MetadataStore, **changes: Any) -> Settings:
-    """Set these, and leave the others. Durable on return. Raises Unavailable; BadConfig: nothing
-    was written."""
+    """Set these settings, and leave the others. Durable on return. Raises Unavailable; BadConfig:
+    nothing was written."""
     for name in SETTABLE.keys() & changes.keys():
         changes[name] = _number(name, changes[name])
     unknown = sorted(changes.keys() - {*SETTABLE, "enabled", "accepted"})
@@ -164,7 +168,7 @@ async def change(store: MetadataStore, **changes: Any) -> Settings:
 
 
 def _number(name: str, value: object) -> float | int:
-    """Raises BadConfig for what is none."""
+    """Raises BadConfig if the value is not a number of the setting's type."""
     try:
         number = SETTABLE[name](value)
         if isinstance(value, bool) or number != float(value):  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-"""The list of ledgers of which copies are missing: one node for each, in the metadata store.
+"""The list of under-replicated ledgers: one node for each, in the metadata store.
 
-    the auditor, or who met a damaged copy, adds a reason -> a worker takes the lock, an ephemeral,
-    and works -> it takes the ledger off the list at the version that it saw
+    the auditor, or a process that met a damaged copy, adds a reason -> a worker takes the lock, an
+    ephemeral node, and works -> it takes the ledger off the list at the version that it saw
 
 Always true: a reason that is added meanwhile makes another version, so it is not taken off with
 the others; a lock ends with its worker's session; two workers at one ledger cost work, no data
-(slots.py). What names no ledger any more is taken off by whoever meets it.
+(slots.py). The worker that meets a deleted ledger on the list takes it off.
 """
 
 import json
@@ -26,15 +26,14 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import reachable, read
 
 LOST, DRAINED, LIMBO, LACKING, JOINING = ("lost", "drained", "limbo", "lacking", "joining")
-"""Why copies are missing at a bookie: it is lost; it is to be drained; it says itself that it may
-have lost some; entries are not there, or damaged; it was given copies for a slot that it did not
-take."""
+"""Why copies are missing at a bookie: it is lost; it is to be drained; it lists the ledger as in
+limbo; entries are not there, or damaged; it was given copies for a slot that it did not take."""
 MISPLACED = "misplaced"
-"""Nothing is missing: another copy is on the bookie's host or rack, and others are there."""
+"""No copy is missing: another copy is on the bookie's host or rack, and other ones are free."""
 
 
 class Reason(NamedTuple):
-    """Of one bookie. `since_ms`: by the clock of the metadata store."""
+    """Why a ledger is listed, for one bookie. `since_ms`: by the clock of the metadata store."""
 
     why: str
     bookie_id: str
@@ -43,8 +42,8 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A ledger on the list. `blocked`: what stood in the way when a worker tried last; `damaged`:
-    entries that it found no bookie to supply."""
+    """A ledger on the list. `blocked`: the obstacle that a worker met last; `damaged`: entries that
+    no bookie supplied to it."""
 
     ledger_id: int
     reasons: tuple[Reason, ...]
@@ -63,7 +62,8 @@ def encode(work: Work) -> bytes:
 
 
 def decode(ledger_id: int, value: bytes, version: int) -> Work:
-    """What cannot be understood is a ledger with no reason: whoever works at it finds none."""
+    """The work of a node's value. A value that cannot be understood is a ledger with no reason, so
+    the next worker takes it off the list."""
     try:
         plain: dict[str, Any] = json.loads(value)
         reasons = tuple(Reason(str(w), str(b), int(s)) for w, b, s in plain["reasons"])
@@ -79,18 +79,18 @@ async def listed(store: MetadataStore) -> list[int]:
         await store.sync(paths.UNDERREPLICATED)
         if await read(store, paths.UNDERREPLICATED) is None:
             return []  # nothing was ever listed
-        return [each async for each in ledger_record.ledger_ids(store, paths.UNDERREPLICATED)]
+        return [number async for number in ledger_record.ledger_ids(store, paths.UNDERREPLICATED)]
 
 
 async def find(store: MetadataStore, ledger_id: int) -> Work | None:
-    """What is listed of the ledger, as this session sees it. Raises StoreError."""
+    """The ledger's work on the list, as this session sees it. Raises StoreError."""
     node = await read(store, paths.underreplicated(ledger_id))
     return None if node is None else decode(ledger_id, node.value, node.version)
 
 
 async def is_anything_missing(store: MetadataStore) -> bool:
-    """Whether any ledger is listed for copies that are missing, or are going, and that a bookie
-    may supply. Raises Unavailable, StoreError."""
+    """Whether any ledger is listed for missing or going copies that a bookie may supply. Raises
+    Unavailable, StoreError."""
     for ledger_id in await listed(store):
         work = await find(store, ledger_id)
         if work is not None and lacks(work) and not work.damaged:
@@ -104,42 +104,42 @@ def lacks(work: Work) -> bool:
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:
-    """The reasons are listed when it returns; one of a bookie that is listed stays as it is, in a
-    new version if it is since later: the bookie was back meanwhile, and who saw that may be about
-    to take the ledger off. Whether anything was new. Raises StoreError."""
-    wanted = {reason[:2]: reason for reason in reasons}
+    """List the reasons, durably; whether any was new. A reason that is listed for its bookie stays
+    as it is. If the given one began later, the node gets a new version: the bookie was back
+    meanwhile, and a worker that saw that may be about to take the ledger off. Raises StoreError."""
+    given = {reason[:2]: reason for reason in reasons}
     while True:
         work = await find(store, ledger_id)
         if work is None:
-            value = encode(Work(ledger_id, tuple(wanted.values())))
+            value = encode(Work(ledger_id, tuple(given.values())))
             try:
                 await store.create(paths.underreplicated(ledger_id), value, parents=True)
                 return True
             except (NodeExists, OutcomeUnknown):
                 await store.sync(paths.UNDERREPLICATED)
                 continue
-        known = {reason[:2]: reason for reason in work.reasons}
-        new = tuple(reason for key, reason in wanted.items() if key not in known)
-        if not new and all(known[key] == reason for key, reason in wanted.items()):
+        present = {reason[:2]: reason for reason in work.reasons}
+        new = tuple(reason for key, reason in given.items() if key not in present)
+        if not new and all(present[key] == reason for key, reason in given.items()):
             return False
         if await _put(store, replace(work, reasons=(*work.reasons, *new), blocked="")):
             return bool(new)
 
 
 async def keep(store: MetadataStore, work: Work) -> None:
-    """The ledger stays listed, with what is left of its reasons and what stands in the way. Of no
-    effect if it is not as it was. Raises StoreError."""
+    """Keep the ledger listed, with the reasons that are left and the obstacle. Without effect if
+    the node has changed meanwhile. Raises StoreError."""
     await _put(store, work)
 
 
 async def done(store: MetadataStore, work: Work) -> None:
-    """Take the ledger off the list, if no reason came meanwhile. Raises StoreError."""
+    """Take the ledger off the list, if no reason was added meanwhile. Raises StoreError."""
     with suppress(NoNode, BadVersion, OutcomeUnknown):
         await store.delete(paths.underreplicated(work.ledger_id), work.version)
 
 
 async def lock(store: MetadataStore, ledger_id: int) -> bool:
-    """Whether this session has the lock now. Raises StoreError."""
+    """Take the lock; whether this session has it now. Raises StoreError."""
     path = paths.underreplicated_lock(ledger_id)
     try:
         await store.create(path, ephemeral=True, parents=True)
@@ -151,7 +151,8 @@ async def lock(store: MetadataStore, ledger_id: int) -> bool:
 
 
 async def unlock(store: MetadataStore, ledger_id: int) -> bool:
-    """Give the lock back, if it is ours. Whether it is certainly not ours any more."""
+    """Give the lock back, if this session has it; whether the session certainly does not have it
+    any more."""
     path = paths.underreplicated_lock(ledger_id)
     try:
         await store.sync(path)

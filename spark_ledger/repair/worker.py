@@ -1,18 +1,18 @@
-"""Making whole what is on the list of under-replicated ledgers, a few at a time.
+"""Repairing the ledgers on the list of under-replicated ones, a few at a time.
 
-    lock -> read the record again -> drop the reasons that are none any more -> close the ledger, if
-    its writer is gone -> give away the slots of bookies that are to go, and, while no copy of any
-    ledger is missing, those that a bookie on another host or rack can take; bring back what others
-    lack -> off the list, or what stands in the way
+    lock -> read the record again -> drop reasons that no longer hold -> close the ledger, if its
+    writer is gone -> give away the slots of bookies that are to go, and, while no copy of any
+    ledger is missing, those that a bookie on another host or rack can take; bring back the entries
+    that other bookies lack -> take the ledger off the list, or note the obstacle there
 
 Always true:
-- whether a bookie is lost, drained or back is asked of the store again before each ledger and
-  while its copies are made elsewhere: nothing is copied that is not missing; so are the settings;
-- an open ledger whose writer moves is left alone: it is recovered only when it did not
-  move for half of the delay (this observer saw neither its record nor its last add confirmed
-  change), or when it was IN_RECOVERY already;
-- what hinders one ledger hinders no other: it is tried again, later each time; a list in which
-  nothing can be done costs one look a round.
+- the worker asks the store again, before each ledger and while copies are made elsewhere, whether a
+  bookie is lost, drained or back, and for the settings: it copies only what is missing;
+- an open ledger with a living writer is left alone: it is recovered only if it did not move for
+  half of the delay (this observer saw neither its record nor its last add confirmed change), or if
+  it was IN_RECOVERY already;
+- an obstacle of one ledger hinders no other: the ledger is tried again, after a longer pause each
+  time; a list in which no ledger can be repaired costs one look a round.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
-SETTINGS_S = 5.0  # so soon a changed rate counts
+SETTINGS_S = 5.0  # after this time a changed rate counts
 LEDGERS_AT_ONCE = 3
 IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
 IDLE_SHARE = 0.5  # of the delay
@@ -48,19 +48,19 @@ log = logging.getLogger(__name__)
 
 
 class NotNeeded(Exception):
-    """Why nothing more is to be copied: the bookie whose copies are being made elsewhere is back,
-    or is drained no more; or nothing is repaired now."""
+    """No further copy is needed, with the reason: the bookie whose copies are being made elsewhere
+    is back, or no longer drained; or repair is disabled now."""
 
 
 class Bookies(NamedTuple):
-    """How the store says that they stand."""
+    """The bookies that are registered, and those that are being drained, by the store."""
 
     registered: frozenset[str]
     draining: frozenset[str]
 
 
 async def bookies(store: MetadataStore) -> Bookies:
-    """Not older than this call. Raises StoreError."""
+    """The state of the bookies, not older than this call. Raises StoreError."""
     await store.sync("/bookies")
     registered: list[str] = []
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
@@ -69,7 +69,8 @@ async def bookies(store: MetadataStore) -> Bookies:
 
 
 async def settings(store: MetadataStore) -> Settings:
-    """The cluster's; damaged ones are told, and count as none. Raises StoreError."""
+    """The cluster's settings; if they are damaged this is logged, and defaults count. Raises
+    StoreError."""
     try:
         return await autorecovery.read_settings(store)
     except BadSettings as damage:
@@ -78,8 +79,8 @@ async def settings(store: MetadataStore) -> Settings:
 
 
 class Outcome(NamedTuple):
-    """What became of one ledger on the list: off it if there is no `why`. `repaired`: at each
-    bookie that stays and was compared."""
+    """The result for one ledger on the list: without a `why` it is off the list. `repaired`: the
+    results at each bookie that stays and was compared."""
 
     ledger_id: int
     copied: int = 0
@@ -87,9 +88,9 @@ class Outcome(NamedTuple):
     repaired: tuple[limbo.Repaired, ...] = ()
 
 
-class _Found(NamedTuple):
-    """What a worker made of a ledger: what is left of the reasons, and what stands in the way;
-    entries that were copied, and those that no bookie supplies; each bookie that was compared."""
+class _Result(NamedTuple):
+    """The result of work at a ledger: the reasons that are left, and why; how many entries were
+    copied, and which entries no bookie supplies; the results at bookies that were compared."""
 
     left: tuple[Reason, ...] = ()
     why: str = ""
@@ -106,7 +107,7 @@ class _Wait(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What an open ledger looked like, and since when it does (the loop's clock)."""
+    """The state of an open ledger, and since when it has it (the loop's clock)."""
 
     version: int
     last_add_confirmed: int
@@ -114,9 +115,9 @@ class _Seen(NamedTuple):
 
 
 class Worker:
-    """One process's. It must live on from round to round. `idle_s`: an open ledger that did not
-    move for so long is recovered; None: for half of the delay. `always`: it works also while repair
-    is disabled."""
+    """The worker of one process; the same object must work every round. `idle_s`: an open ledger
+    that did not move for so long is recovered; None: for half of the delay. `always`: it works also
+    while repair is disabled."""
 
     def __init__(
         self,
@@ -134,20 +135,20 @@ class Worker:
         self._watched: dict[int, _Seen] = {}
         self._waits: dict[int, _Wait] = {}
         self._locked: dict[int, None] = {}
-        """Locks that could not be given back: others wait for them."""
+        """Locks that could not be given back: other workers wait for them."""
         self._settings = Settings()
         self._owed_bytes = self._paid_s = 0.0
-        """Bytes that were copied ahead of the rate, and when that was reckoned."""
+        """Bytes that were copied ahead of the rate, and when they were counted."""
         self.copied_bytes = 0
 
     async def round(self) -> list[Outcome]:
-        """Work once at each ledger that is listed and due; what became of each. Raises
+        """Work once at each ledger that is listed and due; returns the outcome of each. Raises
         Unavailable."""
         for ledger_id in list(self._locked):
             await self._unlock(ledger_id)
         ledger_ids = await work_list.listed(self._store)
-        self._waits = {each: self._waits[each] for each in ledger_ids if each in self._waits}
-        self._watched = {each: self._watched[each] for each in ledger_ids if each in self._watched}
+        self._waits = {i: self._waits[i] for i in ledger_ids if i in self._waits}
+        self._watched = {i: self._watched[i] for i in ledger_ids if i in self._watched}
         self._ledgers.cluster.rng.shuffle(ledger_ids)
         outcomes = []
 
@@ -167,7 +168,7 @@ class Worker:
         return wait is None or self._now() >= wait.until_s
 
     async def work_at(self, ledger_id: int) -> Outcome | None:
-        """Work at a ledger that is listed; None: another worker does. Raises Unavailable."""
+        """Work at a listed ledger; None: another worker works at it. Raises Unavailable."""
         with reachable("repairing what is under-replicated"):
             if not await work_list.lock(self._store, ledger_id):
                 return None
@@ -181,7 +182,7 @@ class Worker:
         return ledger_id in self._watched
 
     async def _unlock(self, ledger_id: int) -> None:
-        """What fails is tried again with the next round."""
+        """Give the lock back; if that fails, the next round tries again."""
         self._locked[ledger_id] = None
         if await work_list.unlock(self._store, ledger_id):
             self._locked.pop(ledger_id, None)
@@ -194,46 +195,47 @@ class Worker:
         if work is None:
             return Outcome(ledger_id)
         try:
-            found = await self._repair(work)
+            result = await self._repair(work)
         except NoSuchLedger:
-            found = _Found()
+            result = _Result()
         except NotNeeded as why:
-            found = _Found(work.reasons, str(why))
+            result = _Result(work.reasons, str(why))
         except LedgerError as failure:
-            found = _Found(work.reasons, failure.what)
-        if not found.left:
+            result = _Result(work.reasons, failure.what)
+        if not result.left:
             self._waits.pop(ledger_id, None)
             await work_list.done(self._store, work)
-            return Outcome(ledger_id, found.copied, repaired=found.repaired)
-        self._put_off(ledger_id, moved=bool(found.copied))
-        if found[:2] + found[3:4] != (work.reasons, work.blocked, work.damaged):
-            changed = replace(work, reasons=found.left, blocked=found.why, damaged=found.damaged)
+            return Outcome(ledger_id, result.copied, repaired=result.repaired)
+        self._put_off(ledger_id, moved=bool(result.copied))
+        if result[:2] + result[3:4] != (work.reasons, work.blocked, work.damaged):
+            changed = replace(work, reasons=result.left, blocked=result.why, damaged=result.damaged)
             await work_list.keep(self._store, changed)
-            log.warning("ledger %d stays under-replicated for now: %s", ledger_id, found.why)
-        return Outcome(ledger_id, found.copied, found.why, found.repaired)
+            log.warning("ledger %d stays under-replicated for now: %s", ledger_id, result.why)
+        return Outcome(ledger_id, result.copied, result.why, result.repaired)
 
-    async def _repair(self, work: Work) -> _Found:
+    async def _repair(self, work: Work) -> _Result:
         """Raises LedgerError, NotNeeded, StoreError."""
         now = await bookies(self._store)
         reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
         going = {reason.bookie_id for reason in reasons if reason.why in _GO}
         moves = any(reason.why == work_list.MISPLACED for reason in reasons)
         if moves and await work_list.is_anything_missing(self._store):
-            moves = False  # the auditor will find it again
-        known = await self._ledgers.record(work.ledger_id, fresh=True)
+            moves = False  # the auditor will list the misplaced copy again
+        current = await self._ledgers.record(work.ledger_id, fresh=True)
         if not moves:
-            await self._withdraw(known, going)
+            await self._withdraw(current, going)
         why = ""
-        if not known.record.closed and (_concerns_end(known, reasons) or _is_in_recovery(known)):
-            if not _is_in_recovery(known) and self._lacks_spares(known, going, now):
+        is_in_recovery = _is_in_recovery(current)
+        if not current.record.closed and (_concerns_end(current, reasons) or is_in_recovery):
+            if not is_in_recovery and self._lacks_spares(current, going, now):
                 self._watched.pop(work.ledger_id, None)  # its writer could do nothing
                 why = slots.NO_SPARE
-            elif await self._may_close(known):
-                known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
+            elif await self._may_close(current):
+                current = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
             else:
                 why = f"it is open: it is recovered if it does not move for {self._due_s():g} s"
         copied, damaged, repaired = 0, _NONE, []
-        for slot in slots.slots_of(known.record, going):
+        for slot in slots.slots_of(current.record, going):
             moved = await slots.give_away(
                 *(self._ledgers, work.ledger_id, slot, self._tokens),
                 avoid=[*going, *now.draining],
@@ -247,52 +249,52 @@ class Worker:
             better = await self._place_better(work.ledger_id, now)
             copied, damaged = copied + better.copied, damaged + better.damaged
             why = why or better.why
-        known = await self._ledgers.record(work.ledger_id, fresh=True)
+        current = await self._ledgers.record(work.ledger_id, fresh=True)
         if moves and not why:
-            await self._withdraw(known, going)
+            await self._withdraw(current, going)
         left = []
         for reason in reasons:
             if reason.why == work_list.MISPLACED:
                 keeps = moves and bool(why)
             elif reason.why in _GO or reason.why == work_list.JOINING:
-                keeps = known.record.names(reason.bookie_id) and reason.why in _GO
-            elif not known.record.names(reason.bookie_id):
-                keeps = False  # others have its copies
-            elif not known.record.closed:
+                keeps = current.record.names(reason.bookie_id) and reason.why in _GO
+            elif not current.record.names(reason.bookie_id):
+                keeps = False  # other bookies have its copies
+            elif not current.record.closed:
                 keeps = True
             else:
-                done = await self._bring_back(known, reason)
+                done = await self._bring_back(current, reason)
                 keeps = not done.cleared
                 copied, why = copied + done.copied, why or done.why
                 repaired.append(done)
             if keeps:
                 left.append(reason)
         why = why or ("in work" if left else "")
-        return _Found(tuple(left), why, copied, damaged, tuple(repaired))
+        return _Result(tuple(left), why, copied, damaged, tuple(repaired))
 
-    async def _place_better(self, ledger_id: int, now: Bookies) -> _Found:
-        """Each copy that is misplaced goes to a better placed bookie, one after the other."""
+    async def _place_better(self, ledger_id: int, now: Bookies) -> _Result:
+        """Give each misplaced copy to a better placed bookie, one after the other."""
         copied = 0
         while True:
-            known = await self._ledgers.record(ledger_id, fresh=True)
-            found = slots.misplaced(self._ledgers.cluster, known.record, now.draining)
-            if not found:
-                return _Found(copied=copied)
+            current = await self._ledgers.record(ledger_id, fresh=True)
+            misplaced = slots.misplaced(self._ledgers.cluster, current.record, now.draining)
+            if not misplaced:
+                return _Result(copied=copied)
             moved = await slots.give_away(
-                *(self._ledgers, ledger_id, found[0], self._tokens),
+                *(self._ledgers, ledger_id, misplaced[0], self._tokens),
                 avoid=now.draining,
                 better=True,
                 pace=self._pace_of(""),
             )
             copied += moved.copied
             if moved.why:
-                return _Found(why=moved.why, copied=copied, damaged=moved.damaged)
+                return _Result(why=moved.why, copied=copied, damaged=moved.damaged)
             log.info("repair: a better place: %s", moved)
 
-    async def _bring_back(self, known: VersionedRecord, reason: Reason) -> limbo.Repaired:
-        """What a bookie lacks that stays."""
+    async def _bring_back(self, closed: VersionedRecord, reason: Reason) -> limbo.Repaired:
+        """Copy to a bookie that stays the entries that it lacks."""
         (done,) = await limbo.repair_known(
-            *(self._ledgers, known, [reason.bookie_id], self._tokens),
+            *(self._ledgers, closed, [reason.bookie_id], self._tokens),
             everything=reason.why != work_list.LIMBO,
             pace=self._pace_of(""),
         )
@@ -300,41 +302,45 @@ class Worker:
             log.info("repair: %s", done)
         return done
 
-    async def _withdraw(self, known: VersionedRecord, going: Collection[str]) -> None:
-        """Nobody joins in the place of a member that stays."""
-        for one in known.record.joining:
-            if known.record.fragment_of(one.first_entry).ensemble[one.slot] not in going:
-                await slots.withdraw(self._ledgers, known.record.ledger_id, one)
+    async def _withdraw(self, versioned: VersionedRecord, going: Collection[str]) -> None:
+        """End each joining in the place of a member that stays."""
+        record = versioned.record
+        for joining in record.joining:
+            if record.fragment_of(joining.first_entry).ensemble[joining.slot] not in going:
+                await slots.withdraw(self._ledgers, record.ledger_id, joining)
 
-    def _lacks_spares(self, known: VersionedRecord, going: Collection[str], now: Bookies) -> bool:
-        """Whether a writer that lives could not replace a member of its ensemble either."""
-        cluster, ensemble = self._ledgers.cluster, known.record.last_fragment.ensemble
+    def _lacks_spares(
+        self, versioned: VersionedRecord, going: Collection[str], now: Bookies
+    ) -> bool:
+        """Whether a living writer, too, could not replace the members of its ensemble that go."""
+        cluster, ensemble = self._ledgers.cluster, versioned.record.last_fragment.ensemble
         here = {bookie.id for bookie in cluster.directory.writable()} - now.draining
-        quorum = Quorum.of(known.record)
+        quorum = Quorum.of(versioned.record)
         return not all(
             slots.can_be_taken(cluster, quorum, ensemble, slot, here)
             for slot, bookie in enumerate(ensemble)
             if bookie in going
         )
 
-    async def _may_close(self, known: VersionedRecord) -> bool:
-        return _is_in_recovery(known) or await self._is_idle(known)
+    async def _may_close(self, versioned: VersionedRecord) -> bool:
+        return _is_in_recovery(versioned) or await self._is_idle(versioned)
 
-    async def _is_idle(self, known: VersionedRecord) -> bool:
-        """Look at an open ledger; whether it did not move for as long as it is given."""
-        reader = AsyncLedgerReader(self._ledgers.cluster, known, self._tokens)
+    async def _is_idle(self, versioned: VersionedRecord) -> bool:
+        """Look at an open ledger; whether it has not moved for `_due_s`."""
+        reader = AsyncLedgerReader(self._ledgers.cluster, versioned, self._tokens)
         try:
             confirmed = await reader.refresh_last_add_confirmed()
-        except LedgerError:  # nobody tells; then only its record moves
+        except LedgerError:  # no bookie responds: then only its record shows whether it moves
             confirmed = reader.last_add_confirmed
         seen = _Seen(reader.version, confirmed, self._now())
-        before = self._watched.get(known.record.ledger_id)
+        before = self._watched.get(versioned.record.ledger_id)
         if before is None or before[:2] != seen[:2]:
-            before = self._watched[known.record.ledger_id] = seen
+            before = self._watched[versioned.record.ledger_id] = seen
         return seen.since_s - before.since_s >= self._due_s()
 
     def _due_s(self) -> float:
-        """An open ledger that does not move for so long has no writer that reaches the cluster."""
+        """Seconds after which an open ledger that does not move has no writer that reaches the
+        cluster."""
         if self._idle_s is not None:
             return self._idle_s
         return max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
@@ -342,7 +348,7 @@ class Worker:
     # -- pace ---------------------------------------------------------------------------------
 
     def _pace_of(self, old: str) -> Pace:
-        """For copies in the place of those of `old`, a bookie that is lost or drained, if any."""
+        """The pace for copies that replace those of `old`, a lost or drained bookie ("": none)."""
 
         async def pace(copied: int) -> None:
             self.copied_bytes += copied
@@ -358,7 +364,7 @@ class Worker:
         return pace
 
     async def _owes(self) -> bool:
-        """Whether more was copied than the rate allows that is set now. Raises NotNeeded,
+        """Whether the worker has copied more than the present rate allows. Raises NotNeeded,
         StoreError."""
         if not await self._may_work():
             raise NotNeeded("autorecovery is disabled")
@@ -368,7 +374,7 @@ class Worker:
         return self._owed_bytes >= 1
 
     async def _may_work(self) -> bool:
-        """By the settings as they are now. Raises StoreError."""
+        """Whether the present settings allow repair. Raises StoreError."""
         self._settings = await settings(self._store)
         return self._settings.enabled or self._always
 
@@ -383,21 +389,21 @@ class Worker:
 
 
 def _holds(reason: Reason, now: Bookies) -> bool:
-    """Whether the reason is one still, as far as the bookies tell."""
+    """Whether the reason still holds, as far as the state of the bookies decides that."""
     if reason.why == work_list.LOST:
         return reason.bookie_id not in now.registered
     return reason.why != work_list.DRAINED or reason.bookie_id in now.draining
 
 
-def _is_in_recovery(known: VersionedRecord) -> bool:
-    return known.record.state is LedgerState.IN_RECOVERY
+def _is_in_recovery(versioned: VersionedRecord) -> bool:
+    return versioned.record.state is LedgerState.IN_RECOVERY
 
 
-def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
-    """Whether an open ledger must be closed for the reasons to go: its end has a bookie that is to
-    go, or one that stays lacks something, which is brought back only once it is known where the
-    ledger ends."""
-    members = known.record.last_fragment.ensemble
+def _concerns_end(versioned: VersionedRecord, reasons: Collection[Reason]) -> bool:
+    """Whether an open ledger must be closed before its reasons can go: a bookie that goes is in its
+    last fragment, or a bookie that stays lacks entries, and they are brought back only once the end
+    of the ledger is known."""
+    members = versioned.record.last_fragment.ensemble
     return any(
         reason.bookie_id in members
         if reason.why in _GO
