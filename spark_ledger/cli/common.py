@@ -1,7 +1,7 @@
-"""What every command shares: its options, how it reaches a cluster, how it prints.
+"""Shared by the commands: options, the connection to a cluster, printing.
 
 Always true: with --json standard output carries JSON alone, one document or one line per item;
-whatever goes wrong is one line on standard error and a non-zero exit status.
+an error is one line on standard error and a non-zero exit status.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class App(typer.Typer):
             return super().__call__(*arguments, **options)
         except LedgerError as error:
             fail(str(error))
-        except BrokenPipeError:  # the reader of our output has seen enough
+        except BrokenPipeError:  # the reader of our output has ended
             sys.stderr.close()
             sys.exit(FAILED)
 
@@ -77,7 +77,7 @@ def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaita
 
 
 def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitable[T]]) -> T:
-    """The same with the topic layer on top."""
+    """As `with_ledgers`, with the topic layer on top."""
     from spark_ledger.topic.client import TopicClient
 
     async def on_topics(ledgers: "LedgerStore") -> T:
@@ -91,12 +91,12 @@ def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitab
 
 
 def by_partition(offsets: Mapping[int, int]) -> dict[str, int]:
-    """As JSON has them, whose names are text."""
+    """The offsets for JSON, in which names are text."""
     return {str(partition): offset for partition, offset in sorted(offsets.items())}
 
 
 def in_json(value: object) -> str:
-    """What JSON has no form for (bytes, times, decimals) as text."""
+    """The value as JSON; what JSON has no form for (bytes, times, decimals) as text."""
     return json.dumps(value, ensure_ascii=False, default=_as_text)
 
 
@@ -105,7 +105,7 @@ def print_json(value: object) -> None:
 
 
 def answer(json: bool, plain: object, text: str) -> None:
-    """What a command did: JSON if it is wanted, else the text."""
+    """Print the result of a command: `plain` as JSON with --json, otherwise the text."""
     print(in_json(plain) if json else text)
 
 
@@ -114,7 +114,7 @@ def _as_text(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Rows below their columns' names; `empty` when there are none."""
+    """Print rows below the names of their columns; without rows the text `empty`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -125,8 +125,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
 
 
 def tell_unreadable(what: str, unreadable: Mapping[Any, LedgerError]) -> None:
-    """After a listing: a line on standard error for each that could not be read, and exit status
-    1."""
+    """After a listing: print a line on standard error for each item that could not be read, and end
+    with status 1 if there is any."""
     for name, error in sorted(unreadable.items()):
         print(f"spark-ledger: {what} {name}: {' '.join(str(error).split())}", file=sys.stderr)
     if unreadable:
@@ -134,14 +134,14 @@ def tell_unreadable(what: str, unreadable: Mapping[Any, LedgerError]) -> None:
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """One line per fact."""
+    """Print one line per fact."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
         print(f"{name:<{width}}  {value}")
 
 
 def readable(data: bytes | memoryview | None) -> str:
-    """Bytes for a terminal: text if they are, hexadecimal digits otherwise."""
+    """Bytes for a terminal: as text if they are text, otherwise as hexadecimal digits."""
     if data is None:
         return "null"
     plain = bytes(data)
@@ -156,15 +156,15 @@ def readable(data: bytes | memoryview | None) -> str:
 
 
 def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
-    """`earliest`, `latest` or a time, or PARTITION=OFFSET texts. Raises errors.BadConfig unless it
-    is exactly one of both."""
+    """The target that `to` (`earliest`, `latest` or a time) or the PARTITION=OFFSET texts name.
+    Raises errors.BadConfig unless exactly one of the two is given."""
     from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 
     if bool(offsets) == (to is not None):
-        raise BadConfig("it is not said where to", "Give either --to or --to-offset.")
+        raise BadConfig("exactly one target is needed", "Give either --to or --to-offset.")
     if to is None:
         return offsets_of(offsets)
-    if to in (one.value for one in End):
+    if to in (end.value for end in End):
         return End(to)
     return CommittedSince(time_ms(to))
 
@@ -172,7 +172,7 @@ def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
 def offsets_of(texts: list[str]) -> dict[int, int]:
     """PARTITION=OFFSET texts. Raises errors.BadConfig."""
     try:
-        pairs = [one.split("=") for one in texts]
+        pairs = [text.split("=") for text in texts]
         return {int(partition): int(offset) for partition, offset in pairs}
     except ValueError as error:
         raise BadConfig(
@@ -181,7 +181,8 @@ def offsets_of(texts: list[str]) -> dict[int, int]:
 
 
 def time_ms(text: str) -> int:
-    """ISO 8601 (local time, if no offset is said) or milliseconds. Raises errors.BadConfig."""
+    """The time that a text in ISO 8601 (local time, without an offset) or in milliseconds names.
+    Raises errors.BadConfig."""
     if text.isdecimal():
         from spark_ledger.topic.subscription.seek_target import in_seconds
 

@@ -76,7 +76,7 @@ def list_ledgers(json: JsonOption = False, service_url: UrlOption = None) -> Non
 
 @app.command()
 def show(ledger_id: Id, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """What the metadata say of a ledger."""
+    """The record of a ledger in the metadata store."""
 
     async def work(ledgers: "LedgerStore") -> "LedgerRecord":
         return (await ledgers.record(ledger_id, fresh=True)).record
@@ -92,52 +92,52 @@ def recover(
         list[str] | None,
         typer.Option(
             help="Id of a bookie that will never come back: entries at the end that only it may"
-            " have are given up. Once for each.",
+            " have are given up. Repeat it for each bookie.",
         ),
     ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
     """Fence a ledger, find its end and close it: its writer can add nothing any more. Then ask
-    every bookie that keeps copies for each entry that belongs there, and bring back what it lacks
-    or cannot deliver. Exit status 1 when something is still missing or a bookie does not
+    every bookie that keeps copies for each entry that it should have, and bring back those that it
+    lacks or cannot deliver. Exit status 1 when an entry is still missing or a bookie does not
     respond."""
 
     from spark_ledger.repair.limbo import repair_everywhere
 
-    known, lost = password.encode(), set(gone or ())
+    secret, lost = password.encode(), set(gone or ())
     record, repaired = with_ledgers(
-        service_url, lambda ledgers: repair_everywhere(ledgers, ledger_id, known, lost)
+        service_url, lambda ledgers: repair_everywhere(ledgers, ledger_id, secret, lost)
     )
     if json:
-        print_json({**_plain(record), "repaired": [one._asdict() for one in repaired]})
+        print_json({**_plain(record), "repaired": [result._asdict() for result in repaired]})
     else:
         _print(record, json)
         print()
-        rows = [(one.bookie_id, one.compared, one.copied, one.why or "whole") for one in repaired]
+        rows = [(r.bookie_id, r.compared, r.copied, r.why or "whole") for r in repaired]
         print_table(("BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "no bookie keeps copies")
-    if not all(one.cleared or one.bookie_id in (gone or ()) for one in repaired):
+    if not all(result.cleared or result.bookie_id in (gone or ()) for result in repaired):
         raise typer.Exit(1)
 
 
 @app.command()
 def limbo(
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair each of them once; exit 1 if any is left.")
+        bool, typer.Option("--repair", help="Repair each ledger once; exit 1 if any is left.")
     ] = False,
     idle_s: Annotated[
         float,
         typer.Option(
-            help="With --repair: watch open ledgers so long, and close those that did not move.",
+            help="With --repair: seconds to watch open ledgers; those that do not move are closed.",
             min=0,
         ),
     ] = IDLE_S,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Ledgers that a bookie may have lost something of, until they are repaired: torn, after an
-    unclean stop with a torn write, or, of page-cache ledgers, any unclean stop; lost, after damage
-    or the loss of a directory."""
+    """Ledgers in limbo: a bookie may have lost entries of them, and they are not repaired yet.
+    Reason torn: after an unclean stop with a torn write (for a page-cache ledger: after any unclean
+    stop); lost: after damage or the loss of a directory."""
 
     if repair:
         _repair_all(idle_s, json, service_url)
@@ -145,21 +145,21 @@ def limbo(
 
     from spark_ledger.repair.limbo import listed
 
-    found = with_ledgers(service_url, lambda ledgers: listed(ledgers.metadata))
+    listings = with_ledgers(service_url, lambda ledgers: listed(ledgers.metadata))
     if json:
-        print_json([one._asdict() for one in found])
+        print_json([listing._asdict() for listing in listings])
         return
-    rows = [(one.ledger_id, one.bookie_id, one.reason, in_utc(one.since_ms)) for one in found]
+    rows = [(li.ledger_id, li.bookie_id, li.reason, in_utc(li.since_ms)) for li in listings]
     print_table(("LEDGER", "IN LIMBO AT", "REASON", "SINCE"), rows, "nothing is in limbo")
 
 
 def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
-    """Prints what became of each; exit status 1 when a ledger is left in limbo."""
+    """Repair each ledger and print the results; exit status 1 when a ledger is left in limbo."""
     from spark_ledger.repair.service import repair_once
 
     done = with_ledgers(service_url, lambda ledgers: repair_once(ledgers, idle_s))
-    cleared = sum(one.cleared for one in done.repaired)
-    copied = sum(one.copied for one in done.repaired)
+    cleared = sum(result.cleared for result in done.repaired)
+    copied = sum(result.copied for result in done.repaired)
     failed = len(done.repaired) - cleared
     summary = {"repaired": cleared, "copied": copied, "failed": failed, "left": len(done.left)}
     if json:
@@ -167,8 +167,8 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
         print_json({**summary, "results": [r._asdict() for r in done.repaired], "left_alone": left})
     else:
         rows: list[tuple[object, ...]] = [
-            (one.ledger_id, one.bookie_id, one.compared, one.copied, one.why or "whole")
-            for one in done.repaired
+            (r.ledger_id, r.bookie_id, r.compared, r.copied, r.why or "whole")
+            for r in done.repaired
         ]
         rows += [(ledger_id, "", "", "", why) for ledger_id, why in done.left.items()]
         print_table(("LEDGER", "BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "nothing is in limbo")
@@ -180,7 +180,7 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
 @app.command()
 def unrecorded(
     ids: Annotated[
-        list[int] | None, typer.Argument(help="These alone; else all.", min=0, max=LEDGER_ID_MAX)
+        list[int] | None, typer.Argument(help="Only these; else all.", min=0, max=LEDGER_ID_MAX)
     ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Name them as deleted: bookies drop the copies.")
@@ -189,8 +189,8 @@ def unrecorded(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Ledgers of which bookies keep copies though they have no record and were not deleted: the
-    metadata store was restored from an older copy, a record was lost, or an earlier version of
+    """Ledgers that bookies keep copies of, but that have no record and were not deleted. Causes:
+    the metadata store was restored from an older copy, a record was lost, or an earlier version of
     Spark Ledger deleted them. Bookies count them once in overreplicated_wait_s (an hour), and once
     more when the metadata store is held."""
     from spark_ledger.metadata.unrecorded import listed, name_as_deleted
@@ -228,7 +228,7 @@ NONE_UNRECORDED = "no ledger is known to be kept without a record; bookies count
 
 
 async def reached(work: "Awaitable[T]") -> "T":
-    """Raises errors.LedgerError for what the store raises."""
+    """The result of the work. Raises errors.LedgerError in the place of the store's errors."""
     from spark_ledger.metadata.cluster import BadClusterRecord
     from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
     from spark_ledger.metadata.store_calls import reachable
@@ -242,23 +242,23 @@ async def reached(work: "Awaitable[T]") -> "T":
 
 @app.command()
 def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """Ledgers of which copies are missing, or are to be moved: at which bookie, why, since when,
-    and what stands in the way."""
+    """Ledgers with copies that are missing, or will be moved: at which bookie, why, since when, and
+    the obstacle."""
 
     async def work(ledgers: "LedgerStore") -> "tuple[list[Work], str]":
         from spark_ledger.repair.status import status, underreplicated
 
-        found = await underreplicated(ledgers.metadata)
-        return found, _unlisted(await status(ledgers.metadata))
+        listed = await underreplicated(ledgers.metadata)
+        return listed, _unlisted(await status(ledgers.metadata))
 
-    found, unlisted = with_ledgers(service_url, work)
+    works, unlisted = with_ledgers(service_url, work)
     if json:
-        print_json([_work(one) for one in found])
+        print_json([_work(listed) for listed in works])
         return
     rows = [
-        (one.ledger_id, reason.bookie_id, reason.why, in_utc(reason.since_ms), one.blocked)
-        for one in found
-        for reason in one.reasons
+        (listed.ledger_id, reason.bookie_id, reason.why, in_utc(reason.since_ms), listed.blocked)
+        for listed in works
+        for reason in listed.reasons
     ]
     columns = ("LEDGER", "BOOKIE", "REASON", "SINCE", "BLOCKED BY")
     none = "no ledger is listed" if unlisted else "no ledger is under-replicated"
@@ -268,7 +268,7 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
 
 
 def _unlisted(now: "Status") -> str:
-    """Why ledgers may lack copies that are not listed."""
+    """Why ledgers that lack copies may be missing on the list."""
     if not now.enabled:
         return "autorecovery is disabled, so lost copies are not listed."
     if not now.auditor:
@@ -288,9 +288,9 @@ def audit(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Check that every entry has all its copies at the bookies that its ledger names, and where
-    those lie; changes nothing. Exit status 1 if anything is under-replicated, damaged (no bookie
-    has it) or blocked (its repair cannot go on)."""
+    """Check that every entry has all its copies at the bookies that its ledger names, and that they
+    are well placed; changes nothing. Exit status 1 if a ledger is under-replicated, damaged (no
+    bookie has an entry) or blocked (its repair cannot go on)."""
 
     async def work(topics: "TopicClient") -> "Audit":
         from spark_ledger.repair.audit import audit, referred_by
@@ -300,28 +300,28 @@ def audit(
         referred = await referred_by(topics)
         return await audit(topics.ledgers, tokens, deep=deep, referred=referred)
 
-    found = _audit_on_spark(service_url, deep) if spark else with_topics(service_url, work)
+    result = _audit_on_spark(service_url, deep) if spark else with_topics(service_url, work)
     if json:
-        print_json(found.counts())
+        print_json(result.counts())
     else:
         rows = [
-            (one.ledger_id, _lacking(one), one.nowhere or "", one.near or "", one.blocked)
-            for one in sorted(found.wrong, key=lambda one: one.ledger_id)
+            (wrong.ledger_id, _lacking(wrong), wrong.nowhere or "", wrong.near or "", wrong.blocked)
+            for wrong in sorted(result.wrong, key=lambda wrong: wrong.ledger_id)
         ]
         if rows:
             columns = ("LEDGER", "LACKING AT", "NOWHERE", "MISPLACED", "BLOCKED BY")
             print_table(columns, rows, "")
             print()
-        print(", ".join(f"{name}: {count}" for name, count in found.counts().items()))
-        if found.silent:
-            names = ", ".join(sorted(found.silent))
+        print(", ".join(f"{name}: {count}" for name, count in result.counts().items()))
+        if result.silent:
+            names = ", ".join(sorted(result.silent))
             print(f"no answer, so what they keep counts as missing here: {names}")
-    if not found.whole:
+    if not result.whole:
         raise typer.Exit(1)
 
 
 def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
-    """Raises BadConfig where Spark is not there, or cannot be started."""
+    """The audit as a Spark job. Raises BadConfig if Spark is not installed, or cannot start."""
     try:
         from spark_ledger.spark import jobs
     except ModuleNotFoundError as missing:
@@ -334,13 +334,13 @@ def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
     return jobs.audit(jobs.session(), resolve_service_url(service_url), deep=deep)
 
 
-def _lacking(one: "Checked") -> str:
-    return " ".join(f"{bookie}: {count}" for bookie, count in sorted(one.lacking.items()))
+def _lacking(checked: "Checked") -> str:
+    return " ".join(f"{bookie}: {count}" for bookie, count in sorted(checked.lacking.items()))
 
 
-def _work(one: "Work") -> dict[str, object]:
-    plain = {name: getattr(one, name) for name in ("ledger_id", "blocked", "damaged")}
-    return {**plain, "reasons": [reason._asdict() for reason in one.reasons]}
+def _work(listed: "Work") -> dict[str, object]:
+    plain = {name: getattr(listed, name) for name in ("ledger_id", "blocked", "damaged")}
+    return {**plain, "reasons": [reason._asdict() for reason in listed.reasons]}
 
 
 @app.command()
@@ -398,7 +398,7 @@ def _print(record: "LedgerRecord", json: bool) -> None:
 
 
 def _plain(record: "LedgerRecord") -> dict[str, object]:
-    """The record as JSON; what checks passwords stays away."""
+    """The record for JSON, without the verifiers of its password."""
     shown = (
         *("ledger_id", "ensemble_size", "write_quorum", "ack_quorum", "last_entry"),
         *("length_bytes", "rows", "durability", "topic", "intent"),

@@ -36,7 +36,7 @@ app.add_typer(nodes.autorecovery, name="autorecovery")
 app.add_typer(metadata.app, name="metadata")
 
 
-def _tell(version: bool) -> None:
+def _print_version(version: bool) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -46,10 +46,12 @@ def _tell(version: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", is_eager=True, callback=_tell),
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
-    """What comes before the noun."""
+    """The options before the noun."""
 
 
 @app.command()
@@ -72,10 +74,10 @@ def up(
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Start a cluster on this machine in the background; it takes ledgers when this returns (where
-    its metadata store is held it is up, and this fails). It starts no process again that dies:
-    `spark-ledger broker start` starts a broker in the place of one that was killed, `spark-ledger
-    down` and then `up` start ZooKeeper, the bookies and the broker."""
+    """Start a cluster on this machine in the background; it takes ledgers when this returns (if its
+    metadata store is held, the cluster is up and this command fails). A process that dies is not
+    started again: `spark-ledger broker start` replaces a broker that was killed; `spark-ledger
+    down`, then `up`, start ZooKeeper, the bookies and the broker."""
     from spark_ledger.local import background
 
     background.refuse_too_few(data_dir, bookies)
@@ -100,7 +102,7 @@ def up(
             }
         )
     else:
-        _say_up(here.service_url, here.data_dir, data_dir)
+        _print_up(here.service_url, here.data_dir, data_dir)
         if here.broker_url:
             print(f"Pulsar's clients connect to {here.broker_url} or {here.admin_url}")
     if held is not None:
@@ -111,7 +113,7 @@ def up(
 
 @app.command()
 def down(data_dir: FolderOption = FOLDER) -> None:
-    """End the cluster that `up` started; its data stay."""
+    """Stop the cluster that `up` started; its data stay."""
     from spark_ledger.local import background
 
     background.down(data_dir)
@@ -139,7 +141,7 @@ def status(
         service_url = os.environ.get(SERVICE_URL_VARIABLE)
     url = service_url or background.find(data_dir or FOLDER).service_url
     try:
-        found, brokers = asyncio.run(registered(url)), asyncio.run(alive(url))
+        seen, brokers = asyncio.run(registered(url)), asyncio.run(alive(url))
         store = metadata.standing(url)
     except Unavailable as error:
         if service_url:
@@ -150,7 +152,7 @@ def status(
     if json:
         held = None if store.cluster.hold is None else store.cluster.hold.why
         about = {"epoch": store.cluster.epoch, "held": held}
-        print_json({"service_url": url, "bookies": found, "brokers": brokers, "metadata": about})
+        print_json({"service_url": url, "bookies": seen, "brokers": brokers, "metadata": about})
         metadata.end_as(store)
         return
     print(f"cluster at {url}")
@@ -166,7 +168,7 @@ def status(
             in_units(b.get("free_bytes")),
             b.get("reason", ""),
         )
-        for b in found
+        for b in seen
     ]
     print_table(columns, rows, "no bookies")
     print_table(
@@ -189,13 +191,13 @@ def demo(
     raise typer.Exit(run(rows=rows, keep=keep, output=output))
 
 
-def _say_up(service_url: str, folder: str, data_dir: Path) -> None:
-    """What a user needs to use and end it; the defaults go without saying."""
+def _print_up(service_url: str, folder: str, data_dir: Path) -> None:
+    """Print what a user needs to use the cluster and to stop it, without the defaults."""
     where = f" --data-dir {quote(str(data_dir))}" if data_dir != FOLDER else ""
     end = f"spark-ledger down{where}"
     print(f"up at {service_url}, data in {folder}; end it with: {end}")
     if service_url != DEFAULT_SERVICE_URL:
-        print(f"tell clients and other verbs where: export LEDGER_SERVICE_URL={service_url}")
+        print(f"for clients and other verbs: export LEDGER_SERVICE_URL={service_url}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""`spark-ledger metadata status|accept`: whether the metadata store went back in time, and what a
-person does about it (metadata/hold.py)."""
+"""`spark-ledger metadata status|accept`: whether the metadata store went back in time, and how an
+operator accepts such a store (metadata/hold.py)."""
 
 import asyncio
 import time
@@ -29,14 +29,14 @@ UNLISTED = (
 
 
 def standing(service_url: str) -> "Status":
-    """Of the store at the URL. Raises errors.Unavailable, errors.UnsupportedFormat."""
+    """The state of the store at the URL. Raises errors.Unavailable, errors.UnsupportedFormat."""
     from spark_ledger.metadata import hold
 
     return asyncio.run(of_store(service_url, hold.status))
 
 
 def plain(status: "Status") -> dict[str, Any]:
-    """For JSON."""
+    """The state of the store, for JSON."""
     cluster, held = status.cluster, status.cluster.hold
     newest = status.newest
     return {
@@ -49,9 +49,9 @@ def plain(status: "Status") -> dict[str, Any]:
             {"ledger": ledger, "last_entry": last, "bytes": size}
             for ledger, (last, size) in status.missing.items()
         ],
-        "unnamed_by_bookie": {one.bookie_id: one.ledgers for one in status.reports},
-        "other_ledgers": sorted({i for one in status.reports for i in one.others}),
-        "buried": sorted({i for one in status.reports for i in one.buried}),
+        "unnamed_by_bookie": {report.bookie_id: report.ledgers for report in status.reports},
+        "other_ledgers": sorted({i for report in status.reports for i in report.others}),
+        "buried": sorted({i for report in status.reports for i in report.buried}),
         "silent_bookies": list(status.silent),
     }
 
@@ -66,30 +66,30 @@ def sentence(status: "Status") -> str:
 
 @app.command("status")
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """Its epoch, the newest link of its chain, and whether it is held; then it ends with status
-    1."""
-    found = standing(resolve_service_url(service_url))
+    """The store's epoch, the newest link of its chain, and whether it is held. Exit status 1 if it
+    is held."""
+    now = standing(resolve_service_url(service_url))
     if json:
-        print_json(plain(found))
-        end_as(found)
+        print_json(plain(now))
+        end_as(now)
         return
-    held, newest = found.cluster.hold, found.newest
+    held, newest = now.cluster.hold, now.newest
     print_facts(
         {
-            "cluster": found.cluster.cluster_id,
-            "epoch": found.cluster.epoch,
+            "cluster": now.cluster.cluster_id,
+            "epoch": now.cluster.epoch,
             "newest link": "none" if newest is None else f"{newest[0]} ({newest[1]})",
             "held": "no" if held is None else f"{held.why} (bookie {held.by})",
         }
     )
     if held is not None:
-        _show(found)
-    end_as(found)
+        _show(now)
+    end_as(now)
 
 
-def end_as(found: "Status") -> None:
-    """A command that shows how the cluster is ends with status 1 while the store is held."""
-    if found.cluster.hold is not None:
+def end_as(status: "Status") -> None:
+    """End with status 1 if the store is held: for commands that show the state of the cluster."""
+    if status.cluster.hold is not None:
         raise typer.Exit(1)
 
 
@@ -99,10 +99,10 @@ def accept(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Take a store that went back in time as it is. First it lists the ledgers that bookies have
-    and the store does not name, then it asks. Ids of new ledgers are then above all that were given
-    out before. With --json and without --yes it prints the list, and after the question the
-    outcome."""
+    """Accept a store that went back in time as it is. The command first lists the ledgers that
+    bookies have and the store does not name, then it asks. Afterwards ids of new ledgers are above
+    all that were given out before. With --json and without --yes it prints the list, and after the
+    question the outcome."""
     from spark_ledger.metadata import hold
 
     url = resolve_service_url(service_url)
@@ -138,11 +138,11 @@ def accept(
         print("more ends with an error, and goes on under a new checkpoint (docs/operations.md)")
 
 
-def _show(found: "Status") -> None:
-    """What an accept gives up, as far as bookies have it."""
-    missing = found.missing
+def _show(status: "Status") -> None:
+    """Print what an accept gives up, as far as bookies have it."""
+    missing = status.missing
     size = in_units(sum(size for _, size in missing.values()))
-    cut = any(one.ledgers > len(one.missing) for one in found.reports)
+    cut = any(report.ledgers > len(report.missing) for report in status.reports)
     least = "at least " if cut else ""
     ledgers = counted(len(missing), "ledger")
     print(f"bookies have {least}{ledgers} that the store does not name, {size}")
@@ -153,11 +153,11 @@ def _show(found: "Status") -> None:
     print(UNLISTED)
     if len(missing) > SHOWN:
         print(f"... and {least}{len(missing) - SHOWN} more (--json lists them)")
-    others = sorted({i for one in found.reports for i in one.others})
-    buried = sorted({i for one in found.reports for i in one.buried})
+    others = sorted({i for report in status.reports for i in report.others})
+    buried = sorted({i for report in status.reports for i in report.buried})
     if others:
         print(f"ids that the store gave out again, to other ledgers: {', '.join(map(str, others))}")
     if buried:
         print(f"the store names ledgers that bookies have buried: {', '.join(map(str, buried))}")
-    for bookie in found.silent:
+    for bookie in status.silent:
         print(f"bookie {bookie} has not reported: it is down, or still compares its ledgers")

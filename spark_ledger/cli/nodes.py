@@ -43,7 +43,9 @@ brokers = App(help="The broker: Pulsar's clients write and read topics.", no_arg
 autorecovery = App(
     help="Self-healing: lost copies are made again, and topics are kept up.", no_args_is_help=True
 )
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait for the answer.", min=0.1)
+]
 T = TypeVar("T")
 TIMEOUT_S = 5.0
 INTERRUPTED = 130
@@ -53,18 +55,18 @@ BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while
 @bookies.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every bookie ever seen: rw, ro or down, and why."""
-    found = asyncio.run(registered(resolve_service_url(service_url)))
-    rows = [_listed(bookie) for bookie in found]
+    seen = asyncio.run(registered(resolve_service_url(service_url)))
+    rows = [_listed(bookie) for bookie in seen]
     malformed = {
         bookie["id"]: UnsupportedFormat(bookie["reason"])
-        for bookie in found
+        for bookie in seen
         if bookie.get("malformed")
     }
     if json:
         print_json(rows)
         tell_unreadable("bookie", malformed)
         return
-    if held := next((bookie["held"] for bookie in found if bookie.get("held")), ""):
+    if held := next((bookie["held"] for bookie in seen if bookie.get("held")), ""):
         print(f"the metadata store is HELD: {held}")
         print("no bookie registers until it is accepted: `spark-ledger metadata status`")
     columns = ("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
@@ -86,7 +88,7 @@ def info(
     timeout: Timeout = TIMEOUT_S,
     service_url: UrlOption = None,
 ) -> None:
-    """What a bookie says of itself; with host:port nothing but that bookie is asked."""
+    """The state of one bookie; with host:port only that bookie is asked, not the metadata store."""
     named = ":" in bookie
     address = checked_address(bookie) if named else asyncio.run(_address(bookie, service_url))
     response = asyncio.run(_ask(address, timeout))
@@ -134,12 +136,12 @@ def forget(
 
 @bookies.command()
 def decommission(
-    bookie_id: Annotated[str, typer.Argument(help="The id of a bookie that is to go.")],
+    bookie_id: Annotated[str, typer.Argument(help="The id of the bookie to empty.")],
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Also if some ledgers keep fewer copies once it is stopped; never below Qa.",
+            help="Also if ledgers keep fewer copies once it is stopped; never below Qa.",
         ),
     ] = False,
     cancel: Annotated[
@@ -149,8 +151,8 @@ def decommission(
     service_url: UrlOption = None,
 ) -> None:
     """Drain a bookie that is up: it takes no new entries, and its copies are made on others, until
-    no ledger names it. It may be called again at any time, and then goes on; Ctrl-C ends the
-    looking on, not the draining. With --json one line each time that something changed."""
+    no ledger names it. Ctrl-C stops the progress display, not the draining; run the command again
+    to watch it. With --json it prints one line for each change."""
     if cancel:
         _cancel(bookie_id, service_url)
         return
@@ -189,8 +191,8 @@ def decommission(
 def _stop_looking(bookie_id: str, *, begun: bool) -> NoReturn:
     goes_on = "is drained all the same" if begun else "may be drained all the same"
     print(
-        f"\nbookie {bookie_id} {goes_on}: `spark-ledger bookie decommission {bookie_id}` looks on,"
-        " with --cancel it stays and takes entries again",
+        f"\nbookie {bookie_id} {goes_on}: `spark-ledger bookie decommission {bookie_id}` watches"
+        " it, with --cancel the bookie stays and takes entries again",
         file=sys.stderr,
     )
     sys.exit(INTERRUPTED)
@@ -201,17 +203,18 @@ def _cancel(bookie_id: str, service_url: str | None) -> None:
 
     if not with_ledgers(service_url, lambda ledgers: cancel(ledgers, bookie_id)):
         raise BadConfig(
-            f"bookie {bookie_id} is not being drained", "`spark-ledger autorecovery status` tells."
+            f"bookie {bookie_id} is not being drained",
+            "`spark-ledger autorecovery status` lists the bookies that are.",
         )
     print(f"bookie {bookie_id} stays, and takes entries again")
 
 
 class _Draining:
-    """Shows what is left: a bar in a terminal, else a line for each change."""
+    """Shows what is left: a bar in a terminal, otherwise a line for each change."""
 
     def __init__(self, json: bool) -> None:
         self._json = json
-        self._said: object = None
+        self._shown: object = None
         self._most = 0
         self.progress = Progress(
             *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
@@ -232,10 +235,10 @@ class _Draining:
             completed=self._most - left.ledgers,
             left=f"{size} left{why}",
         )
-        told = (left.ledgers, left.bytes, why)
-        if told == self._said:
+        state = (left.ledgers, left.bytes, why)
+        if state == self._shown:
             return
-        self._said = told
+        self._shown = state
         if self._json:
             print_json({**asdict(left), "done": left.done})
         elif self.progress.disable:
@@ -243,7 +246,7 @@ class _Draining:
 
 
 def _why(left: "Left") -> str:
-    """What blocks, if anything does."""
+    """The obstacle, if there is one."""
     if left.hindrance:
         return f"; {left.hindrance}"
     if not left.blocked:
@@ -273,7 +276,7 @@ async def alive(
 
 
 async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T]]") -> T:
-    """What `ask` finds in the store of a cluster. Raises Unavailable, and what `ask` raises."""
+    """The result of `ask` on the store of a cluster. Raises Unavailable, and what `ask` raises."""
     from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
     from spark_ledger.process import cluster_at
@@ -289,7 +292,7 @@ async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T
 
 
 def in_units(size_bytes: object) -> str:
-    """In GiB, below one in MiB; empty when it is not known."""
+    """A size in GiB, below 1 GiB in MiB; empty if it is not known."""
     if not isinstance(size_bytes, int):
         return ""
     if size_bytes < 2**30:
@@ -301,26 +304,27 @@ _SHORT = {"writable": "rw", "read-only": "ro"}
 
 
 def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
-    """A bookie as `list` tells of it."""
+    """A bookie as `list` shows it."""
     from spark_ledger.bookies.directory import told
 
     return {**told(bookie), "state": _SHORT.get(bookie["state"], bookie["state"])}
 
 
 def checked_address(address: str) -> str:
-    """It. Raises BadConfig when it is no host:port: another port would be asked, or none."""
+    """The address. Raises BadConfig if it is no host:port, because the request would go to another
+    port, or to none."""
     with suppress(ValueError):
         if net.split(address)[1]:
             return address
     raise BadConfig(
         f"'{address}' is no address of a bookie: it is host:port, with a port from 1 to"
         f" {net.PORT_MAX} and an IPv6 address in brackets",
-        "`spark-ledger bookie list` tells where each bookie speaks frames.",
+        "`spark-ledger bookie list` has the address of each bookie's frames.",
     )
 
 
 async def _address(bookie_id: str, service_url: str | None) -> str:
-    """Where the bookie is, or was when last registered. Raises BadConfig, Unavailable."""
+    """The bookie's address now, or when it was last registered. Raises BadConfig, Unavailable."""
     from spark_ledger.bookies.directory import reached_at
 
     for bookie in await registered(resolve_service_url(service_url)):
@@ -328,7 +332,7 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
             return reached_at(bookie)
     raise BadConfig(
         f"no bookie {bookie_id!r} was ever registered there",
-        "`spark-ledger bookie list` tells which were.",
+        "`spark-ledger bookie list` names those that were.",
     )
 
 
@@ -342,8 +346,8 @@ async def _ask(address: str, timeout_s: float) -> "InfoResponse":
     except CallFailed as failure:
         raise Unavailable(
             f"the bookie at {address} does not answer: {failure}",
-            "It is down or has not opened its port yet (its own log tells), or it speaks frames at"
-            " another port: `spark-ledger bookie list` tells which.",
+            "It is down or has not opened its port yet (see its own log), or it speaks frames at"
+            " another port: `spark-ledger bookie list` has the port.",
         ) from None
     finally:
         await network.close()
@@ -381,20 +385,21 @@ def start_broker(
     ] = ADMIN_PORT,
     host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
     advertised_host: Annotated[
-        str | None, typer.Option(help="What clients are told to connect to; else --host.")
+        str | None, typer.Option(help="The host that clients connect to; else --host.")
     ] = None,
     auto_create: Annotated[
-        bool, typer.Option(help="Make a topic that a client names and that is not there.")
+        bool, typer.Option(help="Make a topic that a client names and that does not exist.")
     ] = True,
     auto_create_partitions: Annotated[
-        int, typer.Option(help="With so many partitions; 0: one that is not partitioned.", min=0)
+        int,
+        typer.Option(help="How many partitions it gets; 0: it is not partitioned.", min=0),
     ] = 0,
     parent_pipe: Annotated[
         bool, typer.Option("--parent-pipe", help="End when standard input is closed.")
     ] = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Serve Pulsar's clients in this process, until it is told to stop."""
+    """Serve Pulsar's clients in this process, until it is stopped."""
     from spark_ledger.broker.server import serve
     from spark_ledger.broker.settings import BrokerSettings
 
@@ -411,8 +416,8 @@ def start_broker(
 
 @brokers.command("list")
 def list_brokers(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """The brokers that are alive, where clients reach them, and how many chunked messages their
-    producers left incomplete since they started."""
+    """The brokers that are alive, with the URL for clients, and how many chunked messages their
+    producers left incomplete since the broker started."""
     unreadable: dict[str, LedgerError] = {}
     brokers = asyncio.run(alive(resolve_service_url(service_url), unreadable))
     if json:
@@ -433,12 +438,12 @@ def start_autorecovery(
         bool,
         typer.Option(
             "--parent-pipe",
-            help="End when standard input is closed, and wait for a cluster that is not there yet.",
+            help="End when standard input is closed; wait for a cluster that is not up yet.",
         ),
     ] = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Host self-healing and upkeep of topics in this process, until it is told to stop."""
+    """Host self-healing and upkeep of topics in this process, until it is stopped."""
     from spark_ledger.local.maintenance import serve
 
     serve(resolve_service_url(service_url), merge_bytes=merge_bytes, parent_pipe=parent_pipe)
@@ -446,35 +451,35 @@ def start_autorecovery(
 
 @autorecovery.command()
 def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """How self-healing stands: settings, who audits, which bookies are lost, what is listed."""
+    """The state of self-healing: settings, auditor, lost bookies, listed ledgers."""
     from spark_ledger.repair.status import status
 
-    found = with_ledgers(service_url, lambda ledgers: status(ledgers.metadata))
+    now = with_ledgers(service_url, lambda ledgers: status(ledgers.metadata))
     if json:
-        print_json(asdict(found))
+        print_json(asdict(now))
         return
-    by_reason = ", ".join(f"{why}: {count}" for why, count in found.by_reason.items())
-    listed = counted(found.under_replicated, "ledger") + (by_reason and f" (listed as {by_reason})")
-    if found.alarm:
-        more = counted(found.unlisted, "ledger")
+    by_reason = ", ".join(f"{why}: {count}" for why, count in now.by_reason.items())
+    listed = counted(now.under_replicated, "ledger") + (by_reason and f" (listed as {by_reason})")
+    if now.alarm:
+        more = counted(now.unlisted, "ledger")
         listed += f"; {more} of the bookies that are gone not listed while the alarm lasts"
-    elif not found.enabled:
+    elif not now.enabled:
         listed += "; ledgers of lost bookies are not listed while it is disabled"
     facts: dict[str, object] = {
-        **({"ALARM": found.alarm} if found.alarm else {}),
-        **({"HELD": f"nothing is repaired: {found.held}"} if found.held else {}),
-        "enabled": "yes" if found.enabled else "no",
-        **_settings(found),
-        "auditor": found.auditor or "none: no process hosts autorecovery",
-        "lost": _since(found.lost),
-        "down": _since(found.down),
-        "draining": ", ".join(found.draining) or "none",
+        **({"ALARM": now.alarm} if now.alarm else {}),
+        **({"HELD": f"nothing is repaired: {now.held}"} if now.held else {}),
+        "enabled": "yes" if now.enabled else "no",
+        **_settings(now),
+        "auditor": now.auditor or "none: no process hosts autorecovery",
+        "lost": _since(now.lost),
+        "down": _since(now.down),
+        "draining": ", ".join(now.draining) or "none",
         "under-replicated": listed,
-        "blocked": found.blocked,
-        "damaged": found.damaged,
+        "blocked": now.blocked,
+        "damaged": now.damaged,
     }
-    if found.accepted:
-        facts["accepted as lost"] = ", ".join(found.accepted)
+    if now.accepted:
+        facts["accepted as lost"] = ", ".join(now.accepted)
     print_facts(facts)
 
 
@@ -488,7 +493,7 @@ def enable(
     ] = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Repair from now on."""
+    """Enable repair."""
     from spark_ledger.repair.status import enable
 
     settings = with_ledgers(service_url, lambda ledgers: enable(ledgers.metadata, force=force))
@@ -513,10 +518,10 @@ def set_(
 ) -> None:
     """Change settings for the whole cluster, while it runs."""
     changes: dict[str, object] = {}
-    for one in settings:
-        name, equals, value = one.partition("=")
+    for text in settings:
+        name, equals, value = text.partition("=")
         if not equals:
-            raise BadConfig(f"'{one}' is no setting with a value", "Give NAME=VALUE.")
+            raise BadConfig(f"'{text}' is no setting with a value", "Give NAME=VALUE.")
         if name in ("enabled", "accepted"):
             raise BadConfig(f"'{name}' is not set so", "Use `autorecovery enable` or `disable`.")
         changes[name] = value
@@ -531,7 +536,7 @@ def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
 
 
 def _settings(now: "Settings | Status") -> dict[str, str]:
-    """Those that are set by name, as people read them."""
+    """The settings that an operator sets by name, for people."""
     rate = now.repair_bytes_per_s
     return {
         "lost_bookie_delay_s": f"{now.lost_bookie_delay_s:g}",
@@ -540,6 +545,6 @@ def _settings(now: "Settings | Status") -> dict[str, str]:
 
 
 def _since(bookies: Mapping[str, int]) -> str:
-    """Each with the time since when."""
-    told = [f"{one} since {in_utc(since_ms)}" for one, since_ms in bookies.items()]
-    return ", ".join(told) or "none"
+    """The bookies, each with the time since when it is away."""
+    texts = [f"{bookie} since {in_utc(since_ms)}" for bookie, since_ms in bookies.items()]
+    return ", ".join(texts) or "none"

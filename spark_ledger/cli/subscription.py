@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = App(help="Subscriptions: where readers of a topic are.", no_args_is_help=True)
+app = App(help="Subscriptions: the positions of readers of a topic.", no_args_is_help=True)
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Name = Annotated[str, typer.Argument(help="The subscription.")]
 To = Annotated[
@@ -42,27 +42,27 @@ Force = Annotated[bool, typer.Option("--force", help="Also one that a query is u
 def list_subscriptions(
     topic: Topic, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Every subscription of a topic, and where it is."""
+    """Every subscription of a topic, and its position."""
     unreadable: dict[str, LedgerError] = {}
 
     def listed(every: "Subscriptions", topic_id: str) -> "Awaitable[list[SubscriptionInfo]]":
         return every.list(topic_id, exact=True, unreadable=unreadable)
 
-    found = _done(service_url, topic, listed)
+    subscriptions = _done(service_url, topic, listed)
     if json:
-        print_json([_plain(one) for one in found])
+        print_json([_plain(info) for info in subscriptions])
         tell_unreadable("subscription", unreadable)
         return
     columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS")
     rows = [
         (
-            one.name,
-            one.kind.value,
-            "yes" if one.live else "no",
-            one.query_id,
-            _offsets(one.positions),
+            info.name,
+            info.kind.value,
+            "yes" if info.live else "no",
+            info.query_id,
+            _offsets(info.positions),
         )
-        for one in found
+        for info in subscriptions
     ]
     print_table(columns, rows, "no subscriptions")
     tell_unreadable("subscription", unreadable)
@@ -77,8 +77,8 @@ def create(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Make a subscription (at the latest row, if nothing is said): all rows from there on are
-    kept."""
+    """Make a subscription (at the latest row, unless --to or --to-offset is given): it keeps all
+    rows from there on."""
     target = target_of(to if to or to_offset else "latest", to_offset or [])
     at = _done(service_url, topic, lambda all_, id_: all_.create(id_, name, target))
     _print_positions(topic, name, at, json)
@@ -94,8 +94,8 @@ def seek(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Put a subscription elsewhere. `--to here --force` leaves it where it is, and takes it from
-    the query or the consumers that use it."""
+    """Move a subscription to another position. `--to here --force` leaves its position, and takes
+    it from the query or the consumers that use it."""
     target = {} if to == "here" and not to_offset else target_of(to, to_offset or [])
     at = _done(service_url, topic, lambda all_, id_: all_.seek(id_, name, target, force=force))
     _print_positions(topic, name, at, json)
@@ -110,7 +110,7 @@ def delete(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Delete a subscription: it keeps no row any more."""
+    """Delete a subscription: it no longer keeps rows."""
     if not yes:
         typer.confirm(f"Delete subscription {name} of topic {topic}?", abort=True)
     _done(service_url, topic, lambda all_, id_: all_.delete(id_, name, force=force))
@@ -131,7 +131,7 @@ def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOpti
         return await every.lag(topic_id, name, await store_now_ms(every.store))
 
     lags = _done(service_url, topic, work)
-    rows = [(p, one.position, one.end, one.rows, one.bytes, one.millis) for p, one in lags.items()]
+    rows = [(p, of.position, of.end, of.rows, of.bytes, of.millis) for p, of in lags.items()]
     if json:
         names = ("partition", "position", "end", "rows", "bytes", "millis")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -143,7 +143,7 @@ def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOpti
 def _done(
     service_url: str | None, topic: str, work: "Callable[[Subscriptions, str], Awaitable[T]]"
 ) -> T:
-    """What `work` makes of the subscriptions, given the topic's id."""
+    """The result of `work` on the subscriptions of a topic; `work` gets the topic's id."""
 
     async def opened(client: "TopicClient") -> T:
         return await work(client.subscriptions, (await client.topics.open(topic)).id)
@@ -156,16 +156,16 @@ def _print_positions(topic: str, name: str, positions: Mapping[int, int], json: 
     answer(json, plain, f"subscription {name} of topic {topic} is at {_offsets(positions)}")
 
 
-def _plain(one: "SubscriptionInfo") -> dict[str, object]:
+def _plain(info: "SubscriptionInfo") -> dict[str, object]:
     return {
-        "subscription": one.name,
-        "kind": one.kind.value,
-        "in_use": one.live,
-        "query_id": one.query_id,
-        "run_id": one.run_id,
-        "created_ms": one.created_ms,
-        "ledger": one.ledger_id,
-        "offsets": by_partition(one.positions),
+        "subscription": info.name,
+        "kind": info.kind.value,
+        "in_use": info.live,
+        "query_id": info.query_id,
+        "run_id": info.run_id,
+        "created_ms": info.created_ms,
+        "ledger": info.ledger_id,
+        "offsets": by_partition(info.positions),
     }
 
 

@@ -1,5 +1,5 @@
-"""`spark-ledger topic create|list|describe|tail`, what steers topics: `grow|set|trim|truncate|
-terminate|delete|schema|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
+"""`spark-ledger topic create|list|describe|tail`, the verbs that change topics: `grow|set|trim|
+truncate|terminate|delete|schema|compact|clean|repair`, and `spark-ledger namespace set|show|list`.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
 
-LIVE_LOOK_S = 0.5  # how often a tail asks where live segments end
+LIVE_LOOK_S = 0.5  # between two looks of a tail at the ends of live segments
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
-namespaces = App(help="Namespaces: what their topics have.", no_args_is_help=True)
+namespaces = App(help="Namespaces: the policies of their topics.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="name, or persistent://tenant/namespace/name")]
 Namespace = Annotated[str, typer.Argument(help="tenant/name")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="as NAME of other commands")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Force = Annotated[bool, typer.Option("--force", help="Also what a subscription still needs.")]
+Force = Annotated[bool, typer.Option("--force", help="Also rows that a subscription still needs.")]
 
 
 @app.command()
@@ -76,11 +76,11 @@ def create(
 def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every topic."""
     unreadable: dict[str, LedgerError] = {}
-    found = with_topics(service_url, lambda client: client.topics.list(unreadable))
+    topics = with_topics(service_url, lambda client: client.topics.list(unreadable))
     if json:
-        print_json([_plain(info) for info in found])
+        print_json([_plain(info) for info in topics])
     else:
-        rows = [(info.name.short, info.partitions, info.id) for info in found]
+        rows = [(info.name.short, info.partitions, info.id) for info in topics]
         print_table(("TOPIC", "PARTITIONS", "ID"), rows, "no topics")
     tell_unreadable("topic", unreadable)
 
@@ -90,7 +90,7 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
     """A topic's partitions: offsets, segments, bytes."""
     facts = with_topics(service_url, lambda client: _admin(client).describe(name))
     columns = ("partition", "start_offset", "end_offset", "rows", "segments", "bytes")
-    partitions = [{name: getattr(one, name) for name in columns} for one in facts.partitions]
+    partitions = [{name: getattr(part, name) for name in columns} for part in facts.partitions]
     policies = _policies(facts.info)
     if json:
         shown = ("commits", "terminated", "rows", "bytes", "ledgers", "reclaimable")
@@ -118,7 +118,7 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
 @app.command()
 def grow(
     name: Name,
-    partitions: Annotated[int, typer.Argument(help="How many it has then.", min=1)],
+    partitions: Annotated[int, typer.Argument(help="How many it shall have.", min=1)],
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
@@ -157,7 +157,7 @@ def truncate(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """All rows that a topic has go; offsets go on."""
+    """Remove all rows that a topic has; the next row gets the next offset."""
     from spark_ledger.topic.subscription.seek_target import End
 
     _trim(name, End.LATEST, f"all rows of topic {name}", yes, force, json, service_url)
@@ -168,17 +168,17 @@ def trim(
     name: Name,
     to_offset: Annotated[
         list[str] | None,
-        typer.Option(help="PARTITION=OFFSET: rows below it go. Repeat it for each partition."),
+        typer.Option(help="PARTITION=OFFSET: remove rows below. Repeat it for each partition."),
     ] = None,
     before: Annotated[
-        str | None, typer.Option(help="Rows committed before this time go: ISO 8601 or ms.")
+        str | None, typer.Option(help="Remove rows committed before this time: ISO 8601 or ms.")
     ] = None,
     yes: Yes = False,
     force: Force = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Let old rows go, by offset or by the time they were committed at."""
+    """Remove old rows, by offset or by the time at which they were committed."""
     target = _target(to_offset or [], before)
     _trim(name, target, f"these rows of topic {name}", yes, force, json, service_url)
 
@@ -187,7 +187,7 @@ def trim(
 def terminate(
     name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Nothing is appended to a topic any more. It can be read, trimmed, merged and deleted."""
+    """End a topic: it takes no more rows. It can still be read, trimmed, merged and deleted."""
     if not yes:
         typer.confirm(f"End topic {name} for ever?", abort=True)
     info = with_topics(service_url, lambda client: _admin(client).terminate(name))
@@ -205,7 +205,8 @@ def schema(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """The versions of a topic's schema, and whether it is in force: then no bytes are taken."""
+    """The versions of a topic's schema, and whether it is in force: then the topic takes typed rows
+    only, no bytes."""
 
     async def work(client: "TopicClient") -> "TopicSchema":
         info = await client.topics.open(name)
@@ -213,28 +214,30 @@ def schema(
             await client.schemas.withdraw(info)
         return await client.schemas.of(info)
 
-    found = with_topics(service_url, work)
-    numbers = [version.number for version in found.versions]
-    versions = [{one.name: str(one.type) for one in version.schema} for version in found.versions]
-    in_force = not found.head.takes_bytes
+    schema = with_topics(service_url, work)
+    numbers = [version.number for version in schema.versions]
+    versions = [
+        {column.name: str(column.type) for column in version.schema} for version in schema.versions
+    ]
+    in_force = not schema.head.takes_bytes
     lines = [f"{len(versions)} version(s), {'' if in_force else 'not '}in force"]
     for number, columns in zip(numbers, versions, strict=True):
         lines.append(f"{number}: " + ", ".join(f"{key} {kind}" for key, kind in columns.items()))
-    found_json = {"topic": name, "inForce": in_force, "versions": versions, "numbers": numbers}
-    answer(json, found_json, "\n".join(lines))
+    plain = {"topic": name, "inForce": in_force, "versions": versions, "numbers": numbers}
+    answer(json, plain, "\n".join(lines))
 
 
 @app.command()
 def compact(
     name: Name,
     max_mib_per_s: Annotated[
-        float | None, typer.Option(help="Copy so much on average, at most.", min=0.001)
+        float | None, typer.Option(help="The highest average rate of copying.", min=0.001)
     ] = None,
     merged_mib: Annotated[int, typer.Option(help="Size of merged segments.", min=1)] = 64,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Merge a topic's small segments. It can be ended at any time and begun again."""
+    """Merge a topic's small segments. The command can be stopped at any time and run again."""
     from spark_ledger.topic.upkeep.compactor import compact
     from spark_ledger.topic.upkeep.merge_plan import MergeLimits
 
@@ -256,8 +259,8 @@ def delete(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Delete topics, one after the other: nothing reads or writes them any more. Stops at the first
-    that cannot be deleted."""
+    """Delete topics and their rows, one topic after the other. Stops at the first that cannot be
+    deleted."""
     if not yes:
         typer.confirm(f"Delete topic {', '.join(names)} and all its rows?", abort=True)
 
@@ -273,63 +276,63 @@ def delete(
 def repair(
     name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
 ) -> None:
-    """Partitions that no broker can open: the bytes at the end of their live ledger, the copies,
-    and what would be done. It is done once you say yes. Refused while the metadata store is held:
-    no broker opens a partition then."""
+    """Repair partitions that no broker can open: shows the bytes at the end of their live ledger,
+    the copies, and the repair, and carries it out after you confirm. Refused while the metadata
+    store is held: no broker opens a partition then."""
     from spark_ledger.topic.upkeep import live_repair
 
     async def look(client: "TopicClient") -> "list[Unopened]":
         return await live_repair.unopened(client, await client.topics.open(name))
 
-    found = with_topics(service_url, look)
+    unopened = with_topics(service_url, look)
     if not json:
-        print(
-            "\n".join(map(_unopened_text, found)) or f"topic {name}: every partition can be opened"
-        )
-    mendable = [one for one in found if one.mendable]
+        texts = map(_unopened_text, unopened)
+        print("\n".join(texts) or f"topic {name}: every partition can be opened")
+    mendable = [partition for partition in unopened if partition.mendable]
     if mendable and not yes:
-        numbers = ", ".join(str(one.live.partition) for one in mendable)
+        numbers = ", ".join(str(partition.live.partition) for partition in mendable)
         yes = not json and typer.confirm(f"Do this to partition(s) {numbers} of topic {name}?")
 
     async def mend(client: "TopicClient") -> None:
         info = await client.topics.open(name)
-        for one in mendable:
-            await live_repair.repair(client, info, one)
+        for partition in mendable:
+            await live_repair.repair(client, info, partition)
 
     if mendable and yes:
         with_topics(service_url, mend)
     if json:
-        print_json([{**_unopened_facts(one), "done": one.mendable and yes} for one in found])
+        print_json([{**_unopened_facts(p), "done": p.mendable and yes} for p in unopened])
     elif mendable:
         print(f"{len(mendable)} partition(s) repaired" if yes else "nothing was changed")
 
 
-def _unopened_facts(one: "Unopened") -> dict[str, object]:
+def _unopened_facts(unopened: "Unopened") -> dict[str, object]:
     entries = [
         {**asdict(entry), "begins": None if entry.begins is None else entry.begins.hex()}
-        for entry in one.entries
+        for entry in unopened.entries
     ]
+    lo, hi = unopened.offsets
     return {
-        "partition": one.live.partition,
-        "ledger": one.live.ledger_id,
-        "fault": one.fault.value,
-        "offsets_given_up": list(one.offsets) if one.offsets[0] < one.offsets[1] else [],
-        "would": one.would,
+        "partition": unopened.live.partition,
+        "ledger": unopened.live.ledger_id,
+        "fault": unopened.fault.value,
+        "offsets_given_up": [lo, hi] if lo < hi else [],
+        "would": unopened.would,
         "entries": entries,
     }
 
 
-def _unopened_text(one: "Unopened") -> str:
-    live, (lo, hi) = one.live, one.offsets
-    lines = [f"partition {live.partition}, ledger {live.ledger_id}: {one.fault.value}"]
-    for entry in one.entries:
+def _unopened_text(unopened: "Unopened") -> str:
+    live, (lo, hi) = unopened.live, unopened.offsets
+    lines = [f"partition {live.partition}, ledger {live.ledger_id}: {unopened.fault.value}"]
+    for entry in unopened.entries:
         lines.append(f"  entry {entry.entry_id} on {', '.join(entry.copies)}: {entry.why}")
         if entry.begins is not None:
             shown = f"{entry.begins!r} (hex {entry.begins.hex()})"
             lines.append(f"    {entry.payload_bytes} bytes: {shown}")
     if lo < hi:
         lines.append(f"  offsets {lo} to {hi - 1}")
-    return "\n".join([*lines, f"  would be done: {one.would}"])
+    return "\n".join([*lines, f"  would be done: {unopened.would}"])
 
 
 @app.command()
@@ -340,8 +343,8 @@ def tail(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """The last rows of a topic, then every new one: partition, offset, key, value (of typed rows
-    their columns as JSON)."""
+    """The last rows of a topic, then every new row: partition, offset, key, value (for a typed row
+    its columns as JSON)."""
 
     async def work(client: "TopicClient") -> None:
         async for block in _tail(client, name, rows, follow):
@@ -352,13 +355,15 @@ def tail(
 
 @app.command()
 def clean(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even more than a tenth.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if more than a tenth of the ledgers goes.")
+    ] = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Do what a cluster that is up does by itself: let go what retention does not keep, delete
-    ledgers that no topic needs any more, and close those that writers left open."""
+    """Do the upkeep that a running cluster does by itself: remove rows that retention does not
+    keep, delete ledgers that no topic needs any more, and close those that writers left open."""
 
     async def work(client: "TopicClient") -> "UpkeepReport":
         from spark_ledger.topic.upkeep.upkeep import Upkeep
@@ -407,14 +412,14 @@ def _admin(client: "TopicClient") -> "TopicAdmin":
 
 
 def changes_of(given: list[str]) -> dict[str, object]:
-    """Policies by name. Raises errors.BadConfig."""
+    """Policies by name, from NAME=VALUE texts. Raises errors.BadConfig."""
     from spark_ledger.topic.log.policies import value_of_text
 
     changes: dict[str, object] = {}
-    for one in given:
-        name, equals, text = one.partition("=")
+    for policy in given:
+        name, equals, text = policy.partition("=")
         if not equals:
-            raise BadConfig(f"'{one}' is no policy", "Give NAME=VALUE, e.g. retention_ms=7d.")
+            raise BadConfig(f"'{policy}' is no policy", "Give NAME=VALUE, e.g. retention_ms=7d.")
         changes[name] = value_of_text(name, text)
     return changes
 
@@ -425,7 +430,7 @@ def _target(offsets: list[str], before: str | None) -> "SeekTarget":
 
     if bool(offsets) == (before is not None):
         raise BadConfig(
-            "it is not said up to where", "Give either --to-offset PARTITION=OFFSET or --before."
+            "exactly one end is needed", "Give either --to-offset PARTITION=OFFSET or --before."
         )
     if before is not None:
         return CommittedSince(time_ms(before))
@@ -460,8 +465,8 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
 async def _tail(
     client: "TopicClient", name: str, rows: int, follow: bool
 ) -> AsyncIterator["Block"]:
-    """The last `rows` of each partition and, following, what comes after them: what is committed,
-    and what is confirmed of live segments."""
+    """The last `rows` of each partition, with `follow` also the rows after them: those that are
+    committed, and those of live segments that are confirmed."""
     from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
     from spark_ledger.topic.task_reader import read_blocks
@@ -475,9 +480,9 @@ async def _tail(
     while True:
         live = [held.live for held in state.partitions if held.live is not None]
         await lives.look(live)
-        known = {one.partition: lives.known(one) for one in live}
+        confirmed = {segment.partition: lives.known(segment) for segment in live}
         ends = state.end_offsets()
-        reach = {p: end + (known[p].rows if p in known else 0) for p, end in ends.items()}
+        reach = {p: end + (confirmed[p].rows if p in confirmed else 0) for p, end in ends.items()}
         if starts is None:
             firsts = state.start_offsets()
             starts = {p: max(firsts[p], end - rows) for p, end in reach.items()}
@@ -485,8 +490,8 @@ async def _tail(
         ranges = {p: (min(at[p], end), end) for p, end in ends.items()}
         read = await client.tables(state, ranges)
         tasks = plan_read(state, ranges, topic=info.name.full, read=read)
-        more = (live_task(info.name.full, state, p, at[p], end) for p, end in known.items())
-        for task in (*tasks, *(one for one in more if one is not None)):
+        more = (live_task(info.name.full, state, p, at[p], end) for p, end in confirmed.items())
+        for task in (*tasks, *(task for task in more if task is not None)):
             async for block in read_blocks(client, task):
                 yield block
         if not follow:
@@ -503,8 +508,8 @@ async def _tail(
 def print_rows(block: "Block", json: bool) -> None:
     keys, values = _keys_and_values(block)
     places = block.each("partition"), block.each_counted("offset"), block.each_ms()
-    each = zip(keys, values, *(one.tolist() for one in places), strict=True)
-    for key, value, partition, offset, written_ms in each:
+    rows = zip(keys, values, *(column.tolist() for column in places), strict=True)
+    for key, value, partition, offset, written_ms in rows:
         if json:
             shown = {"partition": partition, "offset": offset, "timestamp_ms": written_ms}
             shown["key"] = None if key is None else readable(key)
@@ -518,7 +523,7 @@ def print_rows(block: "Block", json: bool) -> None:
 def _keys_and_values(
     block: "Block",
 ) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
-    """What is shown of rows: the columns of typed ones are an object."""
+    """The keys and values to show; the value of a typed row is an object of its columns."""
     from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
 
     batch = block.record_batch
@@ -548,8 +553,8 @@ def change(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Change what its topics have where it was not set on them; it is made if it is not there.
-    NAME=inherit: it says nothing of that any more."""
+    """Set policies for the namespace's topics that do not set them themselves; makes the namespace
+    if it does not exist. NAME=inherit: the namespace no longer sets this policy."""
     changes = changes_of(policy or [])
     _print_namespace(
         with_topics(service_url, lambda t: t.topics.set_namespace(name, changes)), json
@@ -558,28 +563,28 @@ def change(
 
 @namespaces.command()
 def show(name: Namespace, json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """What it says of its topics; policies left out are the defaults."""
+    """The namespace's policies for its topics; those left out are the defaults."""
     from spark_ledger.topic.log.policies import NamespacePolicies
 
-    found = with_topics(service_url, lambda client: client.topics.namespace(name))
-    _print_namespace(found or NamespacePolicies(), json)
+    policies = with_topics(service_url, lambda client: client.topics.namespace(name))
+    _print_namespace(policies or NamespacePolicies(), json)
 
 
 @namespaces.command("list")
 def list_namespaces(json: JsonOption = False, service_url: UrlOption = None) -> None:
     """Every namespace."""
-    found = with_topics(service_url, lambda client: client.topics.namespaces())
+    names = with_topics(service_url, lambda client: client.topics.namespaces())
     if json:
-        print_json(found)
+        print_json(names)
     else:
-        print_table(("NAMESPACE",), [(name,) for name in found], "no namespaces")
+        print_table(("NAMESPACE",), [(name,) for name in names], "no namespaces")
 
 
-def _print_namespace(found: "NamespacePolicies", json: bool) -> None:
-    own = {name: getattr(found, name) for name in ("auto_create", "auto_create_partitions")}
-    facts = {**own, **found.topics}
+def _print_namespace(policies: "NamespacePolicies", json: bool) -> None:
+    own = {name: getattr(policies, name) for name in ("auto_create", "auto_create_partitions")}
+    facts = {**own, **policies.topics}
     if json:
         print_json(facts)
     else:
-        shown = {name: "as the broker says" if facts[name] is None else facts[name] for name in own}
+        shown = {name: "as the broker" if facts[name] is None else facts[name] for name in own}
         print_facts({**facts, **shown})

@@ -84,7 +84,7 @@ def test_ready_is_status_0_for_a_bookie_that_takes_entries(cluster: LocalCluster
 def test_ready_says_that_it_was_given_the_port_of_grpc(cluster: LocalCluster):
     said = fails("bookie", "ready", cluster.bookies[0].address)
     assert "gRPC is served there; frames have a port of their own" in said
-    assert "`spark-ledger bookie list` tells which" in " ".join(said.split())
+    assert "`spark-ledger bookie list` has the port" in " ".join(said.split())
 
 
 def test_ready_is_status_1_where_no_bookie_answers():
