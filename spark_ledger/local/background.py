@@ -1,8 +1,8 @@
 """A LocalCluster that runs in the background and is found again by its folder.
 
-Always true: the folder's `cluster.lock` is held by the background process for as long as it
-lives, so "is it up" is never guessed; the lock file holds its pid; `cluster.json` says where it
-serves and is there only while it does. The process is `python -m spark_ledger.local.background`.
+Always true: the background process holds the folder's `cluster.lock` for as long as it lives, so
+"is it up" is never guessed; the lock file has its pid; `cluster.json` has the URLs at which it
+serves and exists only while it serves. The process is `python -m spark_ledger.local.background`.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A cluster that is up: the process that holds it, where it serves, where its data are, and
-    where its broker serves Pulsar's clients, also by HTTP, "" without one."""
+    """A cluster that is up: its process, its service URL, the folder of its data, and the URLs at
+    which its broker serves Pulsar's clients, also by HTTP; "" without a broker."""
 
     pid: int
     service_url: str
@@ -51,10 +51,10 @@ def up(
     broker_port: int | None = None,
     admin_port: int | None = None,
 ) -> Background:
-    """Start a cluster in the background; a ledger can be created when this returns. Once a minute
-    it copies `merge_bytes` at most, about, to merge small segments of topics. `broker_port`: where
-    its broker listens; None: it has none. `admin_port`: where it answers by HTTP; None: a free
-    port.
+    """Start a cluster in the background; a ledger can be created when this returns. Each minute the
+    cluster copies about `merge_bytes` at most, to merge small segments of topics. `broker_port`:
+    where its broker listens; None: without a broker. `admin_port`: where the broker answers by
+    HTTP; None: a free port.
 
     Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
     """
@@ -66,10 +66,10 @@ def up(
     except OSError as error:
         raise BadConfig(f"{data_dir} cannot be used: {error.strerror}") from error
     ports = ((broker_port, "--broker-port"), (admin_port, "--admin-port"))
-    for one, flag in ports if broker_port is not None else ():
-        if one is not None and not port_is_free(one):
+    for number, flag in ports if broker_port is not None else ():
+        if number is not None and not port_is_free(number):
             raise BadConfig(
-                f"the broker's port {one} is taken",
+                f"the broker's port {number} is taken",
                 f"Choose another with {flag}, or start without a broker: --no-broker.",
             )
     given = {"data_dir": str(data_dir), "bookies": bookies, "port": port}
@@ -77,19 +77,19 @@ def up(
     command = [sys.executable, "-m", "spark_ledger.local.background", json.dumps(given)]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:
-        said = json.loads(child.first_line(START_TIMEOUT_S))
+        facts = json.loads(child.first_line(START_TIMEOUT_S))
     except BaseException:
         child.kill()
         raise
-    if "error" in said:
+    if "error" in facts:
         child.wait(STOP_TIMEOUT_S)
-        raise (BadConfig if said["wrong_use"] else Unavailable)(said["error"], said["remedy"])
-    return Background(**said)
+        raise (BadConfig if facts["wrong_use"] else Unavailable)(facts["error"], facts["remedy"])
+    return Background(**facts)
 
 
 def refuse_too_few(data_dir: Path, bookies: int) -> None:
-    """Raises errors.BadConfig where the cluster would have fewer bookies than copies of a row are
-    asked for: every write to it would wait, and fail."""
+    """Raises errors.BadConfig if the cluster would have fewer bookies than topics need copies of a
+    row: every write to it would wait, and fail."""
     needed = TopicPolicies().ensemble_size
     there = max(bookies, count_of_bookies(data_dir))
     if there < needed:
@@ -102,7 +102,7 @@ def refuse_too_few(data_dir: Path, bookies: int) -> None:
 
 
 def find(data_dir: Path) -> Background:
-    """The cluster that is up in the folder. Raises errors.BadConfig when there is none."""
+    """The cluster that is up in the folder. Raises errors.BadConfig when no cluster is up there."""
     data_dir = data_dir.absolute()
     if _holder(data_dir) is None:
         raise _nothing_up(data_dir)
@@ -115,7 +115,7 @@ def find(data_dir: Path) -> Background:
 
 
 def down(data_dir: Path) -> None:
-    """End the cluster of the folder; nothing of it runs when this returns.
+    """Stop the cluster of the folder; none of its processes runs when this returns.
 
     Raises errors.BadConfig when nothing is up there.
     """
@@ -168,7 +168,7 @@ def _holder(data_dir: Path) -> int | None:
 
 
 def main() -> None:
-    """Its one argument is what `up` was given, as JSON."""
+    """Run the background process; its one argument has the arguments of `up`, as JSON."""
     given = json.loads(sys.argv[1])
     data_dir, merge_bytes = Path(given.pop("data_dir")), given.pop("merge_bytes")
     stop = threading.Event()
@@ -178,7 +178,7 @@ def main() -> None:
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         state.unlink(missing_ok=True)
-        # what heals it is hosted here, without another process
+        # this process hosts autorecovery and upkeep, without another process
         with LocalCluster(data_dir=data_dir, autorecovery=False, **given) as cluster:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             broker = cluster.broker
@@ -186,18 +186,18 @@ def main() -> None:
             here = Background(os.getpid(), cluster.service_url, str(data_dir), *urls)
             new = state.with_suffix(".new")
             new.write_text(json.dumps(asdict(here)), encoding="utf-8")
-            new.replace(state)  # in one step, so that no reader sees half of it
+            new.replace(state)  # in one step, so that no reader sees half of the file
             maintenance = background_loop().submit(
                 maintain_on(cluster.service_url, merge_bytes=merge_bytes)
             )
             maintenance.add_done_callback(_maintenance_ended)
-            _say(asdict(here))
+            _answer(asdict(here))
             stop.wait()
             maintenance.cancel()
             state.unlink(missing_ok=True)
     except LedgerError as error:
         wrong_use = isinstance(error, BadConfig)
-        _say({"error": error.what, "remedy": error.remedy, "wrong_use": wrong_use})
+        _answer({"error": error.what, "remedy": error.remedy, "wrong_use": wrong_use})
         sys.exit(1)
 
 
@@ -206,9 +206,9 @@ def _maintenance_ended(maintenance: "Future[None]") -> None:
         print(f"maintenance ended: {maintenance.exception()!r}", file=sys.stderr, flush=True)
 
 
-def _say(said: dict[str, object]) -> None:
-    """The one line that `up` waits for."""
-    print(json.dumps(said), flush=True)
+def _answer(facts: dict[str, object]) -> None:
+    """Print the one line that `up` waits for."""
+    print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":

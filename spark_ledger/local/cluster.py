@@ -1,8 +1,8 @@
-"""The embedded cluster: ZooKeeper, bookies, and what heals and keeps it up, as processes on this
-machine.
+"""The embedded cluster: ZooKeeper, bookies, autorecovery with upkeep, and a broker, as processes on
+this machine.
 
-Always true: everything listens on the loopback interface; no process outlives the one that made
-the cluster, even if that is killed with SIGKILL; without a data_dir nothing stays on disk; one
+Always true: every process listens on the loopback interface; no process outlives the one that made
+the cluster, even if that one is killed with SIGKILL; without a data_dir nothing stays on disk; one
 cluster at a time has a data_dir.
 """
 
@@ -30,14 +30,15 @@ Settings = dict[str, object]
 class LocalCluster:
     """A context manager; started when it is made, stopped when it is left.
 
-    `bookies`: how many there are at least. `data_dir`: where everything is kept; a folder of an
-    earlier cluster is taken up again with the same bookies (all of them). None: a temporary folder
+    `bookies`: how many there are at least. `data_dir`: the folder of all data; a folder of an
+    earlier cluster gives a cluster with the same bookies (all of them). None: a temporary folder
     that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
     conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
-    `autorecovery`: a process hosts self-healing and upkeep of topics; it is not waited for.
-    `lost_bookie_delay_s`: it makes this the cluster's setting; None: that stays. `broker_port`: a
-    broker for Pulsar's clients is started on it; None: on a free port, when `broker_url` or
-    `admin_url` is first asked for. `admin_port`: where it answers by HTTP; None: a free port.
+    `autorecovery`: a process hosts self-healing and upkeep of topics; the start does not wait for
+    it. `lost_bookie_delay_s`: the new value of the cluster's setting; None: the value stays.
+    `broker_port`: the port of a broker for Pulsar's clients, which starts at once; None: the broker
+    starts on a free port when `broker_url` or `admin_url` is first used. `admin_port`: where the
+    broker answers by HTTP; None: a free port.
 
     Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
     written) and errors.Unavailable (a process did not come up; quotes its log).
@@ -98,11 +99,11 @@ class LocalCluster:
 
     @property
     def admin_url(self) -> str:
-        """Where they ask by HTTP; else as `broker_url`."""
+        """Where Pulsar's clients ask by HTTP; otherwise as `broker_url`."""
         return (self.broker or self._start_broker(None, None)).admin_url
 
     def add_bookie(self) -> LocalBookie:
-        """One more bookie on an empty folder; returns when it is registered as writable."""
+        """Start one more bookie on an empty folder; returns when it is registered as writable."""
         bookie = self._new_bookie(len(self.bookies))
         bookie.start()
         self.bookies.append(bookie)
@@ -125,7 +126,7 @@ class LocalCluster:
             self.autorecovery.wait_until_stopped()
         self.zookeeper.stop()
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # forks of this process have it open, too
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # forks of this process have the file open, too
             os.close(self._lock)
             self._lock = None
         if self._temporary:
@@ -160,7 +161,7 @@ class LocalCluster:
 
 
 def count_of_bookies(data_dir: Path) -> int:
-    """Those of an earlier cluster of the folder."""
+    """How many bookies an earlier cluster of the folder had."""
     names = [path.name for path in (data_dir / "bookies").glob("*") if path.name.isdigit()]
     return max([0, *(int(name) + 1 for name in names)])
 
@@ -175,7 +176,7 @@ async def _set(service_url: str, lost_bookie_delay_s: float) -> None:
 
 
 def _hold(data_dir: Path) -> int:
-    """The descriptor whose lock says that a cluster of this process has the folder."""
+    """Lock the folder for a cluster of this process; returns the descriptor that has the lock."""
     remedy = "Stop that, or give another folder."
     taken = BadConfig(f"folder {data_dir} is in use by another cluster", remedy)
     try:

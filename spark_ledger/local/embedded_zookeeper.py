@@ -1,8 +1,8 @@
-"""The ZooKeeper server that is inside pyspark's own jars, as a child process, and the Java that
-runs it: the one that Spark would take (JAVA_HOME, then PATH), 17 or later.
+"""The ZooKeeper server from pyspark's own jars, as a child process, and the Java that runs it: the
+one that Spark would take (JAVA_HOME, then PATH), 17 or later.
 
-Always true: it listens on the loopback interface only and fsyncs every change; it is this main
-class, not ZooKeeperServerMain, because this one purges old snapshots.
+Always true: the server listens on the loopback interface only and fsyncs every change; its main
+class is QuorumPeerMain, not ZooKeeperServerMain, because QuorumPeerMain purges old snapshots.
 """
 
 import os
@@ -46,8 +46,8 @@ autopurge.purgeInterval=1
 class EmbeddedZooKeeper(LocalProcess):
     """A ZooKeeper on a port of its own; `folder` keeps its data, configuration and log.
 
-    `pid` is that of the process that guards the server. `delete_with_parent` is a folder that is
-    deleted if our own process dies without stopping it.
+    `pid` is the id of the process that guards the server. `delete_with_parent` is a folder that is
+    deleted if this process dies without stopping the server.
     """
 
     STOP_TIMEOUT_S = 10.0
@@ -65,7 +65,7 @@ class EmbeddedZooKeeper(LocalProcess):
         return f"{HOST}:{self._port}"
 
     def start(self) -> None:
-        """Start and return when it responds; a port once taken is kept over restarts.
+        """Start the server and return when it responds; later starts use the same port.
 
         Raises errors.BadConfig (no Java, port taken), errors.Unavailable (it does not come up).
         """
@@ -86,7 +86,7 @@ class EmbeddedZooKeeper(LocalProcess):
                     raise
 
     def kill(self) -> None:
-        """SIGKILL, server included; returns when it has ended and its port is free again."""
+        """SIGKILL, also to the server; returns when both have ended and the port is free again."""
         super().kill()
         deadline = time.monotonic() + self.STOP_TIMEOUT_S
         while self._child and not port_is_free(self._port) and time.monotonic() < deadline:
@@ -116,7 +116,7 @@ class EmbeddedZooKeeper(LocalProcess):
 
 
 def _answers(port: int) -> bool:
-    """Whether a ZooKeeper there says that it serves."""
+    """Whether a ZooKeeper answers at the port and serves."""
     try:
         with socket.create_connection((HOST, port), timeout=1) as connection:
             connection.sendall(b"srvr")
@@ -126,7 +126,7 @@ def _answers(port: int) -> bool:
 
 
 def class_path() -> str:
-    """Only the jars that the server needs: naming all of Spark's doubles the time to start."""
+    """Only the jars that the server needs: all of Spark's jars would double the time to start."""
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise BadConfig("pyspark is not installed, and ZooKeeper is in its jars", "Install it.")
@@ -143,7 +143,7 @@ _VERSION = re.compile(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?')
 
 
 def find_java() -> str:
-    """The path of `java`. Raises errors.BadConfig saying what was found instead."""
+    """The path of `java`. Raises errors.BadConfig, which names what was found instead."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     if java is None:
@@ -152,13 +152,14 @@ def find_java() -> str:
     text = _release_file(java) or _ask(java)
     major = major_version(text)
     if major is None or major < MAJOR_MIN:
-        found = f"is Java {major}" if major else f"does not tell its version ({text.strip()!r})"
-        raise BadConfig(f"Java {MAJOR_MIN} or later is needed, and {java} {found}", _REMEDY)
+        fault = f"is Java {major}" if major else f"shows no version ({text.strip()!r})"
+        raise BadConfig(f"Java {MAJOR_MIN} or later is needed, and {java} {fault}", _REMEDY)
     return java
 
 
 def major_version(text: str) -> int | None:
-    """17 from what `java -version` or a JDK's `release` file says; 8 from "1.8.0"; None else."""
+    """The major version in the output of `java -version` or in a JDK's `release` file: 17, or 8 for
+    "1.8.0"; None if the text has no version."""
     match = _VERSION.search(text)
     if match is None:
         return None
@@ -167,7 +168,8 @@ def major_version(text: str) -> int | None:
 
 
 def _release_file(java: str) -> str:
-    """What the JDK says of itself beside its bin folder: quicker than starting it."""
+    """The text of the JDK's `release` file, beside its bin folder: reading it is quicker than
+    starting Java."""
     try:
         return (Path(java).resolve().parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

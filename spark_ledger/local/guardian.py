@@ -1,9 +1,9 @@
 """Runs one command and ends it when the parent is gone: `guardian.py [--delete FOLDER] -- CMD`.
 
-Always true: the command does not outlive this process (on Linux the kernel sees to it, even when
-this process is killed), and this process ends when its standard input is closed, which the kernel
-does when the parent dies. SIGTERM is passed on. FOLDER is deleted when the parent died, and only
-then. Imports nothing of the project: it is run with `python -I -S`, to start fast and stay small.
+Always true: the command does not outlive this process (on Linux the kernel ends it, even when this
+process is killed), and this process ends when its standard input is closed, which the kernel does
+when the parent dies. SIGTERM is passed on. FOLDER is deleted only if the parent died. This file
+imports nothing of the project: it is run with `python -I -S`, to start fast and stay small.
 """
 
 import ctypes
@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _die_with_parent() -> "Callable[[], None] | None":
-    """What the child does before it becomes the command: asks to be killed when we die."""
+    """A function that the child calls before it becomes the command: it asks the kernel to kill the
+    child when this process dies."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
@@ -59,7 +60,8 @@ def _watch_parent(child: "subprocess.Popen[bytes]", orphaned: threading.Event) -
 
 
 def _delete(folder: str) -> None:
-    """Others in the folder are ending too, and may still write into it for a moment."""
+    """Delete the folder; again for a moment, because other processes that are ending may still
+    write into it."""
     for _ in range(DELETE_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):

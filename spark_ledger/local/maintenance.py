@@ -1,10 +1,11 @@
-"""What a cluster does for itself, in the one process that hosts it: upkeep of topics every PASS_S
-(topic/upkeep/upkeep.py), and self-healing beside it (repair/service.py).
+"""The upkeep that a cluster does for itself, in a process that hosts it: upkeep of topics every
+PASS_S (topic/upkeep/upkeep.py), and self-healing beside it (repair/service.py).
 
-Always true: one observer for as long as the process lives, so that an abandoned writer can be told
-from one that another observer merely has not seen yet; of several processes only the elected one
-keeps up topics, and the elected one audits; all of them copy. A pass that fails has deleted nothing
-more and is followed by the next; neither waits for the other.
+Always true: there is one observer for as long as the process lives, so that it can distinguish an
+abandoned writer from one that a new observer merely has not seen yet. Of several processes only the
+one elected for it keeps up topics, and only the one elected for it audits; all of them copy. A pass
+that fails deletes nothing after its failure, and the next pass follows. Upkeep and self-healing do
+not wait for each other.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.upkeep import PASS_BYTES, Upkeep
 
 PASS_S = 60.0
-SESSION_TIMEOUT_S = 10.0  # as a bookie's: so soon another process has the roles of a killed one
+SESSION_TIMEOUT_S = 10.0  # as a bookie's; then another process takes the roles of a killed one
 TRY_AGAIN_S, TRY_AGAIN_MAX_S, LASTED_S = 0.5, 30.0, 60.0
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ async def maintain(
     *,
     merge_bytes: int = PASS_BYTES,
 ) -> None:
-    """Let go, checkpoint, clean, merge (copying `merge_bytes` a pass at most, about), audit, and
-    repair what is under-replicated, until cancelled.
+    """Trim, checkpoint, clean and merge topics (copying about `merge_bytes` a pass at most), audit
+    ledgers and repair those that are under-replicated, until cancelled.
 
     Raises errors.Unavailable when the cluster cannot be reached.
     """
@@ -58,7 +59,8 @@ async def maintain(
 async def maintain_on(
     service_url: str, *, merge_bytes: int = PASS_BYTES, pause_s: float = TRY_AGAIN_S
 ) -> None:
-    """The same, and again whenever it fails, later each time: for one that nobody starts again."""
+    """As `maintain`, and again whenever it fails, after a longer pause each time: for a process
+    that no other process starts again."""
     now = asyncio.get_running_loop().time
     wait_s = pause_s
     while True:
@@ -108,9 +110,9 @@ def serve(
     merge_bytes: int = PASS_BYTES,
     parent_pipe: bool = False,
 ) -> None:
-    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: for a process
-    that hosts this one: it ends when its standard input is closed, and waits for a cluster that is
-    not there yet. Raises what `maintain` raises."""
+    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: this process is
+    hosted by another one; it ends when its standard input is closed, and waits for a cluster that
+    is not up yet. Raises what `maintain` raises."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     if parent_pipe:
         end_with_parent()

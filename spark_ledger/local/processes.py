@@ -1,12 +1,12 @@
-"""The server processes of the embedded cluster: one run of any (Child), what is started, stopped
-and started again (LocalProcess), and the bookies, the broker and what heals them.
+"""The server processes of the embedded cluster: one run of a command (Child), a process that can be
+started and stopped many times (LocalProcess), and its kinds: bookie, broker, autorecovery.
 
-Always true: each runs in a session of its own, so Ctrl-C in the terminal is for us alone to handle;
-it holds the reading end of a pipe whose writing end only we hold, and ends when that is closed;
-what it says goes to its log file, of which the end is quoted when it fails. A broker keeps the
-ports that it had first, so that clients find it again after a kill. Autorecovery that ends by
-itself, or is killed by somebody else, is started again, later each time; after `kill` and `stop`
-only `start` does.
+Always true: each process runs in a session of its own, so that Ctrl-C in the terminal reaches only
+this process. Each holds the reading end of a pipe whose writing end only this process holds, and
+ends when that end is closed. Its output goes to its log file; an error quotes the end of that file.
+A broker keeps the ports that it had first, so that clients find it again after a kill. Autorecovery
+that ends by itself, or is killed from outside, is started again, after a longer pause each time;
+after `kill` and `stop` only `start` starts it.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ PORTS = range(20000, 32000)
 
 
 def hold(path: Path, refusal: BadConfig, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """The descriptor whose lock says that this process has the file, until it is closed or the
-    process ends. Raises the refusal where another has it, OSError."""
+    """Lock the file for this process, until the returned descriptor is closed or the process ends.
+    Raises the refusal if another process has the lock, and OSError."""
     lock = os.open(path, flags | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,7 +46,8 @@ def hold(path: Path, refusal: BadConfig, flags: int = os.O_RDWR | os.O_CREAT) ->
 
 
 class Child:
-    """One process, running from the constructor on. Waiting is blocking, times are seconds."""
+    """One process, which runs from the constructor on. The waiting methods block; times are in
+    seconds."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
@@ -74,9 +75,11 @@ class Child:
         return self._process.poll()
 
     def first_line(self, timeout_s: float) -> str:
-        """The first line it writes to its standard output: how it says that it serves.
+        """The first line that the process writes to its standard output: it writes it once it
+        serves.
 
-        Raises errors.Unavailable, quoting the log, when it ends or does not say so in time.
+        Raises errors.Unavailable, which quotes the log, when the process ends or writes no line in
+        time.
         """
         output, line = self._process.stdout, b""
         assert output is not None
@@ -94,13 +97,13 @@ class Child:
         return line.decode()
 
     def failed(self, what: str) -> Unavailable:
-        """The error for `what` went wrong with this process, with the end of its log."""
-        said = self._log.read_text(errors="replace").strip().splitlines()[-LOG_QUOTED_LINES:]
-        quoted = "; it said: " + " | ".join(said) if said else ""
+        """The error of this process, with the end of its log; `what` went wrong."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_QUOTED_LINES:]
+        quoted = "; its log ends: " + " | ".join(lines) if lines else ""
         return Unavailable(f"{self.name} {what}{quoted}", f"See {self._log}.")
 
     def kill(self) -> None:
-        """SIGKILL to the process and its group; waits."""
+        """Send SIGKILL to the process and its group, and wait for its end."""
         self.signal(signal.SIGKILL)
         self.wait_for_end()
 
@@ -111,12 +114,12 @@ class Child:
                 os.killpg(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM; does not wait."""
+        """Send SIGTERM; does not wait."""
         if self.running:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it has ended; killed after `timeout_s`."""
+        """Wait for the end of the process; kill it after `timeout_s`."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -124,7 +127,7 @@ class Child:
         self.wait_for_end()
 
     def wait_for_end(self) -> None:
-        """Until it has ended, whatever of."""
+        """Wait for the end of the process, whatever its cause."""
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -132,18 +135,18 @@ class Child:
 
 
 class LocalProcess:
-    """What runs a command, one process at a time, as often as it is started."""
+    """A command that can be started many times; one process at a time runs it."""
 
     STOP_TIMEOUT_S = 15.0
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        """What it says."""
+        """The file with the output of its processes."""
         self._child: Child | None = None
 
     @property
     def pid(self) -> int | None:
-        """None when it is not running."""
+        """The id of the running process; None if none runs."""
         return self._child.pid if self._child and self._child.running else None
 
     @property
@@ -152,21 +155,22 @@ class LocalProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Of its last process: None while it runs, negative for the signal that ended it."""
+        """The exit code of its last process: None while it runs, negative for the signal that ended
+        it."""
         return self._child.exit_code if self._child else None
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it has ended."""
+        """Send SIGKILL, and wait until the process has ended."""
         if self._child:
             self._child.kill()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
+        """Send a signal, such as SIGSTOP to make the process hang and SIGCONT to let it go on."""
         if self._child:
             self._child.signal(number)
 
     def stop(self) -> None:
-        """End it in good order, and wait until it has ended."""
+        """End the process in good order, and wait until it has ended."""
         self.ask_to_stop()
         self.wait_until_stopped()
 
@@ -183,8 +187,8 @@ START_TIMEOUT_S = 60.0
 
 
 class LocalBookie(LocalProcess):
-    """`folder` keeps its disks and its log; what is on them makes it the bookie that it is. To
-    `stop` it: deregistered, flushed, sealed."""
+    """A bookie. `folder` keeps its disks and its log; the disks have its identity. `stop`
+    deregisters it, flushes and seals."""
 
     def __init__(self, folder: Path, service_url: str, settings: dict[str, object]) -> None:
         super().__init__(folder / "bookie.log")
@@ -196,15 +200,16 @@ class LocalBookie(LocalProcess):
         self.address = ""
         """host:port at which it serves, or last served, gRPC."""
         self.frames = ""
-        """host:port at which it speaks, or last spoke, frames, as clients do."""
+        """host:port at which it serves, or last served, frames, the wire of clients."""
 
     def start(self) -> None:
-        """Start it; returns when it is registered as writable. Raises errors.Unavailable."""
+        """Start the bookie; returns when it is registered as writable. Raises
+        errors.Unavailable."""
         self.launch()
         self.wait_until_registered()
 
     def launch(self) -> None:
-        """Start it and return at once; to be followed by `wait_until_registered`."""
+        """Start the bookie and return at once; call `wait_until_registered` afterwards."""
         if self.running:
             raise ValueError(f"bookie {self.id} is running already")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -213,11 +218,11 @@ class LocalBookie(LocalProcess):
     def wait_until_registered(self) -> None:
         if self._child is None:
             raise Unavailable(f"the bookie in {self.folder} was not started")
-        said = json.loads(self._child.first_line(START_TIMEOUT_S))
-        self.id, self.address, self.frames = said["bookie_id"], said["address"], said["frames"]
+        facts = json.loads(self._child.first_line(START_TIMEOUT_S))
+        self.id, self.address, self.frames = facts["bookie_id"], facts["address"], facts["frames"]
 
     def destroy(self) -> None:
-        """SIGKILL, and its directories are gone for good, as if its machine had burnt. `start`
+        """Send SIGKILL and delete the bookie's directories, as if its machine had burnt. `start`
         makes a new bookie, with another id, on empty folders."""
         self.kill()
         for directory in self._directories():
@@ -230,7 +235,8 @@ class LocalBookie(LocalProcess):
         return command
 
     def _all_settings(self) -> dict[str, object]:
-        """One process heals the whole cluster (LocalAutorecovery), so a bookie hosts none."""
+        """The settings of the bookie. One process heals the whole cluster (LocalAutorecovery), so
+        bookies do not host autorecovery."""
         ours = {"service_url": self._service_url, "listen": "127.0.0.1:0", "autorecovery": False}
         settings = {**ours, **self.settings}
         for kind, name in (("journal", "journal"), ("ledger", "ledgers")):
@@ -239,28 +245,28 @@ class LocalBookie(LocalProcess):
         return settings
 
     def _directories(self) -> list[Path]:
-        """Those that its settings name."""
-        found: list[object] = []
+        """The directories that its settings name."""
+        names: list[object] = []
         for kind in ("journal", "ledger"):
             several = self._all_settings().get(f"{kind}_directories")
             if isinstance(several, list | tuple):
-                found += several
+                names += several
             elif several:
-                found += [name.strip() for name in str(several).split(",")]
+                names += [name.strip() for name in str(several).split(",")]
             else:
-                found.append(self._all_settings()[f"{kind}_directory"])
-        return [Path(str(name)) for name in found]
+                names.append(self._all_settings()[f"{kind}_directory"])
+        return [Path(str(name)) for name in names]
 
 
 def _text(value: object) -> str:
-    """The value as --set takes it; a list as in TOML, whose strings are JSON's."""
+    """The value as --set takes it; a list as in TOML, with strings as in JSON."""
     if isinstance(value, list | tuple):
-        return json.dumps([str(each) for each in value], ensure_ascii=False)
+        return json.dumps([str(item) for item in value], ensure_ascii=False)
     return str(value)
 
 
 class LocalBroker(LocalProcess):
-    """`log`: what it says. A port of None: a free one."""
+    """A broker. `log`: the file for its output. `port`, `admin_port`: None: a free port."""
 
     def __init__(
         self,
@@ -275,10 +281,10 @@ class LocalBroker(LocalProcess):
         self.url = ""
         """Where Pulsar's clients reach it, once it was started."""
         self.admin_url = ""
-        """And by HTTP."""
+        """Where they reach it by HTTP."""
 
     def start(self) -> None:
-        """Start it, and return when it serves; of no effect if it runs. Raises
+        """Start the broker, and return when it serves; without effect if it runs. Raises
         errors.Unavailable, which quotes its log."""
         if self.running:
             return
@@ -288,15 +294,16 @@ class LocalBroker(LocalProcess):
             options += [flag, str(port)]
         command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
         self._child = Child("the broker", command, self.log)
-        said = json.loads(self._child.first_line(START_TIMEOUT_S))
-        self.url, self.admin_url = str(said["broker_url"]), str(said["admin_url"])
+        facts = json.loads(self._child.first_line(START_TIMEOUT_S))
+        self.url, self.admin_url = str(facts["broker_url"]), str(facts["admin_url"])
 
 
 PAUSE_S, PAUSE_MAX_S, LASTED_S = 1.0, 60.0, 60.0
 
 
 class LocalAutorecovery(LocalProcess):
-    """`log`: what it says. It ends with the process that started it, whatever that dies of."""
+    """Autorecovery and upkeep. `log`: the file for its output. It ends with the process that
+    started it, whatever the cause of that process's end."""
 
     STOP_TIMEOUT_S = 5.0
 
@@ -308,18 +315,18 @@ class LocalAutorecovery(LocalProcess):
         self._starting = threading.Lock()
 
     def start(self) -> None:
-        """Start it and return at once; of no effect if it runs."""
+        """Start autorecovery and return at once; without effect if it runs."""
         if self.running:
             return
         with self._starting:
-            self._over.set()  # for who waits to start it again
+            self._over.set()  # ends the thread that waits to start it again
             over = self._over = threading.Event()
             child = self._child = self._new()
         name = "autorecovery-restarts"
         threading.Thread(target=self._again, args=(child, over), name=name, daemon=True).start()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it has ended; its work is taken up by the next one."""
+        """Send SIGKILL, and wait until it has ended; the next process goes on with its work."""
         self._give_up()
         super().kill()
 
@@ -364,9 +371,9 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A free port below those that the kernel gives to outgoing connections: while the server is
-    down, a client that tries again and again could otherwise be given the very port it calls, and
-    be connected to itself."""
+    """A free port below those that the kernel gives to outgoing connections: otherwise a client
+    that tries again and again while the server is down could get the very port that it calls, and
+    connect to itself."""
     for port in random.sample(PORTS, len(PORTS)):
         if port_is_free(port):
             return port
