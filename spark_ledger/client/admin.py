@@ -1,13 +1,14 @@
-"""Steering topics, subscriptions, schemas and bookies from blocking code: `spark_ledger.Admin`.
+"""Administration of topics, subscriptions, schemas and bookies from blocking code:
+`spark_ledger.Admin`.
 
     with spark_ledger.Admin() as admin:
         admin.create_topic("flights", partitions=4, retention_ms=7 * 24 * 3600 * 1000)
         admin.seek("flights", "dashboard", to="earliest")
 
-Always true: every method may be called again, as a cell of a notebook is run again: what is as
-asked already is left so, and what is gone already may be deleted. What would take rows from a
-subscription that needs them is refused unless it is forced. All of a process's admins share its
-connection to a cluster, and any thread may use one.
+Always true: every method may be called again, as a cell of a notebook is run again: it leaves a
+thing that is already as requested, and deletes a thing that is already gone without an error. A
+change that would take rows from a subscription that needs them is refused unless it is forced. All
+admins of a process share its connection to a cluster, and any thread may use one.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -60,7 +61,7 @@ class Admin:
 
     Raises errors.BadConfig for a malformed URL, errors.Unavailable when ZooKeeper is unreachable.
     Every method raises errors.TopicNameInvalid, errors.Unavailable, errors.ClientClosed after
-    `close`, and errors.TopicNotFound where its text names no other outcome. Those that change a
+    `close`, and errors.TopicNotFound unless its text names another outcome. Methods that change a
     topic also raise errors.CommitContended (nothing changed) and errors.CommitOutcomeUnknown.
     """
 
@@ -82,7 +83,7 @@ class Admin:
         errors.NotEnoughBookies if `ensemble_size` is given and fewer bookies are registered.
         """
         count = 1 if partitions is None else whole("partitions", partitions)
-        changed(TopicPolicies(), policies)  # before a call: is there a name that is wrong
+        changed(TopicPolicies(), policies)  # raises for a wrong name, before any call
 
         async def work() -> TopicInfo:
             try:
@@ -128,15 +129,15 @@ class Admin:
         return self._run(self._topics.change_policies(topic, changes))
 
     def namespace(self, namespace: str) -> NamespacePolicies:
-        """What `tenant/name` says of topics that are made in it. Changes nothing."""
+        """The policies of the namespace `tenant/name` for topics in it. Changes nothing."""
         return self._run(self._namespace(namespace))
 
     async def _namespace(self, namespace: str) -> NamespacePolicies:
         return await self._client.topics.namespace(namespace) or NamespacePolicies()
 
     def set_namespace(self, namespace: str, **changes: Any) -> NamespacePolicies:
-        """Change what `tenant/name` says of topics that are made in it from now on: policies of
-        topics by name, and auto_create and auto_create_partitions. It is made if it is not there.
+        """Change the policies of the namespace `tenant/name`: policies of topics by name, and
+        auto_create and auto_create_partitions. The namespace is made if it does not exist.
 
         Durable on return: all of the changes, in one write. Raises errors.BadConfig."""
         return self._run(self._client.topics.set_namespace(namespace, changes))
@@ -190,13 +191,13 @@ class Admin:
         )
 
     def clean(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
-        """One pass of what a cluster does every minute, for all topics: let go what
+        """One pass of the upkeep that a cluster does every minute, for all topics: remove rows that
         retention does not keep, delete ledgers that no topic needs, close those that writers left
-        open, merge small segments. With `dry_run` only the report. Without `force` it deletes no
-        more than a tenth of the ledgers merely because no topic refers to them. What only passes
-        that follow each other can tell (a writer that fell silent) is left to the cluster. Durable
-        on return: what the report says was done. Raises errors.Unavailable; what fails for one
-        topic is in the report's `problems`."""
+        open, merge small segments. With `dry_run` it only returns the report. Without `force` it
+        deletes no more than a tenth of the ledgers merely because no topic refers to them. Work
+        that needs several passes in a row (finding a writer that fell silent) is left to the
+        cluster. Durable on return: the changes that the report names. Raises errors.Unavailable;
+        the failure of one topic is in the report's `problems`."""
 
         async def work() -> UpkeepReport:
             upkeep = Upkeep(self._client)
@@ -274,8 +275,8 @@ class Admin:
         return self._of(topic, lambda info: self._client.schemas.of(info))
 
     def withdraw_schema(self, topic: str) -> None:
-        """Put the topic's schema out of force: it takes bytes again, of Spark's writes and of
-        Pulsar's producers; columns come no more. Rows that are there keep their versions and are
+        """Put the topic's schema out of force: the topic takes bytes again, of Spark's writes and
+        of Pulsar's producers, and typed columns no more. Present rows keep their versions and are
         read as before. `register_schema` of a version puts the schema into force again.
 
         Durable on return: the withdrawal. Raises errors.SchemaNotRegistered."""
@@ -283,7 +284,7 @@ class Admin:
 
     def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
         """Register these columns (a Spark StructType or an Arrow schema) as a version of the
-        topic's schema, or return the version that is exactly these.
+        topic's schema, or return the version that has exactly these columns.
 
         Durable on return: the version. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
@@ -293,16 +294,16 @@ class Admin:
     def set_compatibility(self, topic: str, compatibility: str) -> None:
         """Set the compatibility that later versions of the schema must have: "none", "backward",
         "forward" or "full". Durable on return. Raises errors.BadConfig for another."""
-        if compatibility not in (one.value for one in Compatibility):
-            known = ", ".join(one.value for one in Compatibility)
-            raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {known}.")
-        wanted = Compatibility(compatibility)
-        self._of(topic, lambda info: self._client.schemas.set_compatibility(info, wanted))
+        if compatibility not in (kind.value for kind in Compatibility):
+            kinds = ", ".join(kind.value for kind in Compatibility)
+            raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {kinds}.")
+        kind = Compatibility(compatibility)
+        self._of(topic, lambda info: self._client.schemas.set_compatibility(info, kind))
 
     # -- bookies ---------------------------------------------------------------------------------
 
     def autorecovery_status(self) -> AutorecoveryStatus:
-        """How self-healing stands: settings, who audits, which bookies are lost, down or
+        """The state of self-healing: settings, the auditor, the bookies that are lost, down or
         draining, how many ledgers are under-replicated and why. Changes nothing."""
         return self._run(autorecovery.status(self._client.store))
 
@@ -314,11 +315,12 @@ class Admin:
         lost_bookie_delay_s: float | None = None,
         repair_bytes_per_s: int | None = None,
     ) -> AutorecoveryStatus:
-        """Change settings of self-healing for the whole cluster, while it runs; what is None stays.
-        With `enabled=True, force=True` the bookies that are gone now count as lost, even if they
-        are more than a third.
+        """Change settings of self-healing for the whole cluster, while it runs; a setting that is
+        None stays. With `enabled=True, force=True` the bookies that are gone now count as lost,
+        even if they are more than a third.
 
-        Durable on return: each of them. Raises errors.BadConfig; nothing was changed then."""
+        Durable on return: each of the settings. Raises errors.BadConfig; nothing was changed
+        then."""
         given = {
             "lost_bookie_delay_s": lost_bookie_delay_s,
             "repair_bytes_per_s": repair_bytes_per_s,
@@ -338,19 +340,20 @@ class Admin:
         return self._run(work())
 
     def underreplicated(self) -> list[Work]:
-        """The ledgers of which copies are missing or are to be moved, by id: at which bookies, why,
-        since when, and what stands in the way. Changes nothing."""
+        """The ledgers with copies that are missing or will be moved, by id: at which bookies, why,
+        since when, and the obstacle. Changes nothing."""
         return self._run(autorecovery.underreplicated(self._client.store))
 
     def decommission_bookie(
         self, bookie_id: str, *, force: bool = False, wait: bool = True
     ) -> Left:
         """Drain a bookie that is up: it takes no new entries, and its copies are made on others.
-        Returns what it still holds: when that is nothing, or, with `wait=False`, at once; call it
-        again to look again. Then it may be stopped and forgotten. With `force` also if ledgers that
-        no other bookie can take keep fewer copies then, though never below Qa.
+        Returns what the bookie still holds: once that is nothing, or, with `wait=False`, at once;
+        call the method again to look again. An empty bookie may be stopped and forgotten. With
+        `force` also if ledgers that no other bookie can take keep fewer copies, though never below
+        Qa.
 
-        Durable on return: it drains until it is empty or the draining is cancelled. Raises
+        Durable on return: the bookie drains until it is empty or the draining is cancelled. Raises
         errors.BadConfig for a bookie that was never seen or is down, errors.NotEnoughBookies."""
 
         async def work() -> Left:
@@ -365,8 +368,8 @@ class Admin:
         return self._run(work())
 
     def cancel_decommission(self, bookie_id: str) -> bool:
-        """The bookie stays, and takes entries again; False if it was not being drained. Durable on
-        return."""
+        """End the draining: the bookie stays, and takes entries again; False if it was not being
+        drained. Durable on return."""
         return self._run(cancel(self._client.ledgers, bookie_id))
 
     # -- for all -------------------------------------------------------------------------------
@@ -386,7 +389,7 @@ class Admin:
         return self._calls.run(work)
 
     def _of(self, topic: str, ask: Callable[[TopicInfo], Awaitable[T]]) -> T:
-        """What `ask` makes of the topic, on the loop, to which all of the client belongs."""
+        """The result of `ask` for the topic; it runs on the loop that the client belongs to."""
 
         async def work() -> T:
             return await ask(await self._client.topics.open(topic))
@@ -395,7 +398,8 @@ class Admin:
 
 
 def target_of(place: Place) -> SeekTarget:
-    """Raises errors.BadConfig for what is no place, or a time without its zone."""
+    """The target of a seek or trim. Raises errors.BadConfig for a text that is no place, or a time
+    without its zone."""
     if isinstance(place, Mapping):
         return {whole("a partition", p): whole("an offset", at) for p, at in place.items()}
     if isinstance(place, datetime):
@@ -406,7 +410,7 @@ def target_of(place: Place) -> SeekTarget:
         return CommittedSince(round(place.timestamp() * 1000))
     if not isinstance(place, str):
         raise TypeError(f"a place is text, a datetime or offsets by partition, not {place!r}")
-    if place in (one.value for one in End):
+    if place in (end.value for end in End):
         return End(place)
     try:
         at = datetime.fromisoformat(place)
@@ -419,7 +423,7 @@ def target_of(place: Place) -> SeekTarget:
 
 
 def _check_same(facts: TopicFacts, partitions: int | None, policies: Mapping[str, Any]) -> None:
-    """Raises errors.TopicExists if the topic is not as asked for."""
+    """Raises errors.TopicExists if the topic differs from the request."""
     there = len(facts.partitions)
     name = facts.info.name
     if partitions is not None and there < partitions:
@@ -428,18 +432,18 @@ def _check_same(facts: TopicFacts, partitions: int | None, policies: Mapping[str
             "Use grow.",
             topic=name.full,
         )
-    for policy, wanted in policies.items():
+    for policy, value in policies.items():
         now = getattr(facts.info.policies, policy)
-        if now != wanted:
+        if now != value:
             raise errors.TopicExists(
-                f"there is a topic '{name}' already, with {policy} {now}, not {wanted}",
+                f"there is a topic '{name}' already, with {policy} {now}, not {value}",
                 "Use set_policies.",
                 topic=name.full,
             )
 
 
 def _arrow(schema: "SparkSchema | pa.Schema") -> "pa.Schema":
-    """Raises TypeError for what is neither."""
+    """The Arrow schema of a Spark or Arrow schema. Raises TypeError for anything else."""
     import pyarrow as pa
 
     if isinstance(schema, pa.Schema):

@@ -1,4 +1,4 @@
-"""Ledgers for blocking code: `LedgerClient`, and the writer and reader it gives.
+"""Ledgers for blocking code: `LedgerClient`, and the writer and reader that it returns.
 
     with LedgerClient("zk://127.0.0.1:2281/ledger") as client:
         with client.create_ledger(3, 3, 2) as writer:
@@ -7,8 +7,8 @@
             for entry_id, payload in reader.read(0, reader.last_add_confirmed):
                 ...
 
-Always true: all work is done on the process's background loop; these classes only hand over and
-wait. They may be used from several threads; appends of one thread keep their order.
+Always true: all work is done on the process's background loop; these classes only give it work and
+wait. Several threads may use them; appends of one thread keep their order.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class LedgerClient:
-    """The ledgers of one cluster. `service_url` is `zk://host:port[,host:port...]/root`; None: that
-    of `config` if it has one, else LEDGER_SERVICE_URL, else the default. `config`: see
+    """The ledgers of one cluster. `service_url` is `zk://host:port[,host:port...]/root`; None: the
+    URL of `config` if it has one, else LEDGER_SERVICE_URL, else the default. `config`: see
     spark_ledger.config.client_config.
 
-    Raises BadConfig for a malformed URL, Unavailable when ZooKeeper is unreachable. Here and below,
-    an argument of a wrong kind is a TypeError, one out of range a ValueError; nothing was done
-    then.
+    Raises BadConfig for a malformed URL, Unavailable when ZooKeeper is unreachable. This and every
+    method raise TypeError for an argument of a wrong kind, ValueError for one out of range; they
+    have done nothing then.
     """
 
     def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
@@ -106,10 +106,10 @@ class LedgerClient:
         self, ledger_id: int, recover: bool = True, password: bytes = b""
     ) -> "LedgerReader":
         """A reader. With `recover` the ledger is fenced and closed first, so that its end never
-        moves again; without, a ledger can be read while it is written.
+        moves again; without `recover` a ledger can be read while it is written.
 
         Durable on return, with `recover`: the close; the writer can append nothing any more, and
-        every entry that it saw acknowledged is there. Without: nothing changes.
+        every entry that was acknowledged to it is there. Without `recover` nothing changes.
 
         Raises NoSuchLedger, DataUnavailable (the end cannot be decided now), Unauthorized,
         Unavailable.
@@ -125,12 +125,12 @@ class LedgerClient:
         return LedgerReader(self._calls, self._calls.run(open_it()))
 
     def delete_ledger(self, ledger_id: int) -> None:
-        """Delete a closed ledger; one that is gone already is success.
+        """Delete a closed ledger; without effect if it is gone already.
 
         Durable on return: its record is gone. Bookies drop the entries later.
 
-        Raises LedgerNotClosed, LedgerInUse if it was made for a topic (those are the janitor's to
-        delete), Unavailable.
+        Raises LedgerNotClosed, LedgerInUse if it was made for a topic (the janitor deletes those),
+        Unavailable.
         """
         self._calls.run(self._delete(ledger_id_of(ledger_id)))
 
@@ -149,26 +149,26 @@ class LedgerClient:
         """Ids of all ledgers, ascending, fetched as they are asked for. Raises Unavailable."""
         ids = self._store.list()
 
-        async def some() -> list[int]:
-            found: list[int] = []
+        async def next_batch() -> list[int]:
+            batch: list[int] = []
             async for ledger_id in ids:
-                found.append(ledger_id)
-                if len(found) == BATCH_ENTRIES_MAX:
+                batch.append(ledger_id)
+                if len(batch) == BATCH_ENTRIES_MAX:
                     break
-            return found
+            return batch
 
-        while found := self._calls.run(some()):
-            yield from found
+        while batch := self._calls.run(next_batch()):
+            yield from batch
 
     def ledger_metadata(self, ledger_id: int) -> LedgerRecord:
         """The ledger's record as it is now. Raises NoSuchLedger, Unavailable."""
-        known = self._calls.run(self._store.record(ledger_id_of(ledger_id), fresh=True))
-        return known.record
+        versioned = self._calls.run(self._store.record(ledger_id_of(ledger_id), fresh=True))
+        return versioned.record
 
     def close(self) -> None:
         """Close the connections. Open writers are not closed: their ledgers stay OPEN until a
-        recovery. Calls of other threads, here or in a writer or reader, end at once with
-        ClientClosed; so does every later call. Nothing durable changes."""
+        recovery. Calls of other threads, to this client or to its writers and readers, end at once
+        with ClientClosed; so does every later call. Nothing durable changes."""
         if self._calls.close():
             self._background.run(self._store.close())
 
@@ -202,8 +202,8 @@ class LedgerWriter:
 
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
         """Append one entry, the concatenated buffers of `payload`, and wait until it is
-        acknowledged; returns its id. `rows` is how many rows the entry counts as. The payload may
-        be changed then (see `append_async`).
+        acknowledged; returns its id. `rows` is how many rows the entry counts as. Afterwards the
+        caller may change the payload (see `append_async`).
 
         Durable on return: this entry and all before it, on at least `ack_quorum` bookies each:
         synced to disk, or, in a page-cache ledger, written (docs/protocol.md, Append). After
@@ -214,14 +214,14 @@ class LedgerWriter:
         return self.append_async(payload, rows).result()
 
     def append_async(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> "Future[int]":
-        """Append one entry; the future is done with its id once it is acknowledged, in the order
-        of the appends, or with an error of `append`. Nothing is durable when this returns; what
-        `append` promises holds once the future is done.
+        """Append one entry. The future is done with the entry's id once the entry is acknowledged,
+        or with an error of `append`; futures are done in the order of the appends. Nothing is
+        durable when this returns; the promise of `append` holds once the future is done.
 
-        Blocks while the in-flight bytes of the configuration are used up. The payload may be
-        changed as soon as it returns: a buffer that can be is copied once, a read-only one is not
-        (what a read-only view shows must not change until the writer is closed). A callback added
-        to the future runs on the event loop: it must not block.
+        Blocks while the in-flight bytes of the configuration are used up. The caller may change its
+        payload as soon as this returns: a buffer that is not read-only is copied once, a read-only
+        one is not (the memory that a read-only view shows must not change until the writer is
+        closed). A callback that is added to the future runs on the event loop: it must not block.
         """
         self._calls.check_process()
         future = AppendFuture(self._lock)
@@ -272,8 +272,8 @@ class LedgerWriter:
     # -- on the loop --------------------------------------------------------------------------
 
     def _take_over(self) -> None:
-        """Append what the blocking side has handed over, some of it in each step of the loop, so
-        that the first frame is on its way while the next one is made."""
+        """Append the payloads that the blocking side has handed over, a part of them in each step
+        of the loop, so that the first frame is under way while the next one is made."""
         self._scheduled = False
         handed, append = self._handed, self._writer.append_for
         for _ in range(min(len(handed), APPENDS_PER_STEP)):
@@ -282,7 +282,7 @@ class LedgerWriter:
             try:
                 append(future, payload, rows)
             except Exception as wrong:
-                refuse(future, wrong)  # and go on: others wait behind it
+                refuse(future, wrong)  # and go on: other appends wait behind it
         if handed and not self._scheduled:
             self._scheduled = True
             self._calls.loop.call_soon(self._take_over)
@@ -302,7 +302,7 @@ class LedgerWriter:
 
 
 class LedgerReader:
-    """Reads one ledger. `with` only marks where it is used: there is nothing to give back."""
+    """Reads one ledger. `with` only marks the use of the reader: it holds nothing to give back."""
 
     def __init__(self, calls: Calls, reader: AsyncLedgerReader) -> None:
         self.ledger_id = reader.ledger_id
@@ -311,23 +311,23 @@ class LedgerReader:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that may be read. Of a ledger that is being written it moves: each look
-        asks the bookies; -1 does not mean that nothing was written. Raises Unavailable."""
+        """The last entry that may be read. While the ledger is being written it moves, and each
+        look asks the bookies; -1 does not mean that nothing was written. Raises Unavailable."""
         if self._reader.is_closed:
             return self._reader.last_add_confirmed
         return self._calls.run(self._reader.refresh_last_add_confirmed())
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger is closed: `last_add_confirmed` is its end for ever. Of one that is
-        not, each look reads its record. Raises NoSuchLedger, Unavailable."""
+        """Whether the ledger is closed: then `last_add_confirmed` is its end for ever. While it is
+        not closed, each look reads its record. Raises NoSuchLedger, Unavailable."""
         if not self._reader.is_closed:
             self._calls.run(self._reader.refresh_record())
         return self._reader.is_closed
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the ledger's maker gave as `metadata`."""
+        """The `metadata` that the ledger was created with."""
         return self._reader.record.custom
 
     def read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
@@ -342,27 +342,27 @@ class LedgerReader:
     def _read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
         entries: EntryStream = self._reader.read(first, last)
         try:
-            while batch := self._calls.run(self._some(entries)):
+            while batch := self._calls.run(self._next_batch(entries)):
                 for entry_id, entry in batch:
                     yield entry_id, entry.payload
         finally:
             self._calls.submit(entries.aclose())
 
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
-        """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
+        """(entry id, payload) of entries after `after`, in order, as soon as any are confirmed:
         at least one, some megabytes at most. It takes `timeout_s` seconds at most; [] means that no
-        entry could be read by then (none is confirmed, or bookies are unreachable), or that the
-        ledger has ended (`is_closed`). `after` -1: from the first entry on.
+        entry could be read in that time (no entry is confirmed, or bookies are unreachable), or
+        that the ledger has ended (`is_closed`). `after` -1: from the first entry on.
 
         Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
         """
         after, timeout_s = entry_id_of("after", after, -1), seconds("timeout_s", timeout_s)
-        found = self._calls.run(self._reader.read_when_confirmed(after, timeout_s))
-        return [(entry_id, entry.payload) for entry_id, entry in found]
+        entries = self._calls.run(self._reader.read_when_confirmed(after, timeout_s))
+        return [(entry_id, entry.payload) for entry_id, entry in entries]
 
     def tail(self, first: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """(entry id, payload) from `first` on, each once and in order, waiting for what is yet to
-        be written; ends when the ledger is closed and all of it was returned.
+        """(entry id, payload) from `first` on, each once and in order, waiting for entries that are
+        not written yet; ends when the ledger is closed and every entry was returned.
 
         For a ledger opened with `recover=False`: recovery would end its writer. Ctrl-C, or leaving
         the loop, ends the waiting. Raises what `read_when_confirmed` raises: go on with
@@ -379,9 +379,9 @@ class LedgerReader:
             yield from self._read(first, last)
             first = last + 1
 
-    async def _some(self, entries: EntryStream) -> list[tuple[int, Entry]]:
-        """The next entries, up to a batch; those before one that cannot be read, which is told by
-        the next call, for it is asked for again."""
+    async def _next_batch(self, entries: EntryStream) -> list[tuple[int, Entry]]:
+        """The next entries, up to a batch. If an entry cannot be read, the entries before it: the
+        next call asks for it again, and raises."""
         batch: list[tuple[int, Entry]] = []
         size = 0
         try:
@@ -396,7 +396,7 @@ class LedgerReader:
         return batch
 
     def close(self) -> None:
-        """Nothing is held; kept so that readers can be used in `with`."""
+        """Does nothing: the reader holds nothing. It is there so that `with` can be used."""
 
     def __enter__(self) -> Self:
         return self
@@ -422,23 +422,25 @@ _RLock = type(threading.RLock())
 
 
 class SharedLock(_RLock):  # type: ignore[misc, valid-type]
-    """What the futures of one writer have in place of their conditions; no thread waits on it."""
+    """The lock that the futures of one writer have in place of a condition; no thread waits on
+    it."""
 
     def notify_all(self) -> None:
-        """A callback of the future's own woke the waiting thread."""
+        """Nothing to do: a callback of the future wakes the waiting thread."""
 
     def wait(self, _timeout: float | None = None) -> bool:
-        """The waiting is over when a result is asked for."""
+        """Nothing to wait for: `AppendFuture` has waited before."""
         return False
 
 
 class AppendFuture(Future[int]):
-    """A Future in all it does, but without a lock and a condition of its own: only a waiting thread
-    pays for the waiting. Ten objects for each append would cost a fifth of one of 1 KiB, most of it
-    in the garbage collector (docs/performance-trials.md). The writer gives all the same lock."""
+    """A Future in all that it does, but without a lock and a condition of its own: only a waiting
+    thread pays for the waiting. Their ten objects for each append would cost a fifth of an append
+    of 1 KiB, most of it in the garbage collector (docs/performance-trials.md). The writer gives all
+    its futures the same lock."""
 
     def __init__(self, lock: SharedLock) -> None:
-        # What Future.__init__ makes, but for the condition.
+        # As Future.__init__, except for the condition.
         self._condition = lock
         self._state = PENDING
         self._result = None
