@@ -1,6 +1,6 @@
 """Spark Ledger: replicated, append-only ledgers and topics for Spark.
 
-Importing it loads neither pyspark nor grpc: what it offers is imported when first used.
+Importing it loads neither pyspark nor grpc: each name that it offers is imported at its first use.
 """
 
 from importlib import import_module

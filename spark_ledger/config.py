@@ -1,6 +1,7 @@
-"""What callers hand over, checked at the door: every setting of a client, with its unit, default
-and meaning (conf/client.toml lists them); the service URL; arguments, where wrong use is a
-TypeError or ValueError that names the argument and what it was given, never one from deep inside.
+"""Input of callers, checked before it is used: every setting of a client, with its unit, default
+and meaning (conf/client.toml lists them); the service URL; arguments. Wrong use of an argument
+raises a TypeError or ValueError here that names the argument and its value, never one from deep
+inside.
 
 Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else the one in the settings,
 else LEDGER_SERVICE_URL, else the default. It names a ZooKeeper and a cluster in it,
@@ -30,21 +31,21 @@ MIB = 1024 * 1024
 
 
 class ClientConfig(Settings):
-    """What a ledger client and the topic layer above it may be told. Sizes are bytes, times
-    seconds. Made by `client_config`, whose errors name the setting; made directly, a wrong value
-    is pydantic's ValidationError. E, Qw and Qa are those of LedgerClient.create_ledger: a topic has
-    its own, fixed when it is made."""
+    """The settings of a ledger client and the topic layer above it. Sizes are bytes, times are
+    seconds. `client_config` makes one, and its errors name the setting; made directly, a wrong
+    value raises pydantic's ValidationError. E, Qw and Qa are for LedgerClient.create_ledger: a
+    topic has its own, fixed when it is made."""
 
     SECTIONS: ClassVar = {
         "service_url": "which cluster",
         "ensemble_size": "replication of new ledgers\n"
-        "Of LedgerClient.create_ledger, where it is not told. A topic has its own quorums, fixed"
-        " when it is made: 3, 3, 2, or what the writer's options say.",
+        "For LedgerClient.create_ledger without these arguments. A topic has its own quorums, fixed"
+        " when it is made: 3, 3, 2, or those of the writer's options.",
         "add_timeout_s": "how long",
         "ensemble_change": "which bookies",
         "inflight_bytes": "how much",
     }
-    """The headings of its file, each above the setting that is named."""
+    """The headings of conf/client.toml, each above the setting with this name."""
 
     service_url: str = Field(
         DEFAULT_SERVICE_URL, description="Where the cluster is: zk://host:port[,host:port...]/root."
@@ -62,7 +63,7 @@ class ClientConfig(Settings):
         30.0, gt=0, description="Seconds for one append as a whole, all ensemble changes included."
     )
     replica_timeout_s: float = Field(
-        5.0, gt=0, description="Seconds for one send to one bookie, after which its slot failed."
+        5.0, gt=0, description="Seconds for one send to one bookie, after which its slot fails."
     )
     read_timeout_s: float = Field(
         5.0, gt=0, description="Seconds for one read request to one bookie."
@@ -77,8 +78,8 @@ class ClientConfig(Settings):
         0.0,
         ge=0,
         description="Seconds after the beginning of an outage of the metadata store in which calls"
-        " wait for its end, where that is longer than metadata_timeout_s. Spark's queries have the"
-        " option outageTimeout for it.",
+        " wait for its end, if that is longer than metadata_timeout_s. For Spark's queries it is"
+        " the option outageTimeout.",
     )
     session_timeout_s: float = Field(
         30.0, gt=0, description="Seconds without contact after which ZooKeeper ends the session."
@@ -98,12 +99,12 @@ class ClientConfig(Settings):
     explicit_lac_s: float = Field(
         0.1,
         gt=0,
-        description="Seconds without an append after which the last add confirmed is written by"
-        " itself, for readers that follow; written at once where nothing is under way, this often"
-        " at most.",
+        description="Seconds without an append after which the writer writes the last add confirmed"
+        " by itself, for readers that follow. If no add is under way it writes it at once, but not"
+        " more often than this.",
     )
     long_poll_s: float = Field(
-        5.0, gt=0, description="Seconds that one question for news of a ledger waits at a bookie."
+        5.0, gt=0, description="Seconds that one request for news of a ledger waits at a bookie."
     )
     directory_refresh_s: float = Field(
         30.0,
@@ -133,11 +134,12 @@ class ClientConfig(Settings):
     )
     placement: str = Field(
         "spark_ledger.ledger.placement:choose",
-        description="Who chooses bookies: module:function, called as documented there.",
+        description="The function that chooses bookies: module:function, called as its default is.",
     )
     racks: Literal["soft", "hard"] = Field(
         "soft",
-        description='Copies on different racks: "soft", where possible; "hard", or not at all.',
+        description='Copies on different racks: "soft", where possible; "hard", always: otherwise'
+        " no ledger is made and no bookie replaced.",
     )
 
     inflight_bytes: int = Field(
@@ -154,8 +156,8 @@ class ClientConfig(Settings):
     )
     local_reads: bool = Field(
         True,
-        description="Large entries of bookies on this host are read from their files, where those"
-        " may be read.",
+        description="Whether large entries of bookies on this host are read from the bookies'"
+        " files, if this process may read those.",
     )
     frame_bytes_max: int = Field(
         4 * MIB, gt=0, description="Bytes of adds packed into one message to one bookie."
@@ -178,11 +180,11 @@ class ClientConfig(Settings):
 
 
 def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
-    """The client's settings, of `file` (as conf/client.toml) and of `overrides`, which win over it:
-    `client_config(Path("client.toml"), racks="hard")`. `service_url` comes from the environment
-    where neither gives it.
+    """The client's settings, from `file` (as conf/client.toml) and from `overrides`, which win over
+    the file: `client_config(Path("client.toml"), racks="hard")`. `service_url` comes from the
+    environment if neither gives it.
 
-    Raises errors.BadConfig naming the setting.
+    Raises errors.BadConfig, which names the setting.
     """
     given = {key: value for key, value in overrides.items() if value is not None}
     try:
@@ -196,10 +198,10 @@ def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
 
 
 def resolve_service_url(given: str | None = None, config: ClientConfig | None = None) -> str:
-    """The service URL to use: `given`, else what `config` was told, else LEDGER_SERVICE_URL, else
-    the default."""
-    told = config.service_url if config and "service_url" in config.model_fields_set else None
-    return given or told or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL
+    """The service URL to use: `given`, else the one that `config` was made with, else
+    LEDGER_SERVICE_URL, else the default."""
+    own = config.service_url if config and "service_url" in config.model_fields_set else None
+    return given or own or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL
 
 
 SCHEME = "zk"
@@ -261,7 +263,8 @@ def check_client(service_url: object, config: object) -> None:
 
 
 def whole(name: str, value: Any) -> int:
-    """The value as an int: an int, or what stands for one (of numpy, say); no bool."""
+    """The value as an int. Raises TypeError unless it is an int, or stands for one (as numpy's
+    integers do); a bool does not count."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -288,7 +291,7 @@ def entry_id_of(name: str, value: Any, least: int = 0) -> int:
 
 
 def entries_of(first: Any, last: Any) -> tuple[int, int]:
-    """A range of entries, both ends included; `last` right before `first` is none at all."""
+    """A range of entries, both ends included; `last` right before `first` is an empty range."""
     first, last = entry_id_of("first", first), whole("last", last)
     if last < first - 1:
         least = f"last is {first - 1} or more ({first - 1}: nothing)"
@@ -326,7 +329,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def metadata_of(value: object) -> dict[str, str]:
-    """What a ledger's record can keep: text by text."""
+    """The value as metadata of a ledger's record: a dict of str to str."""
     if not isinstance(value, Mapping):
         raise TypeError(f"metadata is a mapping of str to str, got {_kind(value)}")
     for key, text in value.items():
@@ -343,8 +346,8 @@ def _check_text(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as wrong:
-        found = text[wrong.start]
-        raise ValueError(f"metadata: {what} is no text: {found!r} at {wrong.start}") from None
+        char = text[wrong.start]
+        raise ValueError(f"metadata: {what} is no text: {char!r} at {wrong.start}") from None
 
 
 def _kind(value: object) -> str:

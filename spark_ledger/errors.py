@@ -1,8 +1,8 @@
-"""Every error a user can meet, by what the caller does next.
+"""Every error that a user can meet, in the order of what the caller does next.
 
-Whoever raises one says what is wrong; `LedgerError` makes it one line, `[LEDGER_X.Y] what is wrong,
-with the value. Remedy.` Facts are fields. Errors of kazoo, grpc and the operating system never
-leave the file that owns them.
+The code that raises an error gives a text of what is wrong; `LedgerError` makes it one line,
+`[LEDGER_X.Y] what is wrong, with the value. Remedy.` Facts are fields. Errors of kazoo, grpc and
+the operating system never leave the file that owns them.
 """
 
 import re
@@ -26,7 +26,7 @@ class LedgerError(Exception):
 
 
 def counted(number: int, noun: str) -> str:
-    """For a sentence: "1 ledger", "2 ledgers"."""
+    """A number and a noun for a sentence: "1 ledger", "2 ledgers"."""
     return f"{number} {noun}" + "s" * (number != 1)
 
 
@@ -55,17 +55,17 @@ class TimedOut(LedgerError):
     """An operation did not end in its time; an append may or may not have been stored."""
 
     error_class, sql_state = "LEDGER_WRITE.TIMEOUT", "08006"
-    remedy = "Look whether the rows are there before writing them again."
+    remedy = "Check whether the rows are there before you write them again."
 
 
 class MetadataHeld(Unavailable):
-    """The metadata store is older than a bookie's disk, or another's copy: no ledger ids, commits
-    or registrations until a person accepts it. Nothing was committed."""
+    """The metadata store is older than a bookie's disk, or a copy of another one: no ledger ids,
+    commits or registrations until an operator accepts it. Nothing was committed."""
 
     error_class, sql_state = "LEDGER_METADATA.HELD", "55000"
     remedy = (
-        "Put the newest copy of the metadata store back, or take this one as it is: `spark-ledger"
-        " metadata accept`, which first lists the ledgers that this one does not name."
+        "Put the newest copy of the metadata store back, or accept this one as it is: `spark-ledger"
+        " metadata accept` first lists the ledgers that this store does not name."
     )
 
 
@@ -104,7 +104,7 @@ class LedgerFenced(LedgerError):
 
     error_class, sql_state = "LEDGER_WRITE.FENCED", "40001"
     remedy = (
-        "Another run has taken over: stop this one. If there is none, self-healing closed the "
+        "Another run has taken over: stop this one. Without another run, self-healing closed the "
         "ledger of a writer that it could not see: go on in a new ledger."
     )
 
@@ -218,7 +218,7 @@ class OptionConflict(LedgerError):
 
 
 class NewerSparkNeeded(LedgerError):
-    """The Spark that runs has no way to do what an option or a call asks for."""
+    """The version of Spark that runs cannot do what an option or a call requests."""
 
     error_class, sql_state = "LEDGER_OPTION.NEWER_SPARK_NEEDED", "0A000"
     remedy = "Leave it out, or run Spark 4.2."
@@ -238,12 +238,12 @@ class OffsetsNotAssigned(LedgerError):
 
 class OffsetsOutOfRange(LedgerError):
     error_class, sql_state = "LEDGER_OFFSETS.OUT_OF_RANGE", "22003"
-    remedy = "Stay within the rows that the topic has, or say earliest or latest."
+    remedy = "Stay within the rows that the topic has, or give earliest or latest."
 
 
 class OffsetOfAnotherStore(LedgerError):
-    """The rows before an offset are not those that were there when it was taken: the metadata store
-    was restored from an older backup, and rows that were committed since then are lost to it."""
+    """The rows before an offset are not those that were there when the reader took the offset: the
+    metadata store was restored from an older backup, and lacks rows that were committed later."""
 
     error_class, sql_state = "LEDGER_DATA_LOSS.OFFSET_OF_ANOTHER_STORE", "22000"
     remedy = (
@@ -292,7 +292,7 @@ class SchemaReservedColumn(LedgerError):
 
 
 class SchemaNotRegistered(LedgerError):
-    """A topic is to be read or written by its registered schema and has none."""
+    """A read or write needs the topic's registered schema, and the topic has none."""
 
     error_class, sql_state = "LEDGER_SCHEMA.NOT_REGISTERED", "42704"
     remedy = (
@@ -335,14 +335,14 @@ class TopicDeleted(LedgerError):
 
 
 class TopicRecreated(LedgerError):
-    """The name now means another topic than the one whose offsets or rows are at hand."""
+    """Offsets or rows are of an earlier topic of this name; the name means another topic now."""
 
     error_class, sql_state = "LEDGER_DATA_LOSS.TOPIC_RECREATED", "22000"
     remedy = "Start with a new checkpoint: offsets of the old topic mean nothing in the new one."
 
 
 class RowsTrimmed(LedgerError):
-    """Rows that a read asks for were removed by retention or by hand. `facts` says how many."""
+    """Rows that a read asks for were removed by retention or by hand. `facts` has their number."""
 
     error_class, sql_state = "LEDGER_DATA_LOSS.TRIMMED", "22000"
     remedy = "Read on with failOnDataLoss=false; keep rows longer, or hold them by a subscription."
@@ -359,22 +359,22 @@ class PartitionRemoved(LedgerError):
 
 
 class RowsLost(LedgerError):
-    """Committed rows lie beyond the end of a closed ledger. `facts` says which rows."""
+    """Committed rows are beyond the end of a closed ledger. `facts` names the rows."""
 
     error_class, sql_state = "LEDGER_DATA_LOSS.ROWS_MISSING", "22000"
     remedy = "Restore the bookies' disks, or read on with failOnDataLoss=false."
 
 
 class UnsupportedFormat(LedgerError):
-    """A record was written by a newer version, or is damaged: nothing of it is guessed."""
+    """A record was written by a newer version, or is damaged: the reader guesses nothing of it."""
 
     error_class, sql_state = "LEDGER_TOPIC.UNSUPPORTED_FORMAT", "0A000"
     remedy = "Upgrade spark-ledger to the version that writes this cluster."
 
 
 class BadEntry(UnsupportedFormat):
-    """Stored bytes whose checksum holds and which no version writes so: another program's, or such
-    as contradict themselves."""
+    """Stored bytes with a valid checksum that no version of Spark Ledger writes: another program
+    wrote them, or they contradict themselves."""
 
     error_class, sql_state = "LEDGER_TOPIC.BAD_ENTRY", "22000"
     remedy = "Read on with onBadEntry=skip, or look at the bytes with onBadEntry=raw."
@@ -388,7 +388,7 @@ class CommitContended(LedgerError):
 
 
 class TxnConflict(LedgerError):
-    """What the commit was planned on has changed. Nothing was committed."""
+    """The state that the commit was planned on has changed. Nothing was committed."""
 
     error_class, sql_state = "LEDGER_TXN.CONFLICT", "40001"
     remedy = "Look at the topic as it is now and plan again."
@@ -405,8 +405,9 @@ class TopicTerminated(LedgerError):
 
 
 class CommitOverTooManyTopics(LedgerError):
-    """One commit holds all topics of a batch or none: there is a limit. No row was written; the
-    topics that its tasks had made by then are there, empty, and the error of a write names them."""
+    """One commit holds all topics of a batch or no topic, so their number has a limit. No row was
+    written; topics that the batch's tasks had already made stay, empty, and the error of the write
+    names them."""
 
     error_class, sql_state = "LEDGER_OPTION.TOO_MANY_TOPICS", "54000"
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
@@ -451,42 +452,43 @@ class SubscriptionBusy(LedgerError):
     error_class, sql_state = "LEDGER_SUBSCRIPTION.BUSY", "55006"
     remedy = (
         "Stop what uses it, or choose another name; a query that reads a topic twice needs two."
-        " A query that was killed keeps it for some minutes, unless it is taken from it:"
+        " A query that was killed keeps it for some minutes, unless you take it from the query:"
         " spark-ledger subscription seek TOPIC NAME --to here --force."
     )
 
 
-# -- the error of ours behind one of Spark's ---------------------------------------------------
+# -- our error behind one of Spark's -----------------------------------------------------------
 
 _OURS = re.compile(r"\[LEDGER(?:_[A-Z]+)*(?:\.[A-Z_]+)?\] [^\n]*")
 _STACKS = ("_stackTrace", "_stacktrace")
-"""Where PySpark's exceptions keep the text of the JVM's, with all its causes; so do Connect's."""
+"""The attributes in which PySpark's exceptions (and Spark Connect's) keep the text of the JVM's
+exception, with all its causes."""
 
 
 def cause_of(error: object) -> str | None:
     """The first `[LEDGER_...] what is wrong. What to do.` in an exception of Spark's, in its causes
-    or in a text; None if there is none. (Delta's sink wraps what a task failed of: ours is in the
-    cause of Spark's error only, which Python's text of it does not show.)
+    or in a text; None without such a line. (Delta's sink wraps the error of a task: our error is
+    then only in the cause of Spark's error, and Python's text of that error does not show it.)
 
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
             print(spark_ledger.cause_of(error) or error)
     """
-    for text in _told(error):
-        found = _OURS.search(text)
-        if found is not None:
-            return found[0].strip()
+    for text in _texts_of(error):
+        match = _OURS.search(text)
+        if match is not None:
+            return match[0].strip()
     return None
 
 
-def _told(error: object) -> list[str]:
-    """What it says, and what the errors say that caused it."""
+def _texts_of(error: object) -> list[str]:
+    """The texts of the error, and of the errors that caused it."""
     seen: list[object] = []
-    said: list[str] = []
-    while error is not None and not any(error is one for one in seen):
+    texts: list[str] = []
+    while error is not None and not any(error is earlier for earlier in seen):
         seen.append(error)
         kept = (getattr(error, name, None) for name in _STACKS)
-        said += [str(error), *(text for text in kept if isinstance(text, str))]
+        texts += [str(error), *(text for text in kept if isinstance(text, str))]
         error = getattr(error, "_cause", None) or getattr(error, "__cause__", None)
-    return said
+    return texts

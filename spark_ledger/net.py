@@ -6,8 +6,8 @@ Always true:
   and connections that it makes itself, have the rest: a client that opens connections and leaves
   them idle costs other clients their connections, never the process its disk or its store.
 
-A connection's descriptor is the lowest number that is free, so a number says how many are in use at
-least, and nothing has to be counted.
+A connection gets the lowest free number as its descriptor. So the number is a lower bound of the
+descriptors in use, and nothing has to be counted.
 """
 
 import asyncio
@@ -23,14 +23,15 @@ from contextlib import suppress
 PORT_MAX = 65535
 BACKLOG = 256
 DESCRIPTORS_MAX = 1 << 20
-"""A limit is raised so far at most: some systems set none, and some kernels refuse more."""
+"""The highest limit that a process sets for itself: some systems have no limit, and some kernels
+refuse a higher one."""
 _DESCRIPTORS = DESCRIPTORS_MAX, 65_536, 10_240
 ACCEPT_SHARE = 0.8
 FILES_SHARE_MAX = 0.5
 AGAIN_S = 0.5
 SAY_EVERY_S = 60.0
 _ACCEPTS_MAX = 100
-"""So many connections are taken before the loop turns to other work."""
+"""Connections that are taken before the loop turns to other work."""
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]")
 _log = logging.getLogger(__name__)
 
@@ -39,13 +40,13 @@ _log = logging.getLogger(__name__)
 
 
 def is_host(text: str) -> bool:
-    """Whether it is a name, an IPv4 address, or an IPv6 address in brackets."""
+    """Whether the text is a host name, an IPv4 address, or an IPv6 address in brackets."""
     return _HOST.fullmatch(text) is not None
 
 
 def parse(text: str) -> tuple[str, int | None]:
-    """The host, without brackets, and the port of "host:port"; None of "host" alone. Raises
-    ValueError."""
+    """The host, without brackets, and the port of "host:port"; the port is None for "host" alone.
+    Raises ValueError."""
     if is_host(text):
         return text.strip("[]"), None
     host, _, port = text.rpartition(":")
@@ -63,18 +64,18 @@ def split(address: str) -> tuple[str, int]:
 
 
 def split_url(url: str) -> tuple[str, int]:
-    """As `split`, of "scheme://host:port"."""
+    """As `split`, for "scheme://host:port"."""
     return split(url.rpartition("://")[2].rstrip("/"))
 
 
 def host_of(address: str) -> str:
-    """The host, without brackets, of whatever was registered as host:port; "" where it has
+    """The host, without brackets, of a text that was registered as host:port; "" if it has
     none."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def bracketed(host: str) -> str:
-    """The host as it is written before a port; one in brackets stays as it is."""
+    """The host as it is written before a port; a host in brackets stays as it is."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -87,13 +88,13 @@ def join(host: str, port: int) -> str:
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether the process, or the machine, has no descriptor left: to be tried again."""
+    """Whether the process, or the machine, has no descriptor left: the caller may try again."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process have as many descriptors as the system allows it, DESCRIPTORS_MAX at most;
-    returns how many that are."""
+    """Raise this process's limit of descriptors as far as the system allows, to DESCRIPTORS_MAX at
+    most; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for most in _DESCRIPTORS if soft != resource.RLIM_INFINITY else ():
         limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
@@ -112,15 +113,15 @@ def descriptor_limit() -> int:
 
 
 def accepted_below(limit: int, files: int = 0) -> int:
-    """Connections are taken while a new one's descriptor is below this. `files`: so many at least
-    are kept for files, of half the limit."""
+    """The number below which a new connection's descriptor must be for more connections to be
+    taken. `files`: how many descriptors are kept for files at least, up to half of the limit."""
     kept = max(limit - int(limit * ACCEPT_SHARE), min(files, int(limit * FILES_SHARE_MAX)))
     return limit - kept
 
 
 class SaidSeldom:
-    """A warning that is logged once in SAY_EVERY_S, however often it holds. Any thread may say
-    it."""
+    """A warning that is logged once in SAY_EVERY_S, however often `warn` is called. Any thread may
+    call it."""
 
     def __init__(self) -> None:
         self._next_s = float("-inf")
@@ -132,8 +133,8 @@ class SaidSeldom:
 
 
 class Listener:
-    """Takes connections at `sockets`, which are bound, from `start` on, and hands each to
-    `accepted`, which owns it from then on. On one event loop."""
+    """Takes connections at the bound `sockets` from `start` on, and gives each to `accepted`, which
+    owns it from then on. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -153,8 +154,8 @@ class Listener:
         return bound
 
     def start(self) -> None:
-        """From now on; before it every attempt to connect is refused. Raises OSError where another
-        process listens by now."""
+        """Begin to listen; before this call every attempt to connect is refused. Raises OSError if
+        another process listens by now."""
         for sock in self._sockets:
             sock.listen(BACKLOG)
         self._go_on()
@@ -165,7 +166,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def close(self) -> None:
-        """Take no more, and give the address back."""
+        """Take no more connections, and give the address back."""
         if self._timer is not None:
             self._timer.cancel()
         for sock in self._sockets:
@@ -202,7 +203,7 @@ class Listener:
         self._timer = loop.call_later(AGAIN_S, self._look)
 
     def _look(self) -> None:
-        """Go on if there is room again."""
+        """Take connections again if descriptors are free again."""
         try:
             lowest_free = os.dup(self._sockets[0].fileno())
         except OSError:
@@ -218,14 +219,14 @@ class Listener:
 async def bound(host: str, port: int) -> list[socket.socket]:
     """Sockets that are bound to each address of the host (on one port, if `port` is 0). Raises
     OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(
+    addresses = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     made: list[socket.socket] = []
     try:
-        for family, *_, address in dict.fromkeys(found):
+        for family, *_, address in dict.fromkeys(addresses):
             at = (address[0], port or (made[0].getsockname()[1] if made else 0), *address[2:])
-            made.append(_bound(family, at, alone=len(found) == 1))
+            made.append(_bound(family, at, alone=len(addresses) == 1))
     except BaseException:
         for sock in made:
             sock.close()
@@ -234,7 +235,8 @@ async def bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[object, ...], *, alone: bool) -> socket.socket:
-    """`alone`: an address for all of IPv6 is one for IPv4 too."""
+    """A socket that is bound to the address. `alone`: it is the only one, so a socket for all IPv6
+    addresses also takes IPv4."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

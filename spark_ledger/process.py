@@ -1,11 +1,11 @@
-"""What a process has once: an event loop in a background thread, its connections to clusters
-(ZooKeeper for metadata, frames to the bookies), and whatever else it keeps in an `OncePerProcess`.
+"""Things that a process has once: an event loop in a background thread, its connections to clusters
+(ZooKeeper for metadata, frames to the bookies), and other values in an `OncePerProcess`.
 
-Always true: all of it belongs to the process that made it; after a fork the child makes its own,
-and nothing of the parent's is touched. The loop's thread is a daemon: it never keeps a process
-alive. A connection that could not be made is tried again at the next call. Once a client is closed
-(`Calls`) each of its calls that is under way ends at once with ClientClosed, in whatever thread it
-waits, and its work on the loop is cancelled; every later one says the same.
+Always true: all of them belong to the process that made them; after a fork the child makes its own
+and touches nothing of the parent. The loop's thread is a daemon: it never keeps a process alive. A
+connection that could not be made is tried again at the next call. Once a client is closed (`Calls`)
+each of its calls that is under way ends at once with ClientClosed, in whatever thread it waits, and
+its work on the loop is cancelled; every later call raises ClientClosed, too.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 ORPHANED = 5  # exit status, as a bookie's
-_forks = 0  # since this module was loaded, on the way to this process; each append compares it
+_forks = 0  # forks between the load of this module and this process; each append compares it
 _kept: "list[OncePerProcess[Any, Any]]" = []
 
 
@@ -43,18 +43,18 @@ class OncePerProcess(Generic[K, T]):
         _kept.append(self)
 
     def get(self, key: K, make: Callable[[], T], usable: Callable[[T], bool] = lambda _: True) -> T:
-        """What was made for the key while it is `usable`, else what `make` returns now. It takes
-        no lock for what is there: a signal's handler may ask."""
-        found = self._made.get(key)
-        if found is None or not usable(found):
+        """The value that was made for the key if it is `usable`, otherwise a new one from `make`.
+        For a value that is there it takes no lock: a signal handler may call it."""
+        value = self._made.get(key)
+        if value is None or not usable(value):
             with self._making:
-                found = self._made.get(key)
-                if found is None or not usable(found):
-                    found = self._made[key] = make()
-        return found
+                value = self._made.get(key)
+                if value is None or not usable(value):
+                    value = self._made[key] = make()
+        return value
 
     def values(self) -> list[T]:
-        """Those made so far."""
+        """The values made so far."""
         return list(self._made.values())
 
     def forget(self, unwanted: Callable[[T], bool]) -> list[T]:
@@ -64,7 +64,7 @@ class OncePerProcess(Generic[K, T]):
             return [self._made.pop(key) for key in keys]
 
     def forked(self) -> None:
-        """In a child: the parent may have held the lock."""
+        """Begin anew in a forked child: a thread of the parent may have held the lock."""
         self._making = threading.Lock()
         self._made = {}
 
@@ -109,7 +109,7 @@ class BackgroundLoop:
 
     @property
     def inherited(self) -> bool:
-        """Whether it is that of a process from which this one was forked."""
+        """Whether the loop belongs to a process from which this one was forked."""
         return self._forks != _forks
 
     def check_process(self) -> None:
@@ -137,7 +137,7 @@ class Calls:
         return self._background.loop
 
     def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """BackgroundLoop.run. Raises ClientClosed, too."""
+        """As BackgroundLoop.run. Also raises ClientClosed."""
         with self._lock:
             if self._closed:
                 coro.close()
@@ -158,7 +158,7 @@ class Calls:
                 self._under_way.pop(future, None)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> "Future[T]":
-        """BackgroundLoop.submit, also when closed: for what is given back."""
+        """As BackgroundLoop.submit, also after `close`: for work that gives resources back."""
         return self._background.submit(coro)
 
     def close(self) -> bool:
@@ -183,10 +183,10 @@ def background_loop() -> BackgroundLoop:
 
 
 def ledger_store(service_url: str | None = None, config: ClientConfig | None = None) -> LedgerStore:
-    """The process's LedgerStore of the cluster (None: as `config`, LEDGER_SERVICE_URL or the
-    default say).
+    """The process's LedgerStore of the cluster (None: that of `config`, LEDGER_SERVICE_URL or the
+    default).
 
-    It lives on `background_loop()`. Stores whose `outage_timeout_s` differs are two; the rest of
+    It belongs to `background_loop()`. Each `outage_timeout_s` has its own store; the rest of
     `config` counts for the first connection only. Raises BadConfig, Unavailable.
     """
     url = resolve_service_url(service_url, config)
@@ -197,9 +197,9 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
 async def connect(service_url: str, config: ClientConfig | None = None) -> LedgerStore:
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
-    Raises BadConfig for a malformed URL or a `placement` that is no function, Unavailable (naming
-    the URL) when ZooKeeper is unreachable or when there is no cluster at its root;
-    UnsupportedFormat when the cluster's record is damaged or of a later version.
+    Raises BadConfig for a malformed URL or a `placement` that is no function; Unavailable, which
+    names the URL, when ZooKeeper is unreachable or has no cluster at the root; UnsupportedFormat
+    when the cluster's record is damaged or of a later version.
     """
     from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.metadata import zookeeper
@@ -218,7 +218,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     try:
         await cluster_at(metadata, service_url)
         await directory.start()
-    except BaseException as failure:  # given up by the caller, too: the session must end
+    except BaseException as failure:  # also a cancellation by the caller: the session must end
         await metadata.close()
         if isinstance(failure, StoreError):
             text = f"the bookies of {service_url} cannot be listed: {failure!r}"
@@ -232,7 +232,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
 async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.Cluster:
     """The cluster at the root of the store that `service_url` names.
 
-    Raises Unavailable when there is none (an empty answer of such a store means nothing),
+    Raises Unavailable when no cluster is there (an empty answer of such a store means nothing),
     UnsupportedFormat when the cluster's record is damaged or of a later version, StoreError.
     """
     try:
@@ -248,8 +248,8 @@ async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.Clust
 
 
 def end_with_parent() -> None:
-    """End this process when its standard input is closed: the one that began it has gone. What is
-    under way is taken up by others."""
+    """End this process when its standard input is closed: the process that started it has gone.
+    Other processes take over the work that is under way."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):
