@@ -44,14 +44,14 @@ def _class_path(kind: str) -> str:
 
 
 def make() -> None:
-    """Make, side by side, the archives that are not there or do not fit; tell of one that cannot be
-    made: nothing needs it."""
+    """Make, side by side, the archives that are not there or do not fit. For one that cannot be
+    made print why, and go on: no test needs it."""
     kinds = [kind for kind in KINDS if not (archive(kind).exists() and _fits(kind))]
     started = {kind: _started(kind) for kind in kinds}
     for kind, process in started.items():
-        said, _ = process.communicate()
+        output, _ = process.communicate()
         if process.returncode:
-            print(f"{said}\nno archive of Spark's classes ({kind}): the tests take longer")
+            print(f"{output}\nno archive of Spark's classes ({kind}): the tests take longer")
 
 
 def _started(kind: str) -> "subprocess.Popen[str]":

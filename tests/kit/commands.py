@@ -165,8 +165,8 @@ def _send(way: int, number: int) -> None:
 
 
 def _serve(requests: socket.socket) -> list[str]:
-    """In a process that is to be a command: its arguments. Everywhere else it does not return."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for commands
+    """Returns only in a process that becomes a command: its arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no call waits for the ends of its children
     while True:
         request, fds, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, FDS)
         if not request:

@@ -1,5 +1,5 @@
-"""A real event loop whose clock a test puts forward: a limit of the product is over when the test
-says so, and however slow the machine is, never before."""
+"""A real event loop whose clock a test puts forward: a time limit of the product ends when the test
+decides, never before, however slow the machine is."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,11 +1,11 @@
-"""What a running bookie does in the background or over a connection, done here and now."""
+"""Work that a running bookie does in the background or over a connection, done at once."""
 
 from bookie_server.bookie import Bookie
 from bookie_server.serve.handler import respond
 
 
 async def handle_bytes(bookie: Bookie, method: str, request: bytes) -> bytes:
-    """Carry out the request of bookie.proto's `method`. Raises ValueError when there is none."""
+    """Carry out the request of bookie.proto's `method`. Raises ValueError for an unknown method."""
     reply = await respond(bookie, method, request)
     reply.sent()
     return reply.data

@@ -1,10 +1,10 @@
-"""What was promised of logs and what was read of them, and one judgement of both: the same in the
-simulation, after kills of real processes, and for the list of exactly-once cases.
+"""Promises about logs, reads of logs, and one judgement of both: the same in the simulation, after
+kills of real processes, and for the list of exactly-once cases.
 
-A *log* is whatever has places: a topic's rows (a place is partition and offset), a ledger's
-entries. A *promise* is a value that somebody was told is in it: acknowledged, or in a commit that
-returned. Values name what they are, so each is promised once. A *read* is what somebody was given,
-place by place.
+A *log* is anything with places: a topic's rows (a place is partition and offset), a ledger's
+entries. A *promise* is a value that a client knows to be in the log: it was acknowledged, or is in
+a commit that returned. Values are unique, so each is promised once. A *read* is the values that a
+reader got, place by place.
 
     history = History()
     history.promised("orders", "row 7", at=3.0, lane="k1")
@@ -12,11 +12,11 @@ place by place.
     history.check()
 
 What `check` requires, of each log:
-- *moved*: a place holds one value for ever, whoever was told of it or reads it, whenever;
-- *gap*: a whole read has every offset of a partition from its first (or from where it starts) on;
-- *lost*: a whole read has what was promised before it began, but what was let go;
+- *moved*: a place holds one value for ever, in every promise and every read;
+- *gap*: a whole read has every offset of a partition from its first (or from its start) on;
+- *lost*: a whole read has every value that was promised before it began and was not let go;
 - *doubled*: no read has a value at two places;
-- *unknown*: nothing is read that nobody wrote; what was written and not promised may be there;
+- *unknown*: every value read was promised or attempted; an attempted value may be there or not;
 - *order*: the values of a lane are in each partition in the order in which they were promised.
 """
 
@@ -29,11 +29,11 @@ from typing import Any
 NAMED_MAX = 5
 
 Place = tuple[Any, int]
-"""Partition and offset; of a ledger 0 and the entry id. Partitions of a log can be sorted."""
+"""Partition and offset; for a ledger 0 and the entry id. Partitions of a log can be sorted."""
 
 
 class HistoryBroken(AssertionError):
-    """`kind` is one of those above, `log` where it is."""
+    """`kind` is one of the kinds above, `log` the name of the log."""
 
     def __init__(self, kind: str, log: str, what: str) -> None:
         super().__init__(f"{log}: {kind}: {what}")
@@ -43,8 +43,8 @@ class HistoryBroken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """`place` is where it is, if that was told. Among the values of one `lane` order counts, by
-    `number`."""
+    """`place`: the value's place, if the client learned it. Among the values of one `lane` order
+    counts, by `number`."""
 
     at: float
     place: Place | None = None
@@ -54,7 +54,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`whole`: all that there is of the log was asked for; `start`: each partition begins there."""
+    """`whole`: the reader asked for the whole log; `start`: each partition begins there."""
 
     rows: Mapping[Place, Hashable]
     begun: float
@@ -71,7 +71,7 @@ class _Log:
 
 
 class History:
-    """Of any number of logs, by name. Times are of one clock, whichever."""
+    """The history of any number of logs, by name. All times are of one clock."""
 
     def __init__(self) -> None:
         self._logs: dict[str, _Log] = {}
@@ -85,16 +85,17 @@ class History:
         place: Place | None = None,
         lane: Hashable = None,
     ) -> None:
-        """Somebody was told that the value is in the log: it is the next one of its lane."""
+        """Note that a client knows that the value is in the log: it is the next one of its
+        lane."""
         promises = self._log(log).promises
         promises[value] = Promise(at, place, lane, len(promises))
 
     def attempted(self, log: str, values: Iterable[Hashable]) -> None:
-        """Nobody was told what became of them: each may be there, once, or not."""
+        """Note values whose outcome no client knows: each may be there, once, or not."""
         self._log(log).attempted.update(dict.fromkeys(values))
 
     def let_go(self, log: str, values: Iterable[Hashable]) -> None:
-        """Trimmed, replaced or deleted: a read may lack them."""
+        """Note values that were trimmed, replaced or deleted: a read may lack them."""
         self._log(log).gone.update(dict.fromkeys(values))
 
     def read(
@@ -106,14 +107,14 @@ class History:
         whole: bool = True,
         start: int | None = None,
     ) -> None:
-        """Somebody who asked at `begun` was given these. Raises HistoryBroken for a place that
-        was given twice."""
-        found: dict[Place, Hashable] = {}
+        """Note the rows that a reader got, which asked at `begun`. Raises HistoryBroken for a place
+        that was given twice."""
+        values: dict[Place, Hashable] = {}
         for place, value in rows:
-            if place in found:
+            if place in values:
                 raise HistoryBroken("doubled", log, f"{place} was given twice in one read")
-            found[place] = value
-        self._log(log).reads.append(Read(found, begun, whole, start))
+            values[place] = value
+        self._log(log).reads.append(Read(values, begun, whole, start))
 
     def check(self) -> None:
         """Raises HistoryBroken for the first thing that is wrong."""
@@ -135,8 +136,8 @@ def _check_places(name: str, log: _Log) -> None:
         for place, value in read.rows.items():
             was = first.setdefault(place, value)
             if was != value:
-                told = f"{place} held {shown(was)}, and then {shown(value)}"
-                raise HistoryBroken("moved", name, told)
+                what = f"{place} held {shown(was)}, and then {shown(value)}"
+                raise HistoryBroken("moved", name, what)
 
 
 def _check_values(name: str, log: _Log, read: Read) -> None:
@@ -174,9 +175,9 @@ def _check_dense(name: str, read: Read) -> None:
     before: Place | None = None
     for place in sorted(read.rows):
         first = before is None or before[0] != place[0]
-        wanted = read.start if first else before[1] + 1  # type: ignore[index]
-        if wanted is not None and place[1] != wanted:
-            raise HistoryBroken("gap", name, f"{place} comes where offset {wanted} belongs")
+        due = read.start if first else before[1] + 1  # type: ignore[index]
+        if due is not None and place[1] != due:
+            raise HistoryBroken("gap", name, f"{place} comes where offset {due} belongs")
         before = place
 
 

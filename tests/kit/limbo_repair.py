@@ -10,7 +10,7 @@ from spark_ledger.repair.limbo import Repaired, repair_known
 async def repair(
     ledgers: LedgerStore, ledger_id: int, bookie_ids: Sequence[str], password: bytes = b""
 ) -> list[Repaired]:
-    """Close the ledger, then bring its copies on these bookies back and clear it there; where it
-    is not in limbo nothing is compared. Raises what LedgerStore.recover raises."""
-    known = await ledgers.recover(ledger_id, password=password)
-    return await repair_known(ledgers, known, bookie_ids, derive(password), everything=False)
+    """Close the ledger, then bring its copies on these bookies back and clear its limbo there; a
+    bookie where it is not in limbo is not compared. Raises what LedgerStore.recover raises."""
+    closed = await ledgers.recover(ledger_id, password=password)
+    return await repair_known(ledgers, closed, bookie_ids, derive(password), everything=False)

@@ -1,4 +1,4 @@
-"""The ports of brokers, without a network: who commits past live segments asks through here."""
+"""The ports of brokers, without a network, for committers that commit past live segments."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ DELAY_S = 0.001
 
 
 class Transport:
-    """To a committer: `answer` is what is written to it."""
+    """The transport to a committer: `answer` is the bytes written to it."""
 
     def __init__(self):
         self.answer = asyncio.get_running_loop().create_future()
@@ -18,12 +18,13 @@ class Transport:
         self.answer.set_result(data)
 
     def close(self):
-        """It was open for too long."""
+        """End the connection: it was open for too long."""
         self.connection.connection_lost(None)
 
 
 class OwnerCalls:
-    """`brokers`: by URL who answers there, as a Broker does; at other URLs nobody listens."""
+    """`brokers`: by URL, the object that answers there as a Broker does; at other URLs no process
+    listens."""
 
     def __init__(self):
         self.brokers = {}
@@ -32,7 +33,7 @@ class OwnerCalls:
     async def ask(self, url, request):
         await asyncio.sleep(DELAY_S)
         if url not in self.brokers:
-            raise ConnectionRefusedError(f"nobody listens at {url}")
+            raise ConnectionRefusedError(f"no process listens at {url}")
         self.asked.append(decode_request(request)[0])
         transport = Transport()
         made = transport.connection = CommitterConnection(self.brokers[url], transport)

@@ -29,12 +29,12 @@ def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> boo
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on."""
+    """The pids of a process's children, of their children and so on."""
     parents = {child: parent for child, parent, _ in _all()}
-    found = [pid]
-    for ancestor in found:
-        found += [child for child, parent in sorted(parents.items()) if parent == ancestor]
-    return found[1:]
+    family = [pid]
+    for ancestor in family:
+        family += [child for child, parent in sorted(parents.items()) if parent == ancestor]
+    return family[1:]
 
 
 def alive(pids: Iterable[int]) -> list[int]:
@@ -45,12 +45,12 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 def _all() -> list[tuple[int, int, str]]:
     """(pid, parent's pid, state) of every process."""
-    found = []
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text(errors="replace")
         except OSError:
             continue  # it has just ended
         state, parent = text.rpartition(")")[2].split()[:2]
-        found.append((int(stat.parent.name), int(parent), state))
-    return found
+        processes.append((int(stat.parent.name), int(parent), state))
+    return processes

@@ -24,16 +24,16 @@ class Message:
 message = Message
 
 
-def _say(said, one: Message) -> None:
-    if one.key is not None:
-        said.partition_key = one.key
-        said.partition_key_b64_encoded = one.base64
-    if one.event_ms:
-        said.event_time = one.event_ms
-    if one.value is None:
-        said.null_value = True
-    for key, value in one.properties.items():
-        said.properties.add(key=key, value=value)
+def _fill(metadata, message: Message) -> None:
+    if message.key is not None:
+        metadata.partition_key = message.key
+        metadata.partition_key_b64_encoded = message.base64
+    if message.event_ms:
+        metadata.event_time = message.event_ms
+    if message.value is None:
+        metadata.null_value = True
+    for key, value in message.properties.items():
+        metadata.properties.add(key=key, value=value)
 
 
 def batch_of(
@@ -44,28 +44,28 @@ def batch_of(
     publish_ms: int = 1,
     compression: int = 0,
     compress: Callable[[bytes], bytes] = bytes,
-    says: int | None = None,
+    count: int | None = None,
     uncompressed: int | None = None,
     encrypted: bool = False,
     names_highest: bool = True,
 ) -> bytes:
-    """A batch of these messages; `says` how many it says it has. `names_highest`: as Java's client,
-    not as the one in C++."""
+    """A batch of these messages; `count`: the number of messages in its metadata, if it is another.
+    `names_highest`: as Java's client, not as the one in C++."""
     parts = []
-    for i, one in enumerate(messages):
-        said = SingleMessageMetadata(
-            payload_size=len(one.value or b""), sequence_id=sequence_id + i
+    for i, message in enumerate(messages):
+        single = SingleMessageMetadata(
+            payload_size=len(message.value or b""), sequence_id=sequence_id + i
         )
-        _say(said, one)
-        head = said.SerializeToString()
-        parts += [struct.pack(">I", len(head)), head, one.value or b""]
+        _fill(single, message)
+        head = single.SerializeToString()
+        parts += [struct.pack(">I", len(head)), head, message.value or b""]
     payload = b"".join(parts)
     metadata = MessageMetadata(
         producer_name=producer,
         sequence_id=sequence_id,
         highest_sequence_id=sequence_id + len(messages) - 1 if names_highest else None,
         publish_time=publish_ms,
-        num_messages_in_batch=len(messages) if says is None else says,
+        num_messages_in_batch=len(messages) if count is None else count,
         compression=compression,
         uncompressed_size=len(payload) if uncompressed is None else uncompressed,
         encryption_keys=[b"k"] if encrypted else [],
@@ -73,13 +73,15 @@ def batch_of(
     return built(metadata, compress(payload))
 
 
-def lone(one: Message, *, producer: str = "p", sequence_id: int = 0, publish_ms: int = 1) -> bytes:
+def lone(
+    message: Message, *, producer: str = "p", sequence_id: int = 0, publish_ms: int = 1
+) -> bytes:
     """A message that was sent by itself, without batching."""
     metadata = MessageMetadata(
         producer_name=producer, sequence_id=sequence_id, publish_time=publish_ms
     )
-    _say(metadata, one)
-    return built(metadata, one.value or b"")
+    _fill(metadata, message)
+    return built(metadata, message.value or b"")
 
 
 def chunked(
@@ -93,10 +95,10 @@ def chunked(
     compression: int = 0,
     compress: Callable[[bytes], bytes] = bytes,
 ) -> list[bytes]:
-    """A message in so many chunks."""
+    """A message in `chunks` chunks."""
     payload = compress(value)
     size = -(-len(payload) // chunks)
-    found = []
+    entries = []
     for i in range(chunks):
         metadata = MessageMetadata(
             producer_name=producer,
@@ -111,25 +113,25 @@ def chunked(
         )
         if key is not None:
             metadata.partition_key = key
-        found.append(built(metadata, payload[i * size : (i + 1) * size]))
-    return found
+        entries.append(built(metadata, payload[i * size : (i + 1) * size]))
+    return entries
 
 
 def whole_of(chunks: Sequence[bytes]) -> bytes:
-    """A chunked message as brokers stored it before each chunk had an offset: as one."""
-    sized = (struct.pack(">I", len(one)) + one for one in chunks)
+    """A chunked message as brokers stored it before each chunk had an offset: as one entry."""
+    sized = (struct.pack(">I", len(chunk)) + chunk for chunk in chunks)
     return b"\x0e\x43" + b"".join(sized)
 
 
 def decode_entry(
     payload: bytes, header: Header, columns: Collection[str] | None = None
 ) -> tuple[pa.RecordBatch, Longs]:
-    """All rows of an entry of batches that is one part, and when each was published. Raises why
-    one cannot be decoded."""
+    """All rows of an entry of batches that is one part, and when each was published. Raises the
+    error of a part that cannot be decoded."""
     body = memoryview(payload)[header.body_at :]
     parts = list(parts_of(unframed(body, header.rows), (0, header.rows), columns))
     for part in parts:
         if isinstance(part, BadBatch):
             raise part.why
-    ((found, times, _),) = parts
-    return found, times
+    ((rows, times, _),) = parts
+    return rows, times

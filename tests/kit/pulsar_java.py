@@ -1,6 +1,6 @@
 """Pulsar's Java client: its jars, and programs of one file that use it.
 
-    python -m tests.kit.pulsar_java         fetch the jars now; says in one line what is missing
+    python -m tests.kit.pulsar_java         fetch the jars now; prints in one line what is missing
 
 Java runs such a file as it is; nothing is built.
 """
@@ -18,7 +18,8 @@ TIMEOUT_S = 180
 
 
 def run(program: Path, *arguments: str) -> str:
-    """What it printed. Raises JarsMissing, and AssertionError with what it said of its failure."""
+    """The output of the program. Raises JarsMissing, and AssertionError with the end of its
+    standard error if it fails."""
     classes = ":".join(map(str, jars_of(CLIENT)))
     command = [find_java(), *QUICK_START, "-cp", classes, str(program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -13,7 +13,7 @@ from tests.kit.rows import Rows, parts_of
 
 
 async def as_planned(_: ReadTask, error: errors.NoSuchLedger | errors.RowsLost) -> ReadTask:
-    """For a caller who has no other task to go on with: the error is raised."""
+    """For a caller that has no other task to go on with: raises the error."""
     raise error
 
 

@@ -1,7 +1,7 @@
-"""What every MetadataStore must do, as tests that run over any of them.
+"""The contract of every MetadataStore, as tests that run over any of them.
 
 `CONTRACT` maps a sentence to an async test. A test takes `open_store`, which opens one more
-session on the same, empty store; whoever opened it closes it. Run over ZooKeeper in
+session on the same, empty store; the test closes it. The tests run over ZooKeeper in
 tests/integration, and over the simulated store in tests/simulation.
 """
 
@@ -56,8 +56,8 @@ class Bell:
 async def a_created_node_is_read_back_at_version_0(open_store: OpenStore) -> None:
     store = await open_store()
     await store.create("/a", b"one")
-    found = await store.get("/a")
-    assert (found.value, found.version, found.owner) == (b"one", 0, 0)
+    node = await store.get("/a")
+    assert (node.value, node.version, node.owner) == (b"one", 0, 0)
     await store.close()
 
 
@@ -69,8 +69,9 @@ async def many_nodes_are_read_at_once_and_those_that_are_not_there_are_none(
     await store.create("/a", b"one")
     await store.create("/b", b"two")
     await store.set("/b", b"three", 0)
-    found = await store.get_many(["/b", "/missing", "/a"])
-    assert [one and (one.value, one.version) for one in found] == [(b"three", 1), None, (b"one", 0)]
+    nodes = await store.get_many(["/b", "/missing", "/a"])
+    got = [node and (node.value, node.version) for node in nodes]
+    assert got == [(b"three", 1), None, (b"one", 0)]
     assert await store.get_many([]) == []
     await store.close()
 
@@ -308,9 +309,9 @@ async def an_ephemeral_node_names_its_session_and_goes_with_it(open_store: OpenS
     await owner.create("/bookies/one", b"", ephemeral=True, parents=True)
     bell = Bell()
     await other.sync()
-    found = await other.get("/bookies/one", bell)
-    assert found.owner == owner.session_id != 0
-    assert found.owner != other.session_id
+    node = await other.get("/bookies/one", bell)
+    assert node.owner == owner.session_id != 0
+    assert node.owner != other.session_id
     await owner.close()
     await bell.rung()
     await other.sync()

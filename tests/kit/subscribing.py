@@ -1,4 +1,4 @@
-"""A consumer of an owned topic, for tests of where a subscription is and who uses it."""
+"""A consumer of an owned topic, for tests of the position and the users of a subscription."""
 
 import asyncio
 from types import SimpleNamespace

@@ -499,7 +499,7 @@ def undecodable(which):
         "zeros": (built(alone, zeros), "136314880 bytes, decompressed"),
         "size": (batch_of(few, sequence_id=1, compression=1, uncompressed=9 << 20), "cannot be"),
         "noise": (noise, "first message"),
-        "count": (batch_of(few, sequence_id=1, says=40), "cannot have 40 messages"),
+        "count": (batch_of(few, sequence_id=1, count=40), "cannot have 40 messages"),
         "nothing declared": (compressed(2, zlib.compress(b"data")), "declares 0"),
         "0 declared": (compressed(2, zlib.compress(b"data"), uncompressed_size=0), "declares 0"),
         "snappy": (

@@ -60,7 +60,7 @@ NOISE = built(
     random.Random(1).randbytes(60),
 )
 UNKNOWN_CODEC = batch_of([message(b"v")] * 3, compression=9)
-COUNTS = batch_of([message(b"v")] * 2, says=3)
+COUNTS = batch_of([message(b"v")] * 2, count=3)
 ENCRYPTED = batch_of([message(b"v")] * 3, encrypted=True)
 BOMB = batch_of(
     [message(b"v")] * 3,

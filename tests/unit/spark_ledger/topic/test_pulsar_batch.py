@@ -321,8 +321,8 @@ def test_a_damaged_batch_is_refused(damage):
 @pytest.mark.parametrize(
     "batch",
     [
-        batch_of([message(b"v")], says=2),
-        batch_of([message(b"v"), message(b"w")], says=1),
+        batch_of([message(b"v")], count=2),
+        batch_of([message(b"v"), message(b"w")], count=1),
         batch_of([message(b"v")], compression=3, compress=lambda data: b"no zstd"),
         batch_of([message(b"v")], compression=2, compress=lambda data: zlib.compress(data + b"x")),
         batch_of([message(b"v")], compression=9),
@@ -359,7 +359,7 @@ def test_the_last_sequence_id_of_a_batch_is_that_of_its_last_message(codec, name
 
 def test_a_batch_that_cannot_be_read_has_the_sequence_id_that_it_names():
     for batch in (
-        batch_of([message(b"a"), message(b"b")], sequence_id=7, names_highest=False, says=900),
+        batch_of([message(b"a"), message(b"b")], sequence_id=7, names_highest=False, count=900),
         batch_of([message(b"a")] * 2, sequence_id=7, names_highest=False, encrypted=True),
     ):
         assert pulsar_batch.parse(batch).last_sequence_id == 7

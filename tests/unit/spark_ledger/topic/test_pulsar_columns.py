@@ -205,8 +205,8 @@ def test_a_value_that_looks_like_messages_is_a_value():
 
 
 def test_a_batch_that_ends_within_a_message_is_damaged_although_the_next_goes_on_there():
-    whole = batch_of([message(b"v%d" % i) for i in range(200)], says=199)
-    more = batch_of([message(b"w")], says=2)
+    whole = batch_of([message(b"v%d" % i) for i in range(200)], count=199)
+    more = batch_of([message(b"w")], count=2)
     with pytest.raises(errors.UnsupportedFormat):
         pulsar_columns.decoded([pulsar_batch.parse(whole), pulsar_batch.parse(more)])
 
