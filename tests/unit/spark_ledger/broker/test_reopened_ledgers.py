@@ -177,7 +177,7 @@ def test_an_entry_is_no_row_where_the_log_would_have_it_at_another_offset():
         wrong = replace(live, base=live.base - 1)
         rows = LiveRows(wrong, wrong.base, wrong.base + 6, 4, 6)
         task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
-        with pytest.raises(errors.UnsupportedFormat, match="log says otherwise"):
+        with pytest.raises(errors.UnsupportedFormat, match="topic's log records"):
             await read(stage.client, task)
         await owner.writer.close()
 
