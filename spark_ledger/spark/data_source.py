@@ -1,5 +1,5 @@
-"""format("ledger"): where Spark enters. Everything behind it is imported when it is needed, for
-this file is imported by every session that looks for any Python source."""
+"""format("ledger"): the entry point for Spark. It imports all else at first use, as every session
+that looks for any Python source imports this file."""
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -24,8 +24,8 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        """For a reader that declares no columns: by the options alone (those of a listing too) or,
-        where a payload is columns of its own, by the schemas registered on the topics. Raises
+        """The columns of a reader that declares none: by the options alone (also for a listing) or,
+        if a payload has columns of its own, by the schemas registered for the topics. Raises
         LEDGER_OPTION.*; SchemaNotRegistered, SchemaIncompatible, TopicNotFound, Unavailable."""
         set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options

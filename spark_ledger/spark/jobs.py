@@ -3,12 +3,12 @@
     spark_ledger.compact(spark, "flights")      merges the small segments of a topic
     spark-ledger ledger audit --spark           checks every ledger
 
-Always true: what a merge is, is topic/upkeep/compactor.py's: the driver plans and commits, tasks
-read and write. A commit takes what one attempt of each task wrote, as Spark hands it to the driver:
-what other attempts wrote, or all when the driver dies before its commit, is in no topic, under an
-intent that ends with the job or is condemned once its heartbeat stops; the janitor deletes it. An
-audit (repair/audit.py) changes nothing: the driver lists the ledgers and what topics refer to, each
-task checks some, and what they found is added up.
+Always true: topic/upkeep/compactor.py decides about merges: the driver plans and commits, tasks
+read and write. A commit takes the rows of one attempt of each task, as Spark hands them to the
+driver. Rows of other attempts, and all rows if the driver dies before its commit, are in no topic,
+under an intent that ends with the job or is condemned once its heartbeat stops; the janitor deletes
+them. An audit (repair/audit.py) changes nothing: the driver lists the ledgers and the references of
+topics, each task checks a part, and the driver adds up their findings.
 """
 
 import os
@@ -41,13 +41,13 @@ B = TypeVar("B")
 
 
 def run_each(spark: SparkSession, do: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """What `do` made of each item, in their order, by a Spark task for each. An item may be done
-    more than once; what is returned is of one attempt. Raises what Spark's job raises."""
+    """The results of `do` for the items, in their order, by a Spark task for each. An item may be
+    done more than once; its result is of one attempt. Raises the errors of Spark's job."""
     numbers = spark.range(0, len(items), 1, max(1, len(items)))  # one to a Spark task
     packed = [pickle.dumps(item) for item in items]
     made = numbers.mapInArrow(partial(_each, do, packed), "number LONG, made BINARY")
-    found = {row.number: row.made for row in made.collect()}
-    return [pickle.loads(found[number]) for number in range(len(items))]
+    by_number = {row.number: row.made for row in made.collect()}
+    return [pickle.loads(by_number[number]) for number in range(len(items))]
 
 
 def _each(
@@ -62,9 +62,9 @@ def _each(
 
 ROUND_BYTES = 8 << 30  # of rows merged by one commit
 TASK_BYTES = 64 << 20  # a Spark task reads and writes about so much, or one merge
-TASKS_MIN = 32  # while each has this much to do:
+TASKS_MIN = 32  # as long as each task has at least this much:
 TASK_BYTES_MIN = 4 << 20
-TASK_LEDGERS, TASK_LEDGERS_MIN = 1000, 16  # that a task of an audit checks
+TASK_LEDGERS, TASK_LEDGERS_MIN = 1000, 16  # a task of an audit checks so many
 
 Group = tuple[MergeTask, ...]
 
@@ -76,15 +76,15 @@ def compact(
     *,
     merged_bytes: int = MERGED_BYTES,
 ) -> Compacted:
-    """Merge the small segments that the topic has now into ones of about `merged_bytes` bytes, by
-    Spark tasks.
+    """Merge the small segments that the topic has now into segments of about `merged_bytes` bytes,
+    by Spark tasks.
 
     Rows keep offset, columns, timestamp and commit time; readers and writers go on meanwhile.
     Durable on return: every merge that the result counts. Each is one commit, so a job that ends
-    early leaves a valid topic, and the next one goes on. `service_url` None: LEDGER_SERVICE_URL,
+    early leaves a valid topic, and the next job goes on. `service_url` None: LEDGER_SERVICE_URL,
     else the default. Raises errors.OptionInvalid, errors.BadConfig, errors.TopicNotFound,
     errors.TopicNameInvalid, errors.TxnConflict (the topic is rearranged again and again),
-    errors.Unavailable; what reading and writing raise comes as the error of Spark's job.
+    errors.Unavailable; errors of reading and writing come as the error of Spark's job.
     """
     check_session(spark)
     url = resolve_service_url(service_url)
@@ -109,12 +109,12 @@ def run_tasks(
     do: Callable[[Group], list[Merged]],
     tasks: Sequence[MergeTask],
 ) -> list[Merged]:
-    """What `do` made of each task, in their order, by as many Spark tasks as there are groups."""
-    return [one for some in run_each(spark, do, grouped(tasks)) for one in some]
+    """The results of `do` for the tasks, in their order, by a Spark task for each group."""
+    return [merged for group in run_each(spark, do, grouped(tasks)) for merged in group]
 
 
 def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
-    """The tasks in their order, those together that one Spark task carries out."""
+    """The tasks in their order, grouped by the Spark task that carries them out."""
     total = sum(task.bytes for task in tasks)
     limit = min(TASK_BYTES, max(TASK_BYTES_MIN, total // TASKS_MIN))
     groups: list[list[MergeTask]] = []
@@ -133,7 +133,7 @@ def merge_group(service_url: str, topic: TopicInfo, intent: Intent, group: Group
     cluster = blocking.topics(service_url)
     with heartbeats(cluster, intent):
         made = [cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group]
-    return [one for some in made for one in some]
+    return [merged for part in made for merged in part]
 
 
 def audit(spark: SparkSession, service_url: str, *, deep: bool = False) -> Audit:
@@ -150,13 +150,13 @@ def audit(spark: SparkSession, service_url: str, *, deep: bool = False) -> Audit
             result.merge(part)
     except PySparkException as failure:
         raise Unavailable(
-            f"the Spark job of the audit failed: {_why(failure)}", "Spark's own log tells more."
+            f"the Spark job of the audit failed: {_why(failure)}", "Look into Spark's own log."
         ) from failure
     return result
 
 
 def session() -> SparkSession:
-    """The one that is active, else one as Spark's own configuration says. Raises BadConfig."""
+    """The active session, else one by Spark's own configuration. Raises BadConfig."""
     os.environ.setdefault("PYSPARK_PYTHON", worker_python())
     builder = SparkSession.builder.appName("spark-ledger ledger audit")
     try:
@@ -164,7 +164,7 @@ def session() -> SparkSession:
     except Exception as failure:
         raise BadConfig(
             f"Spark cannot be started: {_why(failure)}",
-            "It is started as SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS say, and needs"
+            "SPARK_HOME, SPARK_CONF_DIR and PYSPARK_SUBMIT_ARGS decide how it is started; it needs"
             " Java 17.",
         ) from failure
 
@@ -188,5 +188,5 @@ async def _survey(topics: TopicClient) -> tuple[list[int], Referred]:
 
 
 def _why(failure: Exception) -> str:
-    """What a task of ours said, if any did; else what Spark said first."""
+    """The message of the first error of ours in a task; without one, Spark's first line."""
     return cause_of(failure) or str(failure).strip().partition("\n")[0]

@@ -1,14 +1,13 @@
-"""A session of Spark that a caller hands over: checked, told of this format and of its SQL table
-functions, taken to threads.
+"""A session of Spark that a caller hands over: its check, the registration of this format and of
+its SQL table functions, its use in other threads.
 
     spark_ledger.sql_setup(spark)
     spark.sql("SELECT * FROM ledger_lag('flights') WHERE rowsBehind > 0")
     spark.sql("SELECT * FROM read_ledger(topic => 'flights', endingOffsets => 'latest')")
 
-Always true: the functions know the cluster that `sql_setup` was given; each runs as one task of
-Spark, for so Spark runs a table function. `read_ledger` hands rows over one by one: it is for a
-look at a topic; a table WITH options, one for each topic (docs/spark.md), is read by many tasks,
-column by column.
+Always true: the functions use the cluster that `sql_setup` got; each runs as one task of Spark, as
+Spark runs every table function. `read_ledger` hands rows over one by one: use it for a look at a
+topic. Many tasks read a table WITH options, one for each topic (docs/spark.md), column by column.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ READ = "read_ledger"
 
 
 def check_session(spark: object) -> None:
-    """Raises OptionInvalid for what is no session, of Spark itself or of Spark Connect."""
+    """Raises OptionInvalid unless `spark` is a session, of Spark itself or of Spark Connect."""
     if not isinstance(spark, SparkSession) and type(spark).__name__ != "SparkSession":
         raise OptionInvalid(
             f"spark is {spark!r}, no SparkSession", "Give the session: SparkSession.active()."
@@ -40,11 +39,10 @@ def check_session(spark: object) -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("ledger")` known to the session, where Spark does not find it by itself.
+    """Register `format("ledger")` in the session, if Spark does not find it by itself.
 
-    Spark looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON may have
-    made `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is no
-    session.
+    Spark looks for Python sources with the driver's Python, and PYSPARK_DRIVER_PYTHON may have made
+    that `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is not a session.
     """
     check_session(spark)
     from spark_ledger.spark.data_source import LedgerDataSource
@@ -55,9 +53,10 @@ def register(spark: SparkSession) -> None:
 def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., Any]:
     """`work`, to be called in another thread: `Thread(target=in_session(spark, work))`.
 
-    Spark looks for Python sources in the session that is active in the thread that writes, and a
-    new thread has none. The thread also knows the query of the foreachBatch that called this, so
-    that its writes follow the rule of a query's batch. Raises OptionInvalid for what is no session.
+    Spark looks for Python sources in the active session of the thread that writes, and a new thread
+    has no active session. The thread also gets the query of the foreachBatch that called this, so
+    that its writes follow the rule of a query's batch. Raises OptionInvalid if `spark` is not a
+    session.
     """
     check_session(spark)
 
@@ -68,8 +67,8 @@ def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., A
             of_java.setActiveSession(spark._jsparkSession)
         return work(*arguments, **named)
 
-    found: Callable[..., Any] = inheritable_thread_target(spark)(active)
-    return found
+    in_thread: Callable[..., Any] = inheritable_thread_target(spark)(active)
+    return in_thread
 
 
 def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
@@ -82,7 +81,7 @@ def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
     names = []
     for view in listings.VIEWS:
         columns = listings.schema_of(view).fields
-        schema = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in columns)
+        schema = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in columns)
         function = cast(
             UserDefinedTableFunction, arrow_udtf(_listing(url, view), returnType=schema)
         )
@@ -96,7 +95,7 @@ def _listing(url: str, view: str) -> type:
     topics_max = 0 if view == "bookies" else 1
 
     class Listing:
-        """The view of a topic, of all of them (or of the cluster) where none is named."""
+        """The view of a topic; of all topics (or of the cluster) if the call names none."""
 
         def eval(self, topic: pa.Array | None = None, *more: pa.Array) -> Iterator[pa.Table]:
             count = (topic is not None) + len(more)
@@ -115,19 +114,19 @@ def _listing(url: str, view: str) -> type:
 
 def _reading(url: str) -> type:
     class ReadLedger:
-        """A batch read; the arguments are its options, the first may be the topic by its place."""
+        """A batch read; the arguments are its options; the topic may come first, without a name."""
 
         @staticmethod
         def analyze(
             placed: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
         ) -> AnalyzeResult:
             arguments = _with_topic(placed, arguments)
-            given = {name: _constant(name, one) for name, one in arguments.items()}
+            given = {name: _constant(name, argument) for name, argument in arguments.items()}
             return AnalyzeResult(_source(url, given).schema())
 
         def eval(self, placed: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
             arguments = _with_topic(placed, arguments)
-            options = {name: as_given(one) for name, one in arguments.items()}
+            options = {name: as_given(argument) for name, argument in arguments.items()}
             zone, given = session_zone(), " ".join(options).lower()
             if zone is not None and "timestamp" in given and "timezone" not in given:
                 options["timeZone"] = zone
@@ -142,7 +141,7 @@ def _reading(url: str) -> type:
 
 
 def _with_topic(placed: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, with the one that was given by its place. Raises OptionConflict."""
+    """The arguments, with the topic that was given by its place. Raises OptionConflict."""
     if placed is None:
         return arguments
     if "topic" in arguments:

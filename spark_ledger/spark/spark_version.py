@@ -1,9 +1,9 @@
-"""What Spark 4.1 lacks of 4.2: a source cannot limit a micro-batch, nor say how far behind it is.
+"""What Spark 4.1 lacks of 4.2: a source cannot limit a micro-batch, nor report its lag.
 
-The only file that knows of a difference between versions; it looks for each thing itself, as
-vendors' versions have some of it. Always true: on 4.1 an option that needs admission control is
-refused, so no query reads more at once than it was told to; a micro-batch takes all there is. Spark
-4.1 runs availableNow as one micro-batch then, as it does Trigger.Once.
+The only file with differences between versions; it checks for each feature itself, as vendors'
+versions have some of them. Always true: on 4.1 an option that needs admission control is refused,
+so no query reads more at once than its options allow; a micro-batch takes all rows. Spark 4.1 then
+runs availableNow as one micro-batch, like Trigger.Once.
 """
 
 import inspect
@@ -33,7 +33,7 @@ except ModuleNotFoundError:
     ADMISSION_CONTROL = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """What a micro-batch takes; Spark 4.1 never sees one, and takes all there is."""
+        """The limit of a micro-batch; Spark 4.1 never sees one, and takes all rows."""
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Spark 4.1 does not look for it."""
@@ -57,7 +57,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def check_limits(given: Iterable[str]) -> None:
-    """Raises NewerSparkNeeded for options that limit micro-batches, where Spark cannot."""
+    """Raises NewerSparkNeeded for options that limit micro-batches, if Spark cannot."""
     for option in given:
         if not ADMISSION_CONTROL:
             raise NewerSparkNeeded(
@@ -68,7 +68,7 @@ def check_limits(given: Iterable[str]) -> None:
 
 
 def check_lag() -> None:
-    """Raises NewerSparkNeeded where a progress does not say how far a query is behind."""
+    """Raises NewerSparkNeeded if a progress does not have the lag of a query."""
     if not ADMISSION_CONTROL:
         raise NewerSparkNeeded(
             f"the progress of a query on Spark {pyspark.__version__} does not say how far it is"
@@ -78,21 +78,22 @@ def check_lag() -> None:
 
 
 def planned(partition: InputPartition | None) -> Any:
-    """What a partition was planned with; None for the one that Spark makes of an empty plan."""
+    """The value with which a partition was planned; None for the partition that Spark makes of an
+    empty plan."""
     return None if partition is None else partition.value
 
 
 def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
-    """The source's reader, of 4.2 (source.py), as this Spark calls one."""
+    """The source's reader for 4.2 (source.py), with the interface of this Spark."""
     return reader if ADMISSION_CONTROL else UnlimitedStreamReader(reader)
 
 
 class UnlimitedStreamReader(DataSourceStreamReader):
-    """The reader for Spark 4.1, which asks for the newest offset without saying where the query is.
+    """The reader for Spark 4.1, which asks for the newest offset without the query's position.
 
-    So it is remembered here: where the last planned micro-batch ends. A run that resumes is told by
-    a plan of nothing, from the newest offset of the checkpoint to the same: that is the first call
-    then, and no rows before it are known to be done.
+    So this reader remembers the end of the last planned micro-batch. A run that resumes first gets
+    the call for an empty plan, from the newest offset of the checkpoint to the same offset; before
+    that call the reader counts no rows as done.
     """
 
     def __init__(self, reader: DataSourceStreamReader) -> None:

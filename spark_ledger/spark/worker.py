@@ -1,5 +1,5 @@
 """Spark's Python processes: which Python they run, what they remember, what they do at their end.
-Imports nothing but the standard library: every session that looks for a Python source loads it."""
+Imports only the standard library: every session that looks for a Python source loads this file."""
 
 import gc
 import logging
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 LAUNCHER = "spark-ledger-python"
 RUNTIME_VARIABLE, WORKER = "SPARK_PYTHON_RUNTIME", "PYTHON_WORKER"
-"""By which Spark's JVM tells a process that it is a worker."""
+"""The variable, and its value, that Spark's JVM sets for a worker process."""
 ENTRIES_MAX = 2048  # of about a KiB each
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -27,22 +27,22 @@ _log = logging.getLogger(__name__)
 
 def worker_python() -> str:
     """The path of this interpreter for Spark's workers: `PYSPARK_PYTHON`, set before the session.
-    (Where `PYSPARK_DRIVER_PYTHON` is set, what Spark finds by itself runs that: set it too.)
+    (If `PYSPARK_DRIVER_PYTHON` is set, Spark looks for sources with that one: set it too.)
 
-    Where the package's launcher was installed beside the interpreter, it is the launcher: the same
-    Python, which loads PySpark from where pip unpacked and compiled it instead of from
+    If the package's launcher was installed beside the interpreter, the path is the launcher's: the
+    same Python, but it loads PySpark from the folder where pip unpacked and compiled it, not from
     `pyspark.zip`, which has no byte code. Every start of a worker, and so of a streaming query,
-    takes about a second less (docs/performance-trials.md). Elsewhere it is the interpreter itself.
+    takes about a second less (docs/performance-trials.md). Else it is the interpreter itself.
     """
     launcher = Path(sys.executable).parent / LAUNCHER
     return str(launcher) if os.access(launcher, os.X_OK) else sys.executable
 
 
-# -- what the garbage collector need not look at -------------------------------------------------
+# -- objects that the garbage collector need not visit -------------------------------------------
 
 
 class Moment(Enum):
-    """When things are set aside, each once in a process."""
+    """When objects are set aside, each moment once in a process."""
 
     LOADING = "this package's modules are about to be loaded"
     CONNECTED = "they are loaded, and a connection stands"
@@ -52,13 +52,13 @@ _past: dict[Moment, None] = {}
 
 
 def set_aside(moment: Moment) -> None:
-    """Leave out of all later collections what there is now; at once, without a collection: what
-    is garbage now stays, and that is the little that imports leave.
+    """Exclude all present objects from later collections; at once, without a collection: present
+    garbage stays, and imports leave little of it.
 
     Spark's daemon collects after each task of a worker that it will use again, and Python by itself
-    while a process loads its modules: every time all that was ever loaded is visited, 40 to 60 ms
-    for the 80,000 objects of PySpark and of this package, none of them garbage. Only in a process
-    of Spark's is anything set aside, never in a user's driver or another client.
+    while a process loads its modules. Each collection would visit all loaded objects: 40 to 60 ms
+    for the 80,000 objects of PySpark and of this package, none of them garbage. Objects are set
+    aside only in Spark's worker processes, never in a user's driver or another client.
     """
     if moment in _past or os.environ.get(RUNTIME_VARIABLE) != WORKER:
         return
@@ -70,8 +70,8 @@ def set_aside(moment: Moment) -> None:
 
 
 class TtlCache(Generic[K, V]):
-    """Each value for `seconds` since it was put, so that a thousand small tasks do not ask a
-    thousand times; of more than `entries_max` the oldest go first. For one thread."""
+    """Keeps each value for `seconds` after `put`, so that a thousand small tasks do not ask a
+    thousand times; beyond `entries_max` it evicts the oldest. For one thread."""
 
     def __init__(self, seconds: float, entries_max: int = ENTRIES_MAX) -> None:
         self._seconds = seconds
@@ -79,8 +79,8 @@ class TtlCache(Generic[K, V]):
         self._held: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        found = self._held.get(key)
-        return found[0] if found is not None and found[1] > time.monotonic() else None
+        held = self._held.get(key)
+        return held[0] if held is not None and held[1] > time.monotonic() else None
 
     def put(self, key: K, value: V) -> V:
         self._held.pop(key, None)
@@ -89,26 +89,26 @@ class TtlCache(Generic[K, V]):
             self._held.popitem(last=False)
         return value
 
-    def forget(self, which: Callable[[V], bool]) -> None:
-        """Give out none of these any more."""
-        for key in [key for key, (value, _) in self._held.items() if which(value)]:
+    def forget(self, is_meant: Callable[[V], bool]) -> None:
+        """Drop the values for which `is_meant` is true."""
+        for key in [key for key, (value, _) in self._held.items() if is_meant(value)]:
             del self._held[key]
 
 
 # -- its end ---------------------------------------------------------------------------------------
 
-_before: dict[Callable[[], None], int] = {}  # and by which process that is to be done
+_before: dict[Callable[[], None], int] = {}  # each with the id of the process that calls it
 
 
 def before_termination(do: Callable[[], None]) -> None:
-    """`do` it, once, in the main thread, wherever that is then, before this process ends by
-    SIGTERM: so Spark ends a source's process when its query stops. It may take no lock that this
-    thread holds elsewhere, and ends by itself in seconds.
+    """Call `do` once, in the main thread, wherever that is then, before this process ends by
+    SIGTERM: so Spark ends a source's process when its query stops. `do` must not take a lock that
+    this thread holds elsewhere, and must end by itself in seconds.
 
-    The process ends by the signal all the same, once that is done or has failed; the same signal
-    again changes nothing (Spark sends it twice, one right after the other). Where other code
-    handles the signal, or in a thread that may not, nothing is changed. A forked child has nothing
-    to do of what its parent has.
+    The process still ends by the signal, once `do` has ended or failed; the same signal again
+    changes nothing (Spark sends it twice, one right after the other). If other code handles the
+    signal, or in a thread that may not handle it, this does nothing. A forked child does not call
+    the functions of its parent.
     """
     if threading.current_thread() is not threading.main_thread():
         return

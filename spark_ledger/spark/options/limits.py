@@ -1,9 +1,9 @@
 """How much one micro-batch takes: rows, bytes, and when to wait for more. Pure.
 
-Always true: what is admitted is within the limits on rows and bytes together, or it is one row; it
-is never nothing while there is a backlog; each partition gets its share by backlog, and none waits
-for ever behind a larger one: every partition gets a row before any gets its share, those whose
-rows wait longest first. Holes count as nothing.
+Always true: the admitted rows are within the limits on rows and bytes together, or they are one
+row; there is at least a row while there is a backlog. Each partition gets a share by its backlog,
+and no partition waits for ever behind a larger one: each gets a row before any gets its share, the
+partition whose rows wait longest first. Holes count as nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,8 @@ CurveOf = Callable[[str, int, int, int], "Curve"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one micro-batch. None: no limit. `delay_ms_max` is how long `rows_min` may hold back."""
+    """The limits of a micro-batch. None: no limit. `rows_min` holds rows back for at most
+    `delay_ms_max`."""
 
     rows_max: int | None = None
     bytes_max: int | None = None
@@ -47,8 +48,8 @@ class Limits:
 
 
 def read_limit(limits: Limits) -> ReadLimit:
-    """What a source tells Spark. Spark hands one limit back, the source applies all; only when
-    Spark says ReadAllAvailable itself (Trigger.Once) none counts: see `obeyed`."""
+    """The limit that a source gives Spark. Spark hands this one back, and the source applies all;
+    only if Spark itself passes ReadAllAvailable (Trigger.Once), no limit counts: see `obeyed`."""
     if limits.rows_max is not None:
         return ReadMaxRows(limits.rows_max)
     if limits.bytes_max is not None:
@@ -63,8 +64,8 @@ def obeyed(limits: Limits, limit: ReadLimit) -> Limits:
 
 def holds_back(limits: Limits, backlog_rows: int, since_ms: int | None) -> bool:
     """Whether to wait for more rows: there are fewer than `rows_min`, and the last micro-batch was
-    given out less than the delay ago. `since_ms` is how long ago, None: none was in this run. Not
-    to be asked under availableNow."""
+    given out less than the delay ago, `since_ms` (None: this run gave out none). Do not call this
+    under availableNow."""
     if limits.rows_min is None or since_ms is None or since_ms >= limits.delay_ms_max:
         return False
     return backlog_rows < limits.rows_min
@@ -72,10 +73,10 @@ def holds_back(limits: Limits, backlog_rows: int, since_ms: int | None) -> bool:
 
 class Curve:
     """Rows and bytes of offsets [lo, hi) of a partition, as they add up from `lo`: straight lines
-    between `edges`, which are those of the segments. `since_ms` is when the first was committed."""
+    between `edges`, the edges of the segments. The first row was committed at `since_ms`."""
 
     def __init__(self, edges: Longs, rows: Longs, sizes: Longs, since_ms: int) -> None:
-        """`rows` and `sizes` up to each edge, not falling, 0 at the first."""
+        """`rows` and `sizes` are sums up to each edge; they never fall, and are 0 at the first."""
         self._edges = edges
         self._rows = rows
         self._bytes = sizes
@@ -83,7 +84,7 @@ class Curve:
 
     @classmethod
     def even(cls, lo: int, hi: int, size: int = 0, since_ms: int = NEVER_MS) -> "Curve":
-        """Of rows that take equally many of `size` bytes."""
+        """A curve of rows of equal size, `size` bytes together."""
         return cls(_longs(lo, hi), _longs(0, hi - lo), _longs(0, size), since_ms)
 
     @property
@@ -106,7 +107,7 @@ class Curve:
         return _along(offset, self._edges, self._rows)
 
     def bytes_to(self, offset: int) -> int:
-        """Rounded up inside a segment, exact at its edges."""
+        """The bytes up to the offset: rounded up inside a segment, exact at its edges."""
         return _along(offset, self._edges, self._bytes)
 
     def after_rows(self, offset: int, rows: int) -> int:
@@ -121,34 +122,37 @@ class Curve:
 def curve_of(
     held: PartitionState, lo: int, hi: int, read: Tables = UNREAD, *, live_bytes: int = 0
 ) -> Curve:
-    """Of what the partition holds in [lo, hi). Segments of chunks that are not in `read` count as
-    if their rows were of equal size. Offsets beyond the last commit are rows of the live segment
-    and take `live_bytes`."""
+    """The curve of the partition's rows in [lo, hi). Rows of segments in chunks that are not in
+    `read` count as equally large. Offsets beyond the last commit are rows of the live segment and
+    take `live_bytes`."""
     edges, rows, sizes, since = [_longs(lo)], [_longs(0)], [_longs(0)], NEVER_MS
     gone = min(hi, held.start_offset)
-    if lo < gone:  # no rows are there any more, and none of the limit is used for them
+    if lo < gone:  # these rows are gone, and use nothing of the limits
         edges.append(_longs(gone))
         rows.append(_longs(0))
         sizes.append(_longs(0))
-    for one in held.intervals.between(lo, min(hi, held.end_offset)):
-        table = read.get(one.source) if isinstance(one.source, Chunk) else one.source
-        some = _of_table(held.number, one, table, lo, hi) if table else _of_interval(one, lo, hi)
-        for whole, part in zip((edges, rows, sizes), some, strict=True):
+    for interval in held.intervals.between(lo, min(hi, held.end_offset)):
+        table = read.get(interval.source) if isinstance(interval.source, Chunk) else interval.source
+        parts = (
+            _of_table(held.number, interval, table, lo, hi)
+            if table
+            else _of_interval(interval, lo, hi)
+        )
+        for whole, part in zip((edges, rows, sizes), parts, strict=True):
             whole.append(part)
-        since = min(since, one.first_ms) if one.source is not None else since
+        since = min(since, interval.first_ms) if interval.source is not None else since
     if hi > held.end_offset:
         start = max(lo, held.end_offset)
         edges.append(_longs(hi))
         rows.append(_longs(hi - start))
         sizes.append(_longs(live_bytes))
-    row_sums, byte_sums = (np.cumsum(np.concatenate(some)) for some in (rows, sizes))
+    row_sums, byte_sums = (np.cumsum(np.concatenate(parts)) for parts in (rows, sizes))
     return Curve(np.concatenate(edges), row_sums, byte_sums, since)
 
 
 def admit(start: Positions, end: Positions, limits: Limits, curve_of: CurveOf) -> Positions:
-    """The end of a micro-batch that begins at `start`, where there is all up to `end`.
-
-    Within the limits on rows and bytes; the limit on fewest rows is not looked at (`holds_back`).
+    """The end of a micro-batch that begins at `start`, if there are rows up to `end`: within the
+    limits on rows and bytes. `holds_back` applies the limit on fewest rows.
     """
     if not limits.bounded:
         return end
@@ -166,7 +170,7 @@ def admit(start: Positions, end: Positions, limits: Limits, curve_of: CurveOf) -
 
 
 class _Admitted:
-    """What is given to each partition on the way to the limits."""
+    """The positions that partitions have reached on the way to the limits."""
 
     def __init__(self, curves: Mapping[Slot, Curve], limits: Limits) -> None:
         self._curves = curves
@@ -175,8 +179,9 @@ class _Admitted:
         self.positions = {slot: curve.lo for slot, curve in curves.items()}
 
     def give_each_a_row(self) -> None:
-        """Whose rows wait longest first, while they fit; the very first of all always. Of equally
-        long ones the partition with most rows left comes first, so that each has its turn."""
+        """Give a row to each partition, the one whose rows wait longest first, while they fit; to
+        the very first always. If rows wait equally long, the partition with most rows left comes
+        first, so that each has its turn."""
 
         def by_wait(slot: Slot) -> tuple[int, int, Slot]:
             curve = self._curves[slot]
@@ -193,7 +198,8 @@ class _Admitted:
                 given = True
 
     def share_the_rest(self) -> None:
-        """By what each still has, again while it is worth it: what one cannot use, another can."""
+        """Share rows and bytes by the partitions' remaining backlogs, and again while it is worth
+        it: one partition may use what another cannot."""
         open_ = list(self._curves)
         for _ in range(ROUNDS_MAX):
             open_ = [slot for slot in open_ if self.positions[slot] < self._curves[slot].hi]
@@ -227,8 +233,8 @@ class _Admitted:
 
 
 def _shared(whole: int, parts: Mapping[Slot, int]) -> dict[Slot, int]:
-    """`whole` by the size of the parts, none more than its part; what rounding leaves goes to the
-    largest remainders, then to the first slots."""
+    """`whole` divided in proportion to the parts, no share larger than its part; the rest of the
+    rounding goes to the largest remainders, then to the first slots."""
     total = sum(parts.values())
     if total <= whole:
         return dict(parts)
@@ -263,20 +269,20 @@ def _furthest(edges: Longs, sums: Longs, limit: int) -> int:
 
 
 def _of_table(
-    partition: int, one: Interval, table: SegmentTable, lo: int, hi: int
+    partition: int, interval: Interval, table: SegmentTable, lo: int, hi: int
 ) -> tuple[Longs, Longs, Longs]:
-    """The segments' ends in [lo, hi), with the rows and bytes of each that lie in there."""
-    lo, hi = max(lo, one.lo), min(hi, one.hi)
-    which = slice(*table.places(partition, lo, hi))
-    bases, held = table.bases[which], table.rows[which]
+    """The segments' ends in [lo, hi), with the rows and bytes that each has in that range."""
+    lo, hi = max(lo, interval.lo), min(hi, interval.hi)
+    segments = slice(*table.places(partition, lo, hi))
+    bases, held = table.bases[segments], table.rows[segments]
     ends = np.minimum(bases + held, hi)
     rows = ends - np.maximum(bases, lo)
-    return ends, rows, -(-table.sizes[which] * rows // held)
+    return ends, rows, -(-table.sizes[segments] * rows // held)
 
 
-def _of_interval(one: Interval, lo: int, hi: int) -> tuple[Longs, Longs, Longs]:
-    cut = one.cut(lo, hi)
-    rows = 0 if one.source is None else cut.hi - cut.lo
+def _of_interval(interval: Interval, lo: int, hi: int) -> tuple[Longs, Longs, Longs]:
+    cut = interval.cut(lo, hi)
+    rows = 0 if interval.source is None else cut.hi - cut.lo
     return _longs(cut.hi), _longs(rows), _longs(cut.bytes)
 
 

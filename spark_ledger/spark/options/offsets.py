@@ -1,15 +1,15 @@
-"""Offsets as Spark keeps them: encoded, decoded, checked against what the topics hold.
+"""Offsets as Spark keeps them: encoded, decoded, checked against the rows that the topics hold.
 
     {"_ids": {"flights": "<uuid>"}, "flights": {"0": 120, "1": 98}}
 
 An offset is the number of the next row of a partition (dense, 0-based, end exclusive: Kafka's
-shape and meaning). `_ids` says which topic was meant: a topic of the same name made later is
-another topic. `_commits`, of the same shape as the offset, has the token of the commit that made
-the last row before each offset, where it is known: a metadata store that was restored from an
-older backup gives that offset to another row. Always true: keys are sorted, so equal offsets are
-equal texts, which is how Spark compares them; positions name exactly the partitions that are read;
-no partition's end is below its start; a topic or partition that came after an offset was taken
-starts at its beginning.
+shape and meaning). `_ids` has the id of each topic: a topic of the same name made later is another
+topic. `_commits`, of the same shape as the offset, has the token of the commit that made the last
+row before each offset, if the source knows it: a metadata store that was restored from an older
+backup gives that offset to another row. Always true: keys are sorted, so equal offsets are equal
+texts, as Spark compares texts; positions name exactly the partitions that are read; no partition's
+end is below its start; a topic or partition that came after an offset was taken starts at its
+beginning.
 """
 
 import json
@@ -51,7 +51,7 @@ GO_ON = (
     " checkpoint."
 )
 
-OF_THE_DRIVER = "The time says no zone and is in the driver's: option timeZone names another."
+OF_THE_DRIVER = "The time has no zone and is in the driver's: option timeZone names another."
 GO_ON_WITHOUT = (
     "Set failOnDataLoss to false to go on without it (named again later, it is read from its"
     " beginning), or name it in subscribe again."
@@ -60,8 +60,8 @@ GO_ON_WITHOUT = (
 
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
-    """What a topic holds: rows `starts[p]` to `ends[p]` (exclusive) of each partition p. Of these
-    `assigned` are read, ascending; None: all."""
+    """The offsets that a topic holds: `starts[p]` to `ends[p]` (exclusive) of each partition p. The
+    partitions `assigned`, ascending, are read; None: all."""
 
     topic_id: str
     starts: tuple[int, ...]
@@ -70,7 +70,7 @@ class TopicEnds:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """Those that are read and there."""
+        """The partitions that are read and exist."""
         if self.assigned is None:
             return range(len(self.ends))
         return [p for p in self.assigned if p < len(self.ends)]
@@ -82,7 +82,7 @@ COMMITS = "_commits"
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Offsets [start, end) of a partition that were asked for and are kept no more."""
+    """Requested offsets [start, end) of a partition whose rows were removed."""
 
     topic: str
     partition: int
@@ -90,59 +90,64 @@ class Trimmed:
     end: int
 
 
-def encode(positions: Positions, known: Ends, tokens: Positions | None = None) -> dict[str, Any]:
-    """The offset as Spark stores it, with the ids of the topics, and the tokens that are known of
-    the commits which made the last rows before it."""
-    ids = {key_of(topic): known[topic].topic_id for topic in positions}
+def encode(
+    positions: Positions, topic_ends: Ends, tokens: Positions | None = None
+) -> dict[str, Any]:
+    """The offset as Spark stores it, with the ids of the topics, and the known tokens of the
+    commits that made the last rows before it."""
+    ids = {key_of(topic): topic_ends[topic].topic_id for topic in positions}
     offset: dict[str, Any] = {IDS: dict(sorted(ids.items()))}
     for topic, by_partition in positions.items():
         by_name = {str(p): next_row for p, next_row in by_partition.items()}
         offset[key_of(topic)] = dict(sorted(by_name.items()))
     if tokens:
         offset[COMMITS] = {
-            key_of(topic): dict(sorted((str(p), token) for p, token in some.items()))
-            for topic, some in sorted(tokens.items())
+            key_of(topic): dict(sorted((str(p), token) for p, token in by_partition.items()))
+            for topic, by_partition in sorted(tokens.items())
         }
     return dict(sorted(offset.items()))
 
 
 def tokens_of(offset: Mapping[str, Any]) -> Positions:
-    """The tokens that `encode` was given. Raises OffsetsMalformed."""
+    """The tokens of an offset that `encode` made. Raises OffsetsMalformed."""
     tokens = offset.get(COMMITS, {})
     if not isinstance(tokens, dict):
         raise OffsetsMalformed(f"{IN_CHECKPOINT} has {json.dumps(tokens)} for {COMMITS!r}")
-    return {topic: dict(some) for topic, some in split(tokens, IN_CHECKPOINT)[0].items()}
+    return {
+        topic: dict(by_partition) for topic, by_partition in split(tokens, IN_CHECKPOINT)[0].items()
+    }
 
 
 def tokens_kept(
     before: Positions, tokens: Positions, moved: Callable[[str, int], bool]
 ) -> Positions:
-    """The tokens of an offset: those of the offset before for partitions that did not move, so that
-    the same offset stays the same text."""
+    """The tokens of an offset; partitions that did not move keep those of the offset before, so
+    that the same offset stays the same text."""
     return {
         topic: {
             p: before.get(topic, {}).get(p, token) if not moved(topic, p) else token
-            for p, token in some.items()
+            for p, token in by_partition.items()
         }
-        for topic, some in tokens.items()
+        for topic, by_partition in tokens.items()
     }
 
 
 def decode(
-    offset: Mapping[str, Any], known: Ends, *, by_pattern: bool = False, lossy: bool = False
+    offset: Mapping[str, Any], topic_ends: Ends, *, by_pattern: bool = False, lossy: bool = False
 ) -> Positions:
     """An offset that this source once returned, or text like it, as positions.
 
-    Raises OffsetsMalformed, TopicRecreated. What it names and is not there or not read any more
-    is left out if `lossy` (the user accepts losses), else it raises PartitionRemoved for a
-    partition; for a topic OffsetsNotAssigned, or TopicDeleted if topics are read `by_pattern`.
+    Raises OffsetsMalformed, TopicRecreated. A topic or partition that it names, and that is gone or
+    no longer read, is left out if `lossy` (the user accepts losses). Else raises PartitionRemoved
+    for a partition; for a topic OffsetsNotAssigned, or TopicDeleted if topics are read
+    `by_pattern`.
     """
     offsets, ids = split(offset, IN_CHECKPOINT)
-    _check_ids(ids, known, IN_CHECKPOINT)
+    _check_ids(ids, topic_ends, IN_CHECKPOINT)
     for topic, named in () if lossy else offsets.items():
-        _check_still_read(topic, named, known.get(topic), by_pattern)
+        _check_still_read(topic, named, topic_ends.get(topic), by_pattern)
     positions: Positions = {}
-    for topic, ends in known.items():
+    for topic, ends in topic_ends.items():
         named = offsets.get(topic, {})
         positions[topic] = {p: named.get(p, ends.starts[p]) for p in ends.partitions}
         if any(at < 0 for at in named.values()):
@@ -151,43 +156,49 @@ def decode(
 
 
 def resolve(
-    place: ReadPosition, known: Ends, found: ByPartition | None = None, *, lossy: bool = False
+    place: ReadPosition,
+    topic_ends: Ends,
+    looked_up: ByPartition | None = None,
+    *,
+    lossy: bool = False,
 ) -> Positions:
-    """Where `place` is in the topics of `known`, which must have been read after the user could
-    know of it. `found` is for an AtTime what was looked up for `times_wanted` (partitions without
-    such a row left out), for an AtSubscription its positions (others start at their beginning).
-    An offset whose row is kept no more is an error, or the first that is kept if `lossy`.
+    """The positions of `place` in the topics of `topic_ends`; these ends must be read after the
+    user could know of the place. `looked_up` are, for an AtTime, the offsets found for
+    `times_wanted` (without partitions that have no such row); for an AtSubscription its positions
+    (other partitions start at their beginning). An offset whose row was removed is an error; if
+    `lossy`, the first offset that is kept takes its place.
 
     Raises OffsetsMalformed, OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated,
     TimestampNotFound.
     """
-    _check_assigned(known, place.option)
+    _check_assigned(topic_ends, place.option)
     if isinstance(place, Named):
-        return {topic: _at(place.at, ends) for topic, ends in known.items()}
+        return {topic: _at(place.at, ends) for topic, ends in topic_ends.items()}
     if isinstance(place, Explicit):
-        return _explicit(place, known, lossy)
-    assert found is not None, f"what {place.option} says is looked up first"
+        return _explicit(place, topic_ends, lossy)
+    assert looked_up is not None, f"the positions of {place.option} are looked up first"
     if isinstance(place, AtTime):
-        return _at_time(place, known, found)
+        return _at_time(place, topic_ends, looked_up)
     assert isinstance(place, AtSubscription), place
-    return _at_subscription(place, known, found)
+    return _at_subscription(place, topic_ends, looked_up)
 
 
-def times_wanted(place: AtTime, known: Ends) -> dict[str, dict[int, int]]:
+def times_wanted(place: AtTime, topic_ends: Ends) -> dict[str, dict[int, int]]:
     """The milliseconds to look up for each partition that is read. Raises OffsetsNotAssigned."""
     if place.every_ms is not None:
-        return {t: dict.fromkeys(ends.partitions, place.every_ms) for t, ends in known.items()}
+        return {t: dict.fromkeys(ends.partitions, place.every_ms) for t, ends in topic_ends.items()}
     named = place.by_partition or {}
-    _check_named(named, known, place.option)
-    return {t: {p: named[t][p] for p in ends.partitions} for t, ends in known.items()}
+    _check_named(named, topic_ends, place.option)
+    return {t: {p: named[t][p] for p in ends.partitions} for t, ends in topic_ends.items()}
 
 
 def rows_trimmed(lost: Sequence[Trimmed]) -> RowsTrimmed:
-    """The error that says so, with how many rows."""
-    rows = sum(one.end - one.start for one in lost)
+    """The error for these offsets, with the number of rows."""
+    rows = sum(part.end - part.start for part in lost)
     named = "; ".join(
-        f"offsets {one.start} to {one.end - 1} of partition {one.partition} of topic {one.topic!r}"
-        for one in lost[:8]
+        f"offsets {part.start} to {part.end - 1} of partition {part.partition} of topic"
+        f" {part.topic!r}"
+        for part in lost[:8]
     )
     more = "; ..." if len(lost) > 8 else ""
     return RowsTrimmed(f"{rows} rows to be read were removed: {named}{more}", rows=rows)
@@ -203,10 +214,12 @@ def check_order(start: Positions, end: Positions) -> None:
             )
 
 
-def check_within(positions: Positions, known: Ends, what: str, remedy: str | None = None) -> None:
+def check_within(
+    positions: Positions, topic_ends: Ends, what: str, remedy: str | None = None
+) -> None:
     """Raises OffsetsOutOfRange if any position is past the end of its partition."""
     for topic, partition, at in _each(positions):
-        end = known[topic].ends[partition]
+        end = topic_ends[topic].ends[partition]
         if at > end:
             raise OffsetsOutOfRange(
                 f"{what} is {at} for partition {partition} of topic {topic!r}, which ends at {end}",
@@ -214,37 +227,37 @@ def check_within(positions: Positions, known: Ends, what: str, remedy: str | Non
             )
 
 
-def within(start: Positions, known: Ends) -> bool:
+def within(start: Positions, topic_ends: Ends) -> bool:
     """Whether no position is past the end of its partition."""
     return all(
-        topic in known and p < len(known[topic].ends) and at <= known[topic].ends[p]
+        topic in topic_ends and p < len(topic_ends[topic].ends) and at <= topic_ends[topic].ends[p]
         for topic, p, at in _each(start)
     )
 
 
-def ends_of(known: Ends) -> Positions:
-    return {topic: _at(LATEST, ends) for topic, ends in known.items()}
+def ends_of(topic_ends: Ends) -> Positions:
+    return {topic: _at(LATEST, ends) for topic, ends in topic_ends.items()}
 
 
-def furthest(one: Positions, other: Positions) -> Positions:
-    """The later position of each partition of `one`."""
-    return _merged(one, other, max)
+def furthest(positions: Positions, other: Positions) -> Positions:
+    """The later position of each partition of `positions`."""
+    return _merged(positions, other, max)
 
 
-def nearest(one: Positions, other: Positions) -> Positions:
-    """The earlier position of each partition of `one`; one that `other` does not have counts as 0
-    there, so a partition that came after `other` was taken does not advance."""
-    return _merged(one, other, min)
+def nearest(positions: Positions, other: Positions) -> Positions:
+    """The earlier position of each partition of `positions`; a partition that `other` does not have
+    counts as 0 there, so a partition that came after `other` was taken does not advance."""
+    return _merged(positions, other, min)
 
 
 def rows_between(start: Positions, end: Positions) -> int:
     return sum(end[topic][p] - at for topic, p, at in _each(start))
 
 
-def _merged(one: Positions, other: Positions, choose: Callable[[int, int], int]) -> Positions:
+def _merged(positions: Positions, other: Positions, choose: Callable[[int, int], int]) -> Positions:
     return {
         topic: {p: choose(at, other.get(topic, {}).get(p, 0)) for p, at in parts.items()}
-        for topic, parts in one.items()
+        for topic, parts in positions.items()
     }
 
 
@@ -259,12 +272,12 @@ def _at(named: int, ends: TopicEnds) -> dict[int, int]:
     return {p: offsets[p] for p in ends.partitions}
 
 
-def _explicit(place: Explicit, known: Ends, lossy: bool) -> Positions:
-    _check_ids(place.ids, known, place.option)
-    _check_named(place.offsets, known, place.option)
+def _explicit(place: Explicit, topic_ends: Ends, lossy: bool) -> Positions:
+    _check_ids(place.ids, topic_ends, place.option)
+    _check_named(place.offsets, topic_ends, place.option)
     return {
         topic: {p: _one(place, topic, p, ends, lossy) for p in ends.partitions}
-        for topic, ends in known.items()
+        for topic, ends in topic_ends.items()
     }
 
 
@@ -280,13 +293,13 @@ def _one(place: Explicit, topic: str, partition: int, ends: TopicEnds, lossy: bo
     return max(at, first)
 
 
-def _at_time(place: AtTime, known: Ends, found: ByPartition) -> Positions:
-    wanted = times_wanted(place, known)
+def _at_time(place: AtTime, topic_ends: Ends, looked_up: ByPartition) -> Positions:
+    times = times_wanted(place, topic_ends)
     positions: Positions = {}
-    for topic, ends in known.items():
-        there = found.get(topic, {})
+    for topic, ends in topic_ends.items():
+        there = looked_up.get(topic, {})
         positions[topic] = {
-            p: there[p] if p in there else _missing(place, topic, p, ends, wanted[topic][p])
+            p: there[p] if p in there else _missing(place, topic, p, ends, times[topic][p])
             for p in ends.partitions
         }
     return positions
@@ -298,7 +311,7 @@ def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis:
         if ends.starts[partition] == ends.ends[partition]:
             raise TimestampNotFound(
                 f"{where} {partition} of topic {topic!r}, which has no row at all",
-                "Say where to begin there: startingOffsetsByTimestampStrategy=latest or earliest.",
+                "Give where to begin there: startingOffsetsByTimestampStrategy=latest or earliest.",
             )
         raise TimestampNotFound(
             f"{where} {partition} of topic {topic!r}, which has no row committed then or later",
@@ -307,18 +320,18 @@ def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis:
     return (ends.starts if place.missing == "earliest" else ends.ends)[partition]
 
 
-def _at_subscription(place: AtSubscription, known: Ends, found: ByPartition) -> Positions:
+def _at_subscription(place: AtSubscription, topic_ends: Ends, looked_up: ByPartition) -> Positions:
     positions = {
-        topic: {p: found.get(topic, {}).get(p, ends.starts[p]) for p in ends.partitions}
-        for topic, ends in known.items()
+        topic: {p: looked_up.get(topic, {}).get(p, ends.starts[p]) for p in ends.partitions}
+        for topic, ends in topic_ends.items()
     }
-    check_within(positions, known, f"subscription {place.name!r}")
+    check_within(positions, topic_ends, f"subscription {place.name!r}")
     return positions
 
 
-def _check_assigned(known: Ends, option: str) -> None:
-    """That each partition which is to be read is there."""
-    for topic, ends in known.items():
+def _check_assigned(topic_ends: Ends, option: str) -> None:
+    """Raises OffsetsNotAssigned if an assigned partition does not exist."""
+    for topic, ends in topic_ends.items():
         _check_there(topic, ends.assigned or (), ends, f"assign (beside {option})")
 
 
@@ -330,12 +343,12 @@ def _check_there(topic: str, numbers: Iterable[int], ends: TopicEnds, what: str)
             )
 
 
-def _check_named(named: ByPartition, known: Ends, option: str) -> None:
-    """That every partition that is read is named, and no other."""
+def _check_named(named: ByPartition, topic_ends: Ends, option: str) -> None:
+    """Raises OffsetsNotAssigned unless exactly the partitions that are read are named."""
     for topic in named:
-        if topic not in known:
+        if topic not in topic_ends:
             raise OffsetsNotAssigned(f"{option} names topic {topic!r}, which is not read")
-    for topic, ends in known.items():
+    for topic, ends in topic_ends.items():
         if topic not in named:
             raise OffsetsNotAssigned(f"{option} does not name topic {topic!r}, which is read")
         _check_there(topic, named[topic], ends, option)
@@ -350,12 +363,12 @@ def _check_named(named: ByPartition, known: Ends, option: str) -> None:
                 raise OffsetsNotAssigned(f"{option} misses partition {p} of topic {topic!r}")
 
 
-def _check_ids(ids: Mapping[str, str], known: Ends, what: str) -> None:
+def _check_ids(ids: Mapping[str, str], topic_ends: Ends, what: str) -> None:
     for topic, topic_id in ids.items():
-        if topic in known and known[topic].topic_id != topic_id:
+        if topic in topic_ends and topic_ends[topic].topic_id != topic_id:
             raise TopicRecreated(
                 f"{what} is of topic {topic!r} with id {topic_id}; "
-                f"the topic of that name now has id {known[topic].topic_id}"
+                f"the topic of that name now has id {topic_ends[topic].topic_id}"
             )
 
 

@@ -1,8 +1,9 @@
-"""The options of format("ledger"), checked: what a reader and a writer were told.
+"""The options of format("ledger"), checked: the instructions for a reader and a writer.
 
-Always true: what options/table.py does not list for this kind of query is refused with the nearest
-name; a value that is wrong, empty, in conflict with another, or of no effect without another that
-is absent, is an error that names the option; topics are known by their short names.
+Always true: an option that options/table.py does not list for this kind of query is refused with
+the nearest name; a value that is wrong, empty, in conflict with another one, or of no effect
+without another one that is absent, is an error that names the option; topics have their short names
+here.
 """
 
 import difflib
@@ -43,7 +44,7 @@ from spark_ledger.topic.log.names import parse_topic
 
 IN_SQL = "In SQL a table has no options of its own: name it WITH (topic '...')."
 NEAR = 0.7
-"""How like a known option's name one must be to be taken for a misspelt one."""
+"""How similar to an option's name a text must be to count as a misspelling of it."""
 ANY_TOPIC = "*"
 """The target of a write whose rows name their topics."""
 LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
@@ -80,21 +81,21 @@ class ReadOptions:
 
     @property
     def zoneless(self) -> tuple[tuple[str, int], ...]:
-        """Times of these options that say no zone, and the milliseconds they were taken for."""
+        """Times of these options without a zone, and the milliseconds that they were taken for."""
         every = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
-        return tuple(one for place in every for one in place.zoneless)
+        return tuple(time for place in every for time in place.zoneless)
 
     def matching(self, names: Iterable[str]) -> list[str]:
-        """Those of the topics' short names that the pattern matches as a whole, sorted."""
+        """The short names of topics that the pattern matches as a whole, sorted."""
         pattern = re.compile(self.pattern or "")
         return sorted(name for name in names if pattern.fullmatch(name))
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write and how. `topic` None: each row names its own. `partitions` is what a topic
-    that the write creates has (None: not given, one); of the quorums and the durability None means
-    the topic's own."""
+    """Where to write and how. `topic` None: each row names its own. A topic that the write creates
+    has `partitions` (None: not given, one); for the quorums and the durability None means the
+    topic's own."""
 
     service_url: str
     topic: str | None
@@ -118,13 +119,13 @@ class WriteOptions:
 
     @property
     def txn_target(self) -> str:
-        """What transactions are recorded under: the topic (see WrittenTopic.txn_target too), or
-        ANY_TOPIC."""
+        """The target under which transactions are recorded: the topic (see also
+        WrittenTopic.txn_target), or ANY_TOPIC."""
         return self.topic or ANY_TOPIC
 
     @property
     def target(self) -> str:
-        """The one topic. Raises OptionMissing if there is none."""
+        """The one topic. Raises OptionMissing without it."""
         if self.topic is None:
             raise _no_topic("topic")
         return self.topic
@@ -137,7 +138,7 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """What decides which columns a reader has."""
+    """The options that decide which columns a reader has."""
 
     value_format: str
     include_headers: bool
@@ -172,8 +173,8 @@ def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
-    """For the schema of a reader or a writer, before Spark says which it is: what is wrong with
-    the other options is left to them."""
+    """For the schema of a reader or a writer, before Spark reveals which of them it is: they check
+    the other options later."""
     given = {key.lower(): text.strip() for key, text in options.items()}
     by_name = {option.name: option for option in READ_OPTIONS}
 
@@ -191,8 +192,8 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 
 
 def either_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Of a stream or else of a batch: Spark asks for columns before it says which of them it is.
-    What is wrong is told as of a batch, but where only a stream has some of these options."""
+    """The options of a stream or else of a batch: Spark asks for columns before it reveals which of
+    them it is. An error is that of a batch, unless only a stream has some of these options."""
     try:
         return stream_read_options(options)
     except NewerSparkNeeded:
@@ -213,7 +214,7 @@ def _names(use: Use) -> set[str]:
 
 
 class _Given:
-    """Values by the options' proper names; of one that was not given, its default."""
+    """Values by the options' proper names; an option that was not given has its default."""
 
     def __init__(self, use: Use, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         self.use = use
@@ -227,8 +228,7 @@ class _Given:
         return name in self.texts
 
     def needs(self, name: str, other: str) -> None:
-        """Raises OptionMissing if `name` is given and `other`, without which it means nothing, is
-        not."""
+        """Raises OptionMissing if `name` is given without `other`: alone it means nothing."""
         if self.has(name) and not self.has(other):
             raise OptionMissing(
                 f"{other} is not given, and {name} means nothing without it",
@@ -291,16 +291,15 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
 
 
 def _check_nothing_is_pushed_down(given: _Given) -> None:
-    """Spark 4.2.0 keeps what a reader with pushFilters planned for one query and gives it to every
-    other query on the same DataFrame, and to both sides of a self-join: rows would be missing
-    there, and no reader can know of it."""
+    """Raises OptionInvalid for filterPushdown. Spark 4.2.0 keeps the plan that a reader with
+    pushFilters made for one query, and uses it for every other query on the same DataFrame, and for
+    both sides of a self-join: rows would be missing there, and no reader can know of it."""
     if given["filterPushdown"]:
         raise OptionInvalid(
             "filterPushdown is true, but Spark 4.2.0 reads what was planned for one query's filters"
             " in other queries on the same DataFrame too: rows would be missing there",
-            "Leave it out: filters are applied by Spark. What a read leaves out safely is said by"
-            " assign, startingOffsets, endingOffsets, startingTimestamp, endingTimestamp and"
-            " keyFilter.",
+            "Leave it out: Spark applies the filters. The options assign, startingOffsets,"
+            " endingOffsets, startingTimestamp, endingTimestamp and keyFilter limit a read safely.",
         )
 
 
@@ -349,7 +348,7 @@ def _schema_mode(given: _Given) -> str:
 
 
 def _selected(given: _Given) -> tuple[tuple[str, ...], Mapping[str, tuple[int, ...]] | None]:
-    """The topics that are named, and the partitions of them if it is by `assign`."""
+    """The named topics, and their partitions if `assign` names them."""
     ways = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
     if len(ways) > 1:
         named = " and ".join(f"{way} ({given.texts[way]!r})" for way in ways)
@@ -385,13 +384,13 @@ def _starting(given: _Given, default: str) -> ReadPosition:
 
 
 def _check_zone(given: _Given) -> None:
-    """Raises OptionMissing for a time zone where no time is given."""
+    """Raises OptionMissing for a time zone without a time."""
     if not any("Timestamp" in name and name != STRATEGY for name in given.texts):
         given.needs("timeZone", "startingTimestamp")
 
 
 def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> ReadPosition:
-    """By the first of the ways that is used; all that are used must be well formed."""
+    """The position by the first of the ways that is used; all that are used must be well formed."""
     (every, by_partition, offsets), zone = ways, given["timeZone"]
     used: list[ReadPosition] = []
     if given.has(every):
@@ -429,21 +428,21 @@ def _limits(given: _Given) -> Limits:
 
 def _checked(options: Mapping[str, str], use: Use) -> _Given:
     """The options' values under their proper names. Raises for the first that is wrong."""
-    known = options_for(use)
-    by_name = {name.lower(): (option, name) for option in known for name in option.names}
+    table = options_for(use)
+    by_name = {name.lower(): (option, name) for option in table for name in option.names}
     used: dict[str, list[tuple[str, str]]] = {}
     for key, text in options.items():
         if key.lower() in by_name:
             option, name = by_name[key.lower()]
             used.setdefault(option.name, []).append((name, text.strip()))
         elif use not in STREAMS or key.lower() not in SPARKS_OWN:
-            raise _unknown(key.lower(), known, use)
+            raise _unknown(key.lower(), table, use)
     texts = {name: _one_text(name, ways) for name, ways in used.items()}
     values = {}
-    for option in known:
-        wanted = texts.get(option.name, option.default)
+    for option in table:
+        value = texts.get(option.name, option.default)
         given_as = used[option.name][0][0] if option.name in used else option.name
-        values[option.name] = None if wanted is None else option.kind.parse(given_as, wanted)
+        values[option.name] = None if value is None else option.kind.parse(given_as, value)
     return _Given(use, values, texts)
 
 
@@ -462,12 +461,12 @@ def _way(option: str) -> str:
     return "the path of load(), save() or start()" if option == "path" else f"option {option}"
 
 
-def _unknown(lower: str, known: Iterable[Option], use: Use) -> LedgerError:
+def _unknown(lower: str, table: Iterable[Option], use: Use) -> LedgerError:
     if lower == "paths":
         return OptionInvalid(
             "the path of load() is a list", "Name several topics in one text: load('a,b')."
         )
-    names = {name.lower(): name for one in known for name in one.names if name != "path"}
+    names = {name.lower(): name for option in table for name in option.names if name != "path"}
     for option in (*READ_OPTIONS, *WRITE_OPTIONS):
         if lower in (name.lower() for name in option.names):
             return OptionUnknown(

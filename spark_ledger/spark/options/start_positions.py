@@ -1,4 +1,4 @@
-"""Where a read begins or ends, as a user says it: offsets, moments, a subscription.
+"""Where a read begins or ends, as a user gives it: offsets, moments, a subscription.
 
     earliest | latest                                  Named
     {"t":{"0":23,"1":-2},"_ids":{"t":"<uuid>"}}        Explicit: -2 earliest, -1 latest; no ids: any
@@ -6,18 +6,18 @@
     {"t":{"0":1714557600000,"1":"2024-05-01"}}         AtTime, by partition
     the name of a subscription                         AtSubscription
 
-Always true: what is malformed is refused here, without a connection; topics are known by their
-short names, however they were written. Names that begin with an underscore are not topics but
-remarks (`_ids`, and what a progress adds to its latest offset); a topic of such a name is written
-in full.
+Always true: malformed text is refused here, without a connection; topics have their short names
+here, however they were written. Names that begin with an underscore are not topics but remarks
+(`_ids`, and additions of a progress to its latest offset); a topic of such a name is written in
+full.
 
-A moment is milliseconds since 1970 or ISO text. Text without an offset is a moment in the zone that
-is given, else in this process's, which in the driver is the zone that a session of Spark starts
-with; tasks see a session that was given another, and refuse to read by such a text (`check_zone`).
-A moment before 1970 or beyond the year 9999 is refused. Parts of a millisecond are rounded up: a
-read that starts at a moment has no row from before it. The time of a row is that of its commit, by
-the metadata store's clock; of one that came by a broker it is that at which it was stored, by the
-broker's, which follows it. No row that was committed at or after a moment is missed.
+A moment is milliseconds since 1970 or ISO text. Text without a zone is a moment in the given zone,
+else in this process's zone. In the driver that is the zone with which a session of Spark starts;
+tasks see if the session was given another zone, and refuse to read by such a text (`check_zone`). A
+moment before 1970 or beyond the year 9999 is refused. Parts of a millisecond are rounded up: a read
+that starts at a moment has no row from before it. The time of a row is that of its commit, by the
+metadata store's clock; for a row that came by a broker it is the time at which it was stored, by
+the broker's clock, which follows the store's. No row committed at or after a moment is missed.
 """
 
 import datetime
@@ -45,8 +45,8 @@ _MS = datetime.timedelta(milliseconds=1)
 
 
 def millis_of(value: object, zone: datetime.tzinfo | None = None) -> int | None:
-    """Milliseconds since 1970 of a number of them or of a text; None if it is no moment. `zone` is
-    that of a text that says none; None: this process's."""
+    """The moment of a number or a text in milliseconds since 1970; None if it is not a moment. A
+    text without a zone is in `zone` (None: this process's)."""
     if isinstance(value, str):
         text = value.strip()
         number = text.isascii() and text.isdigit() and len(text) < 19
@@ -57,7 +57,7 @@ def millis_of(value: object, zone: datetime.tzinfo | None = None) -> int | None:
 
 
 def says_no_zone(value: object) -> bool:
-    """Whether it is a text that is a moment in some zone."""
+    """Whether it is a text for a moment, but without a zone."""
     try:
         if not isinstance(value, str):
             return False
@@ -69,9 +69,9 @@ def says_no_zone(value: object) -> bool:
 def check_zone(
     zoneless: Iterable[tuple[str, int]], session: str | None, *, in_checkpoint: bool = False
 ) -> None:
-    """`zoneless` are texts that say no zone and the milliseconds that they were taken for in the
-    driver; `in_checkpoint`: a query's checkpoint begins there already. Raises OptionInvalid if they
-    are others in the zone that the session was given."""
+    """`zoneless` are texts without a zone, and the milliseconds that they were taken for in the
+    driver; `in_checkpoint`: a query's checkpoint begins there already. Raises OptionInvalid if a
+    text is another moment in the zone that the session was given."""
     if session is None:
         return
     try:
@@ -82,35 +82,36 @@ def check_zone(
     for text, millis in zoneless:
         if millis_of(text, zone) != millis:
             raise OptionInvalid(
-                f"the time {text!r} says no zone, and was taken for {as_text(millis)}: Spark does"
-                f" not tell a source that the session's is {session}",
-                f"Add option timeZone, {session!r}, or say the zone in the text{begun}.",
+                f"the time {text!r} has no zone, and was taken for {as_text(millis)}: Spark does"
+                f" not show a source that the session's is {session}",
+                f"Add option timeZone, {session!r}, or give the zone in the text{begun}.",
             )
 
 
 def as_text(millis: int) -> str:
-    """For messages: the moment in UTC."""
+    """The moment in UTC, for messages."""
     return (_EPOCH + millis * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def chunks_to_look_up(state: TopicState, wanted: Mapping[int, int]) -> list[Chunk]:
-    """The chunks that `look_up` must have read."""
-    moments = dict.fromkeys(wanted.values())
-    found = (chunks_needed(state, CommittedSince(millis)) for millis in moments)
-    return list(dict.fromkeys(chunk for some in found for chunk in some))
+def chunks_to_look_up(state: TopicState, times: Mapping[int, int]) -> list[Chunk]:
+    """The chunks that `look_up` needs in `read`."""
+    moments = dict.fromkeys(times.values())
+    by_moment = (chunks_needed(state, CommittedSince(millis)) for millis in moments)
+    return list(dict.fromkeys(chunk for chunks in by_moment for chunk in chunks))
 
 
-def look_up(state: TopicState, wanted: Mapping[int, int], read: Tables = UNREAD) -> dict[int, int]:
-    """For each partition of `wanted` the first offset committed at or after its milliseconds; one
-    without such a row is left out. Rows of a segment born live are told apart by its entries alone:
-    of one that is sealed the first counts, if any was stored since, of an open one always."""
-    found = {}
-    for partition, millis in wanted.items():
+def look_up(state: TopicState, times: Mapping[int, int], read: Tables = UNREAD) -> dict[int, int]:
+    """For each partition of `times` the first offset committed at or after its milliseconds,
+    without partitions that have no such row. Only its entries have the times of the rows of a
+    segment born live: the first row of a sealed one counts if a row was stored since, the first row
+    of an open one always."""
+    offsets = {}
+    for partition, millis in times.items():
         held = state.partitions[partition]
         offset = offset_since(held, millis, read)
         if offset < held.end_offset or held.live is not None:
-            found[partition] = offset
-    return found
+            offsets[partition] = offset
+    return offsets
 
 
 def _iso(text: str, zone: datetime.tzinfo | None) -> int | None:
@@ -150,15 +151,15 @@ class Explicit:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first row committed at or after `every_ms`, or at or after the partition's own time.
-    Where there is none, `missing` says what then: error, latest or earliest."""
+    """The first row committed at or after `every_ms`, or at or after the partition's own time. For
+    a partition without such a row `missing` decides: error, latest or earliest."""
 
     option: str
     missing: str
     every_ms: int | None = None
     by_partition: ByPartition | None = None
     zoneless: tuple[tuple[str, int], ...] = ()
-    """Texts that say no zone, where no option says it, and what they were taken for."""
+    """Texts without a zone, if no option gives it, and the milliseconds they were taken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def parse_offsets(text: str, option: str) -> Named | Explicit:
 
 
 def split(offset: Mapping[str, Any], what: str) -> tuple[ByPartition, Mapping[str, str]]:
-    """An offset as JSON has it, as offsets by topic and partition, and the topics' ids.
+    """The offsets by topic and partition of an offset out of JSON, and the topics' ids.
 
     Raises OffsetsMalformed, TopicNameInvalid.
     """
@@ -216,7 +217,7 @@ def split(offset: Mapping[str, Any], what: str) -> tuple[ByPartition, Mapping[st
 
 
 def key_of(topic: str) -> str:
-    """What a topic of that short name is called in an offset."""
+    """The name in an offset of a topic with this short name."""
     return parse_topic(topic).full if topic.startswith("_") else topic
 
 
@@ -285,7 +286,7 @@ def _is_number(name: str) -> bool:
 def _zoneless(zone: tzinfo | None, taken: Iterable[tuple[Any, int]]) -> tuple[tuple[str, int], ...]:
     if zone is not None:
         return ()
-    return tuple(one for one in taken if says_no_zone(one[0]))
+    return tuple(time for time in taken if says_no_zone(time[0]))
 
 
 def _millis(value: object, option: str, zone: tzinfo | None) -> int:

@@ -1,8 +1,8 @@
-"""Every option of format("ledger"): its names, who takes it, its default and what it means.
+"""Every option of format("ledger"): its names, the queries that take it, its default and meaning.
 
-Always true: what is not in this table is refused, with the nearest name, and so is what belongs to
-another kind of query; names are compared without case; an option is given by one of its names at
-most. Parsing goes by this table, and so do the tables of docs/spark.md.
+Always true: an option that is not in this table is refused, with the nearest name, and so is an
+option of another kind of query; names are compared without case; a user gives an option by one of
+its names at most. Parsing goes by this table, and so do the tables of docs/spark.md.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ SPARKS_OWN = frozenset(
 """Options of Spark itself that reach a source or sink of a stream; they are left alone there."""
 
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
-"""Those whose rows have the payload's own columns in place of `value`."""
+"""The formats whose rows have the payload's own columns in place of `value`."""
 FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
 NO_SCHEMA = "none"
 """The schemaMode that neither registers nor compares columns, and writes bytes beside them."""
@@ -85,8 +85,8 @@ KAFKAS: Mapping[str, str] = {
     "kafka.ssl.": _TLS,
     "kafka.": _DEFAULTED,
 }
-"""Options of Spark's Kafka source and sink that have another name here or none, and what to do
-without; one that ends with a dot is every option that begins so."""
+"""Options of Spark's Kafka source and sink that have another name here or no counterpart, and what
+to do instead; a name that ends with a dot is every option that begins so."""
 KAFKAS_TOO = (
     *("subscribe", "subscribePattern", "assign", "topic", "includeHeaders", "failOnDataLoss"),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
@@ -94,8 +94,8 @@ KAFKAS_TOO = (
     *("startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
 )
-"""Options of Spark's Kafka source and sink that have the same name here. With KAFKAS it is all of
-them; docs/from-kafka.md says how each differs."""
+"""Options of Spark's Kafka source and sink that have the same name here. KAFKAS has all others;
+docs/from-kafka.md has the differences."""
 
 
 class Use(Enum):
@@ -115,13 +115,13 @@ BELONGS_TO = {
     (Use.STREAM_READ,): "a streaming read (spark.readStream)",
     (Use.BATCH_WRITE,): "a batch write (df.write)",
 }
-"""Whose options they are, in words."""
+"""The queries that options belong to, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default` is the text that is parsed when the option is not given, None if there is none;
-    `default_says` is what the documentation says instead of it."""
+    """`default` is the text that is parsed if the option is not given (None: no default);
+    `default_says` replaces it in the documentation."""
 
     name: str
     uses: tuple[Use, ...]
@@ -407,17 +407,21 @@ def options_for(use: Use) -> tuple[Option, ...]:
 
 
 def kafkas(lower: str) -> str | None:
-    """What to do without the option of Kafka's that has this name; None: it has none such."""
+    """What to do instead of the option of Kafka's source and sink with this name; None: they have
+    no such option."""
     for name, remedy in KAFKAS.items():
-        known = name.lower()
-        if lower == known or (known.endswith(".") and lower.startswith(known)):
+        prefix = name.lower()
+        if lower == prefix or (prefix.endswith(".") and lower.startswith(prefix)):
             return remedy
     return None
 
 
 def as_markdown(options: tuple[Option, ...]) -> str:
     """The table of docs/spark.md."""
-    lines = [f"| {_names(one)} | {_default(one)} | {_only(one)}{one.meaning} |" for one in options]
+    lines = [
+        f"| {_names(option)} | {_default(option)} | {_only(option)}{option.meaning} |"
+        for option in options
+    ]
     return "\n".join(lines) + "\n"
 
 

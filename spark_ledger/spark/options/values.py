@@ -1,7 +1,7 @@
-"""What the text of an option may be, by kind: whole numbers, sizes, times, choices, JSON.
+"""The kinds of an option's text: whole numbers, sizes, times, choices, JSON.
 
-Always true: a kind returns a value or raises an error that names the option, quotes what was given
-and says what may be given instead; nothing is rounded, guessed or cut.
+Always true: a kind returns a value, or raises an error that names the option, quotes the given text
+and names the allowed values; nothing is rounded, guessed or cut.
 """
 
 import datetime
@@ -156,7 +156,7 @@ class Keys:
         if not text.startswith("["):
             return (text.encode(),)
         given = json_of(name, text, '["AA","DL"]')
-        keys = [_utf8(one) for one in given] if isinstance(given, list) else []
+        keys = [_utf8(key) for key in given] if isinstance(given, list) else []
         if not 0 < len(keys) <= self.count_max or None in keys:
             raise OptionInvalid(
                 f"{name} is {quoted(text)}, not a list of 1 to {self.count_max} texts",
@@ -176,7 +176,7 @@ def json_of(name: str, text: str, example: str) -> Any:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: an object whose names are given once. Raises ValueError."""
+    """For json.loads: the object of these pairs. Raises ValueError if a name is given twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a name is given twice")
@@ -185,11 +185,11 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _distance(text: str) -> datetime.tzinfo | None:
     """The zone of +05:30. Raises ValueError for a distance of a day or more."""
-    found = _DISTANCE.fullmatch(text)
-    if found is None:
+    match = _DISTANCE.fullmatch(text)
+    if match is None:
         return None
-    minutes = int(found[2]) * 60 + int(found[3])
-    return datetime.timezone(datetime.timedelta(minutes=-minutes if found[1] == "-" else minutes))
+    minutes = int(match[2]) * 60 + int(match[3])
+    return datetime.timezone(datetime.timedelta(minutes=-minutes if match[1] == "-" else minutes))
 
 
 def _utf8(value: object) -> bytes | None:
@@ -200,7 +200,7 @@ def _utf8(value: object) -> bytes | None:
 
 
 def quoted(text: str) -> str:
-    """As errors show it: not more than is read."""
+    """The text as errors show it, cut to 200 characters."""
     return repr(text if len(text) <= 200 else text[:200] + "...")
 
 
@@ -210,12 +210,12 @@ def _whole(text: str) -> int | None:
 
 
 def _with_unit(text: str, units: dict[str, int]) -> int | None:
-    found = _WITH_UNIT.fullmatch(text.lower())
-    if found is None or found[2] not in units or len(found[1]) > 19:
+    match = _WITH_UNIT.fullmatch(text.lower())
+    if match is None or match[2] not in units or len(match[1]) > 19:
         return None
-    return int(found[1]) * units[found[2]]
+    return int(match[1]) * units[match[2]]
 
 
 def as_given(value: object) -> str:
-    """A value of Python's as the text of an option, as Spark makes it of one."""
+    """A Python value as the text of an option, as Spark makes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,11 +3,11 @@
     listener = spark_ledger.LagListener()
     spark.streams.addListener(listener)
 
-Always true: what is told is made of the progress alone, nothing is asked of the cluster. Rows are
-counted between `endOffset`, what the query has read, and `latestOffset`, what there was; holes
-count. The source tells bytes and time at the beginning of the batch: of the bytes the share of
-the rows that are left is told, the time as it was, both 0 where no row is left. Of each query the
-last LAGS_KEPT lags are kept.
+Always true: a lag is made of the progress alone, without a request to the cluster. Rows are counted
+between `endOffset`, up to which the query has read, and `latestOffset`, the end of the topics at
+the beginning of the batch; holes count. The source reports bytes and time at the beginning of the
+batch: a lag has the share of the bytes for the remaining rows, and the time unchanged, both 0 if no
+row remains. The last LAGS_KEPT lags of each query are kept.
 """
 
 import json
@@ -37,9 +37,9 @@ _ROWS, _BYTES, _MILLIS = "_rowsBehind", "_bytesBehind", "_millisBehind"
 
 @dataclass(frozen=True, slots=True)
 class QueryLag:
-    """One source of one progress. The first four by the names, and of the kinds, that Spark's
-    Kafka source gives its metrics, over all partitions; `rowsBehind` is their sum, `millisBehind`
-    how long the oldest row that is not read yet has been committed. None: unknown."""
+    """The lag of one source in one progress. The first four numbers have the names and types of the
+    metrics of Spark's Kafka source, over all partitions; `rowsBehind` is their sum, `millisBehind`
+    the time since the commit of the oldest row that is not read yet. None: unknown."""
 
     query_id: str
     name: str | None
@@ -88,7 +88,7 @@ class LagListener(StreamingQueryListener):
         return max(heard, key=lambda lag: lag.timestamp) if heard else None
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known yet."""
+        """Does nothing: there is no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for lag in lags_of(json.loads(event.progress.json)):
@@ -97,10 +97,10 @@ class LagListener(StreamingQueryListener):
                 print(lag, file=self._file or sys.stdout, flush=True)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """What was told last still holds."""
+        """Does nothing: the last lag still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """What was heard of it stays. Why it failed is printed if the error is one of ours."""
+        """Its lags stay. If an error of ours ended the query, print it."""
         why = None if event.exception is None else cause_of(event.exception)
         if self._echo and why is not None:
             print(f"query {event.id} failed: {why}", file=self._file or sys.stdout, flush=True)
@@ -109,20 +109,20 @@ class LagListener(StreamingQueryListener):
         with self._lock:
             lags = self._lags.pop(lag.query_id, None) or deque(maxlen=LAGS_KEPT)
             lags.append(lag)
-            self._lags[lag.query_id] = lags  # at the end: the query heard of longest ago goes
+            self._lags[lag.query_id] = lags  # at the end: the least recently seen query goes first
             while len(self._lags) > QUERIES_KEPT:
                 del self._lags[next(iter(self._lags))]
 
 
 def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
     """The lag of each source of a progress (its JSON, parsed) that reads topics."""
-    found = []
+    lags = []
     for source in progress.get("sources", ()):
         latest, end = _object(source.get("latestOffset")), _object(source.get("endOffset"))
         behind = rows_behind(end, latest)
         if not behind:
             continue
-        found.append(
+        lags.append(
             QueryLag(
                 query_id=str(progress["id"]),
                 name=progress.get("name"),
@@ -136,12 +136,13 @@ def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
                 millisBehind=0 if not any(behind) else _whole(latest.get(_MILLIS)),
             )
         )
-    return found
+    return lags
 
 
 def rows_behind(end: Mapping[str, Any], latest: Mapping[str, Any]) -> list[int]:
-    """Of each partition of `latest`, an offset of a source that reads topics, how many offsets
-    `end` is below it; empty for any other source. A partition that `end` has not counts whole."""
+    """For each partition of `latest`, an offset of a source that reads topics, the number of
+    offsets that `end` is below it; empty for any other source. A partition that `end` lacks counts
+    whole."""
     if IDS not in latest:
         return []
     newest, _ = split(latest, "latestOffset")
@@ -164,7 +165,7 @@ def _object(offset: Any) -> Mapping[str, Any]:
 
 
 def _left(size: Any, latest: Mapping[str, Any], rows: int) -> int | None:
-    """Of so many bytes those of the rows that are left, about."""
+    """An estimate of the bytes of the remaining rows, out of `size` for all."""
     before = max(rows, _whole(latest.get(_ROWS)) or 0)
     return None if size is None else int(size) * rows // max(1, before)
 

@@ -27,7 +27,7 @@ def schema_of(view: str) -> StructType:
 
 
 class ListingReader(DataSourceReader):
-    """A view of the topics that the options name, of all where they name none."""
+    """A view of the topics that the options name, of all topics if they name none."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         """Raises SchemaUnknownColumn, SchemaTypeMismatch."""
@@ -59,34 +59,34 @@ def table(service_url: str, view: str, topic: str | None = None) -> pa.Table:
     async def read() -> list[pa.RecordBatch]:
         names = None if topic is None else [topic]
         parts = await views.plan(cluster.client, view, names)
-        return [one for part in parts for one in await views.read(cluster.client, part)]
+        return [batch for part in parts for batch in await views.read(cluster.client, part)]
 
     return pa.Table.from_batches(cluster.run(read()), views.SCHEMAS[view])
 
 
 def _topics(cluster: BlockingTopics, options: ReadOptions) -> Sequence[str] | None:
-    """Those that are named, or that the pattern matches; None: all."""
+    """The topics that the options name, or that their pattern matches; None: all."""
     if options.pattern is None:
         return options.topics or None
-    known = cluster.run(cluster.client.topics.list())
-    return options.matching(info.name.short for info in known)
+    infos = cluster.run(cluster.client.topics.list())
+    return options.matching(info.name.short for info in infos)
 
 
 def _columns(view: str, declared: StructType) -> list[str]:
     """The view's columns that are declared, in that order."""
-    known: dict[str, Any] = {field.name.lower(): field for field in schema_of(view).fields}
-    found = []
+    fields: dict[str, Any] = {field.name.lower(): field for field in schema_of(view).fields}
+    columns = []
     for column in declared.fields:
-        field = known.get(column.name.lower())
+        field = fields.get(column.name.lower())
         if field is None:
-            names = ", ".join(one.name for one in known.values())
+            names = ", ".join(offered.name for offered in fields.values())
             raise SchemaUnknownColumn(
                 f"the listing of {view} has no column {column.name!r}", f"It has {names}."
             )
         if field.dataType.simpleString() != column.dataType.simpleString():
-            wanted, given = (one.dataType.simpleString().upper() for one in (field, column))
+            kind, given = (typed.dataType.simpleString().upper() for typed in (field, column))
             raise SchemaTypeMismatch(
-                f"column {column.name!r} is {given}, not {wanted}", f"Declare it as {wanted}."
+                f"column {column.name!r} is {given}, not {kind}", f"Declare it as {kind}."
             )
-        found.append(field.name)
-    return found
+        columns.append(field.name)
+    return columns

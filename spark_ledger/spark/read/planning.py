@@ -1,12 +1,12 @@
-"""Positions, micro-batches and tasks of the topics that a reader has, from their states; and rows
-that were committed and are gone, found before any task runs (`LedgerEnds`).
+"""Positions, micro-batches and tasks of the topics that a reader has, from their states; and
+committed rows that are gone, found before any task runs (`LedgerEnds`).
 
-Always true: the tasks of a plan hold every row between the positions once; a hole is no loss.
-Chunks of checkpoints are read where a plan needs them, no others. A ledger that was closed below
-a committed range, or that is not there any more, has lost those rows: the loss is told with its
-exact offsets or, if the user accepted it, exactly these rows are left out; no offset is renumbered
-(hazard 26). A plan looks at LEDGERS_MAX ledgers at most that it does not know to be closed; the
-tasks look at what they open in any case (topic/task_reader.py).
+Always true: the tasks of a plan hold every row between the positions once; a hole is no loss. A
+plan reads only the chunks of checkpoints that it needs. A ledger that was closed below a committed
+range, or that is gone, has lost those rows: the plan raises the loss with its exact offsets or, if
+the user accepted it, leaves out exactly these rows; no offset is renumbered (hazard 26). A plan
+looks at no more than LEDGERS_MAX ledgers that it does not know to be closed; the tasks look at
+every ledger that they open (topic/task_reader.py).
 """
 
 import asyncio
@@ -63,7 +63,8 @@ CHUNKS_FOR_LIMITS = 64
 
 
 class Planner:
-    """Of one reader. Its coroutines run on the client's loop; what is not one never waits."""
+    """Plans for one reader. Its coroutines run on the client's loop; its other methods never
+    wait."""
 
     def __init__(self, client: TopicClient, live: LiveEnds, options: ReadOptions) -> None:
         self._client = client
@@ -82,20 +83,20 @@ class Planner:
         return max(held.end_offset, held.live.base + self._live.known(held.live).rows)
 
     async def positions(
-        self, place: ReadPosition, known: Ends, states: States, infos: Mapping[str, TopicInfo]
+        self, place: ReadPosition, topic_ends: Ends, states: States, infos: Mapping[str, TopicInfo]
     ) -> Positions:
         """As TopicsRead.positions."""
-        found: ByPartition | None = None
+        looked_up: ByPartition | None = None
         if isinstance(place, AtTime):
-            wanted = offsets.times_wanted(place, known)
-            looked = [self._since(states[topic], times) for topic, times in wanted.items()]
-            found = dict(zip(wanted, await asyncio.gather(*looked), strict=True))
+            by_topic = offsets.times_wanted(place, topic_ends)
+            looked = [self._since(states[topic], times) for topic, times in by_topic.items()]
+            looked_up = dict(zip(by_topic, await asyncio.gather(*looked), strict=True))
         elif isinstance(place, AtSubscription):
-            found = await self._of_subscription(place, infos)
-        return offsets.resolve(place, known, found, lossy=self._lossy)
+            looked_up = await self._of_subscription(place, infos)
+        return offsets.resolve(place, topic_ends, looked_up, lossy=self._lossy)
 
     async def curves(self, states: States, start: Positions, end: Positions) -> CurveOf:
-        """What lies between the positions, for `limits.admit`."""
+        """The curves of the rows between the positions, for `limits.admit`."""
         tables: dict[str, Tables] = {}
         if self._options.limits.bytes_max is not None:
             for topic, starts in start.items():
@@ -111,23 +112,24 @@ class Planner:
         return curve_of
 
     def lags(
-        self, states: States, known: Ends, positions: Positions, now_ms: int
+        self, states: States, topic_ends: Ends, positions: Positions, now_ms: int
     ) -> list[PartitionLag]:
         """As TopicsRead.lags."""
-        found: list[PartitionLag] = []
+        lags: list[PartitionLag] = []
         for topic, parts in positions.items():
             if topic in states:
-                state, ends = states[topic], dict(enumerate(known[topic].ends))
+                state, ends = states[topic], dict(enumerate(topic_ends[topic].ends))
                 lives = {
                     held.number: self._live.known(held.live)
                     for held in state.partitions
                     if held.live is not None
                 }
-                found += topic_lag(state, parts, now_ms, ends=ends, lives=lives).values()
-        return found
+                lags += topic_lag(state, parts, now_ms, ends=ends, lives=lives).values()
+        return lags
 
     async def plan(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
-        """As TopicsRead.plan. What does not fit what is known is looked at again after a sync."""
+        """As TopicsRead.plan. If the states do not reach the positions, or a ledger is gone, it
+        plans again on states read after a sync."""
         try:
             if all(_reaches(states.get(topic), parts, self) for topic, parts in end.items()):
                 tasks = await self._tasks(states, start, end)
@@ -150,8 +152,8 @@ class Planner:
     ) -> None:
         """As TopicsRead.check_tokens."""
         others: list[str] = []
-        for topic, some in tokens.items():
-            for p, token in some.items():
+        for topic, by_partition in tokens.items():
+            for p, token in by_partition.items():
                 at = positions.get(topic, {}).get(p)
                 if at is not None and topic in states and p < len(states[topic].partitions):
                     held = states[topic].partitions[p]
@@ -167,7 +169,7 @@ class Planner:
         _log.warning("%s: as failOnDataLoss is false, it is read on from there", text)
 
     async def _chunk_before(self, held: PartitionState, offset: int) -> Tables:
-        """The chunk that has the row before the offset, if one has; none if that is gone."""
+        """The chunk that has the row before the offset, if a chunk has it and is not gone."""
         if offset == held.end_offset:
             return UNREAD
         try:
@@ -178,15 +180,15 @@ class Planner:
     # -- tasks --------------------------------------------------------------------------------
 
     async def _tasks(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
-        found = {t: await self._readable(states[t], at, end[t]) for t, at in start.items()}
-        start = self._kept({topic: state for topic, (state, _) in found.items()}, start, end)
+        planned = {t: await self._readable(states[t], at, end[t]) for t, at in start.items()}
+        start = self._kept({topic: state for topic, (state, _) in planned.items()}, start, end)
         rows = max(1, offsets.rows_between(start, end))
         tasks: list[ReadTask] = []
         for topic, starts in start.items():
             part = sum(end[topic][p] - at for p, at in starts.items())
             share = max(1, -(-(self._options.min_partitions or 1) * part // rows))
             cutting = Cutting(share, self._options.task_bytes, self._options.task_rows)
-            state, read = found[topic]
+            state, read = planned[topic]
             ranges = _ranges(state, starts, end[topic])
             tasks += plan_read(state, ranges, topic=topic, cutting=cutting, read=read)
             for p, at in starts.items():
@@ -212,11 +214,11 @@ class Planner:
     async def _readable(
         self, state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> tuple[TopicState, Tables]:
-        """The state, or a newer one if chunks of it are gone, with what a plan needs of chunks."""
+        """The state, or a newer one if chunks of it are gone, with the chunks that a plan needs."""
         for _ in range(FOLDS_MAX):
             try:
                 newer, read = await self._client.readable(state, _ranges(state, starts, ends))
-            except (NoSuchEntry, NoSuchLedger):  # of the newer one: it was trimmed meanwhile
+            except (NoSuchEntry, NoSuchLedger):  # the newer state was trimmed meanwhile
                 newer = await self._client.log(state.topic_id).fold(fresh=True)
             else:
                 if newer is state:
@@ -232,8 +234,8 @@ class Planner:
         lo, hi = max(span[0], held.end_offset), span[1]
         if lo >= hi:
             return
-        live, known = held.live, self._known(held)
-        if live is None or live.base + known.rows < hi:
+        live, live_end = held.live, self._known(held)
+        if live is None or live.base + live_end.rows < hi:
             raise OffsetsOutOfRange(
                 f"partition {held.number} of topic {topic!r} is to be read up to {hi}, and ends at"
                 f" {self.end_of(held)}"
@@ -243,63 +245,65 @@ class Planner:
         rows = min(rows, cutting.task_rows or rows, -(-(hi - lo) // cutting.tasks_min))
         for first in range(lo, hi, rows):
             last = min(hi, first + rows)
-            part = LiveRows(live, first, last, known.last_entry, known.rows)
+            part = LiveRows(live, first, last, live_end.last_entry, live_end.rows)
             yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part)
 
     def _known(self, held: PartitionState) -> LiveEnd:
         return LiveEnd() if held.live is None else self._live.known(held.live)
 
     def _live_bytes(self, held: PartitionState, lo: int, hi: int) -> int:
-        """About what the rows of the live segment take."""
-        known = self._known(held)
+        """An estimate of the bytes of the span's rows in the live segment."""
+        live_end = self._known(held)
         rows = max(0, hi - max(lo, held.end_offset))
-        return known.bytes * rows // known.rows if known.rows else 0
+        return live_end.bytes * rows // live_end.rows if live_end.rows else 0
 
     # -- looking things up ----------------------------------------------------------------------
 
-    async def _since(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
+    async def _since(self, state: TopicState, times: Mapping[int, int]) -> dict[int, int]:
         try:
-            return await self._looked_up(state, wanted)
-        except NoSuchLedger:  # a newer checkpoint took the place of chunks, a merge that of rows
+            return await self._looked_up(state, times)
+        except NoSuchLedger:  # a newer checkpoint replaced chunks, or a merge replaced rows
             state, _ = await self._client.log(state.topic_id).fold_from_checkpoint()
-            return await self._looked_up(state, wanted)
+            return await self._looked_up(state, times)
 
-    async def _looked_up(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
-        read = await self._client.chunks.load(start_positions.chunks_to_look_up(state, wanted))
-        found = start_positions.look_up(state, wanted, read)
-        for p in found:
-            held, millis = state.partitions[p], wanted[p]
+    async def _looked_up(self, state: TopicState, times: Mapping[int, int]) -> dict[int, int]:
+        read = await self._client.chunks.load(start_positions.chunks_to_look_up(state, times))
+        since = start_positions.look_up(state, times, read)
+        for p in since:
+            held, millis = state.partitions[p], times[p]
             rows = rows_around(held, millis, read)
-            if found[p] == held.end_offset:
+            if since[p] == held.end_offset:
                 rows = self._open_rows(held)
             if rows is not None:
-                found[p] = await since_in(self._client.ledgers, rows, millis)
-        return found
+                since[p] = await since_in(self._client.ledgers, rows, millis)
+        return since
 
     def _open_rows(self, held: PartitionState) -> LiveRows | None:
-        """What is known of the rows that no commit has yet."""
-        live, known = held.live, self._known(held)
-        if live is None or not known.rows:
+        """The known rows that no commit has yet."""
+        live, live_end = held.live, self._known(held)
+        if live is None or not live_end.rows:
             return None
-        return LiveRows(live, live.base, live.base + known.rows, known.last_entry, known.rows)
+        return LiveRows(
+            live, live.base, live.base + live_end.rows, live_end.last_entry, live_end.rows
+        )
 
     async def _of_subscription(
         self, place: AtSubscription, infos: Mapping[str, TopicInfo]
     ) -> dict[str, dict[int, int]]:
-        """Where it is in each topic that has it; one must."""
-        found: dict[str, dict[int, int]] = {}
+        """The positions of the subscription in each topic that has it; a topic must have it."""
+        by_topic: dict[str, dict[int, int]] = {}
         missing: SubscriptionNotFound | None = None
         for topic, info in infos.items():
             try:
-                found[topic] = await self._client.subscriptions.positions(info.id, place.name)
+                by_topic[topic] = await self._client.subscriptions.positions(info.id, place.name)
             except SubscriptionNotFound as error:
                 missing = error
-        if missing is not None and not found:
+        if missing is not None and not by_topic:
             raise missing
-        return found
+        return by_topic
 
     async def _some_tables(self, state: TopicState, ranges: Ranges) -> Tables:
-        """To share rows out by size: where chunks are gone, rows count as equally large."""
+        """Chunks to share rows out by size; if chunks are gone, rows count as equally large."""
         chunks = chunks_to_read(state, ranges)[:CHUNKS_FOR_LIMITS]
         try:
             return await self._client.chunks.load(chunks)
@@ -309,24 +313,26 @@ class Planner:
 
 def tokens_before(states: States, positions: Positions) -> Positions:
     """As TopicsRead.tokens."""
-    known: Positions = {}
-    for topic, some in positions.items():
+    by_topic: Positions = {}
+    for topic, by_partition in positions.items():
         partitions = states[topic].partitions if topic in states else ()
         tokens = {
-            p: partitions[p].token_before(at) for p, at in some.items() if p < len(partitions)
+            p: partitions[p].token_before(at)
+            for p, at in by_partition.items()
+            if p < len(partitions)
         }
-        known[topic] = {p: token for p, token in tokens.items() if token != NO_TOKEN}
-    return {topic: some for topic, some in known.items() if some}
+        by_topic[topic] = {p: token for p, token in tokens.items() if token != NO_TOKEN}
+    return {topic: tokens for topic, tokens in by_topic.items() if tokens}
 
 
 def _ranges(state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
-    """What commits hold of the offsets, by partition."""
-    found = {}
+    """The part of the offsets that commits hold, by partition."""
+    ranges = {}
     for p, at in starts.items():
         held = state.partitions[p]
         last = max(held.start_offset, min(ends[p], held.end_offset))
-        found[p] = (min(max(at, held.start_offset), last), last)
-    return found
+        ranges[p] = (min(max(at, held.start_offset), last), last)
+    return ranges
 
 
 def _reaches(state: TopicState | None, ends: Mapping[int, int], planner: Planner) -> bool:
@@ -340,30 +346,32 @@ RECORDS_AT_ONCE = 256
 LEDGERS_MAX = 2_000
 CLOSED_KEPT = 100_000
 GONE = LedgerEnd(-2, 0)
-"""There is no such ledger."""
+"""The end of a ledger that does not exist."""
 
 
 class LedgerEnds:
-    """Where ledgers end. A closed ledger stays as it is, so it is asked for once."""
+    """The ends of ledgers. A closed ledger does not change, so its record is read once."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
         self._closed: dict[int, LedgerEnd] = {}
 
     async def of(self, tasks: Iterable[ReadTask]) -> plan.LedgerEnds:
-        """The ends of the ledgers that the tasks read, as many as are looked at."""
+        """The ends of the ledgers that the tasks read, without those beyond LEDGERS_MAX."""
         every = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
-        found: dict[int, LedgerEnd | None] = {}
-        found.update((one, self._closed[one]) for one in every if one in self._closed)
-        wanted = [one for one in every if one not in found][:LEDGERS_MAX]
-        for first in range(0, len(wanted), RECORDS_AT_ONCE):
-            some = wanted[first : first + RECORDS_AT_ONCE]
-            ends = await asyncio.gather(*(self._end(ledger_id) for ledger_id in some))
-            found.update(zip(some, ends, strict=True))
-        return found
+        ledger_ends: dict[int, LedgerEnd | None] = {}
+        ledger_ends.update(
+            (ledger_id, self._closed[ledger_id]) for ledger_id in every if ledger_id in self._closed
+        )
+        unread = [ledger_id for ledger_id in every if ledger_id not in ledger_ends][:LEDGERS_MAX]
+        for first in range(0, len(unread), RECORDS_AT_ONCE):
+            window = unread[first : first + RECORDS_AT_ONCE]
+            ends = await asyncio.gather(*(self._end(ledger_id) for ledger_id in window))
+            ledger_ends.update(zip(window, ends, strict=True))
+        return ledger_ends
 
     def forget(self) -> None:
-        """What is closed may have been deleted since."""
+        """Drop the ends of closed ledgers: the ledgers may have been deleted since."""
         self._closed.clear()
 
     async def _end(self, ledger_id: int) -> LedgerEnd | None:
@@ -379,8 +387,8 @@ class LedgerEnds:
         return end
 
     async def _record(self, ledger_id: int) -> VersionedRecord:
-        """That there is none is believed after a sync only: the replica that a new session reads
-        from may be behind the topic's log in memory."""
+        """The record. That it does not exist is believed only after a sync: the replica from which
+        a new session reads may be behind the topic's log in memory."""
         try:
             return await self._ledgers.record(ledger_id)
         except NoSuchLedger:
@@ -390,10 +398,10 @@ class LedgerEnds:
 def readable(
     tasks: Sequence[ReadTask], ends: plan.LedgerEnds, fail_on_data_loss: bool
 ) -> list[ReadTask]:
-    """The tasks without the rows that are gone. Raises RowsLost if there are any and
-    `fail_on_data_loss` is set."""
-    lost = {i: found for i, task in enumerate(tasks) if (found := lost_of(task, ends))}
+    """The tasks without rows that are gone. With `fail_on_data_loss` raises RowsLost if there are
+    such rows."""
+    lost = {i: gone for i, task in enumerate(tasks) if (gone := lost_of(task, ends))}
     if fail_on_data_loss and lost:
-        raise rows_lost([one for found in lost.values() for one in found])
+        raise rows_lost([rows for gone in lost.values() for rows in gone])
     kept = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
     return [task for task in kept if task.rows]

@@ -1,17 +1,17 @@
-"""The sources: what Spark asks the driver (offsets, tasks) and the tasks (rows), of a stream and
-of a batch; and the subscription that follows a streaming query.
+"""The sources of a stream and of a batch: Spark gets offsets and tasks from them in the driver, and
+rows in tasks; and the subscription that follows a streaming query.
 
-Always true: an offset never falls below the one Spark passed as start, and is that very one when
-there is nothing new; an idle poll looks in memory only, and waits for what was heard of to be
-there; the first poll of a run, the first offset and the target of availableNow are read after a
-sync. So is a batch, which holds all that was committed before; no filter is taken from Spark
-(options.py says why).
+Always true: an offset never falls below the start that Spark passed, and is that very start if
+there is nothing new; an idle poll looks in memory only, and waits until reported changes are there;
+the first poll of a run, the first offset and the target of availableNow are read after a sync. So
+is a batch, which holds all that was committed before; the source takes no filter from Spark (the
+reason is in options.py).
 
 Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
 batch, also after a restart, when "latest" or a subscription is further on. So the end of batch 0
-says where the batch begins (`_first`; without it there is no row in it) and by which times that say
-no zone it was planned (`_zoneless`), and batch 0 reads no further than what was there when the
-first offset was found: a partition that begins at "latest" has no row in it.
+names the begin of the batch (`_first`; without it the batch has no row) and the times without a
+zone by which it was planned (`_zoneless`), and batch 0 reads only rows that were there when the
+first offset was found: it has no row of a partition that begins at "latest".
 """
 
 import secrets
@@ -37,7 +37,7 @@ from spark_ledger.topic.subscription.lag import spark_metrics
 
 FIRST = "_first"
 ZONELESS = "_zoneless"
-"""In the end of batch 0: times that say no zone, and the milliseconds they were taken for."""
+"""In the end of batch 0: times without a zone, and the milliseconds that they were taken for."""
 LAG_AGAIN_S = 1.0
 BEYOND = (
     "If the metadata store was restored from an older backup, bring back the newer one; else start"
@@ -46,8 +46,8 @@ BEYOND = (
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One lives in the source's own process as long as the query runs. Another is made where the
-    tasks are planned and sent to them: it never connects."""
+    """One reader lives in the source's own process as long as the query runs. Another one is made
+    where tasks are planned, and sent to them: it never connects."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_projection(schema, options.value_format)
@@ -69,10 +69,10 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             topics = self._opened()
-            known = topics.fresh_ends()
-            start = topics.positions(self.options.starting, known)
-            self._initial = self._cursor.signed(offsets.encode(start, known))
-            self._there_at_first = known
+            topic_ends = topics.fresh_ends()
+            start = topics.positions(self.options.starting, topic_ends)
+            self._initial = self._cursor.signed(offsets.encode(start, topic_ends))
+            self._there_at_first = topic_ends
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -82,26 +82,26 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = offsets.ends_of(self._opened().fresh_ends())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        known = self._known_at_poll(start)
-        first = self._positions(start, known)
-        if self._nothing_after(first, known) and self._opened().catch_up():
-            known = self._opened().ends()  # processAllAvailable returns at the first idle poll
-            first = self._positions(start, known)
-        if self._idle is not None and self._idle[0] is known and self._idle[1] is first:
+        topic_ends = self._known_at_poll(start)
+        first = self._positions(start, topic_ends)
+        if self._nothing_after(first, topic_ends) and self._opened().catch_up():
+            topic_ends = self._opened().ends()  # processAllAvailable returns at the first idle poll
+            first = self._positions(start, topic_ends)
+        if self._idle is not None and self._idle[0] is topic_ends and self._idle[1] is first:
             self._cursor.check()
             return start
-        if not offsets.within(first, known):
-            known = self._opened().fresh_ends()
-            first = self._positions(start, known)
-            offsets.check_within(first, known, "the query's offset", BEYOND)
+        if not offsets.within(first, topic_ends):
+            topic_ends = self._opened().fresh_ends()
+            first = self._positions(start, topic_ends)
+            offsets.check_within(first, topic_ends, "the query's offset", BEYOND)
         self._check_store(start, first, "the query's offset")
         if first is not self._behind:
             self._behind = first
-            self._tell_cursor(start, first)
+            self._move_cursor(start, first)
         self._cursor.check()
-        there = self._bounded(first, known)
+        there = self._bounded(first, topic_ends)
         if there == first:
-            self._idle = (known, first)
+            self._idle = (topic_ends, first)
             if self._target is not None:
                 self._cursor.release()
             return start
@@ -109,7 +109,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == first:
             return start
         self._gave_s = time.monotonic()
-        given = offsets.encode(end, known, self._tokens(start, first, end))
+        given = offsets.encode(end, topic_ends, self._tokens(start, first, end))
         if start == self._initial:
             given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
             given[ZONELESS] = [list(time) for time in self.options.zoneless]
@@ -118,30 +118,30 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return signed
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        known, behind, now_s = self._known(), self._behind, time.monotonic()
+        topic_ends, behind, now_s = self._known(), self._behind, time.monotonic()
         last = self._reported
-        same = last is not None and last[0] is known and last[1] is behind
+        same = last is not None and last[0] is topic_ends and last[1] is behind
         if last is not None and same and now_s - last[2] < LAG_AGAIN_S:
             return last[3]
-        latest = offsets.encode(offsets.ends_of(known), known)
+        latest = offsets.encode(offsets.ends_of(topic_ends), topic_ends)
         if behind is not None:
             lags = self._opened().lags(behind, time.time_ns() // 1_000_000)
             latest["_rowsBehind"] = sum(lag.rows for lag in lags)
             latest["_bytesBehind"] = sum(lag.bytes for lag in lags)
             latest["_millisBehind"] = max((lag.millis for lag in lags), default=0)
             latest["_metrics"] = spark_metrics(lags)
-        self._reported = (known, behind, now_s, latest)
+        self._reported = (topic_ends, behind, now_s, latest)
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        known = self._known()
+        topic_ends = self._known()
         if start == self._initial:
             start = end.get(FIRST, end)
-        first, last = self._decode(start, known), self._decode(end, known)
-        if not offsets.within(last, known):
-            known = self._opened().fresh_ends()
-            first, last = self._decode(start, known), self._decode(end, known)
-            offsets.check_within(last, known, "the offset to be read to", BEYOND)
+        first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
+        if not offsets.within(last, topic_ends):
+            topic_ends = self._opened().fresh_ends()
+            first, last = self._decode(start, topic_ends), self._decode(end, topic_ends)
+            offsets.check_within(last, topic_ends, "the offset to be read to", BEYOND)
         offsets.check_order(first, last)
         self._check_store(end, last, "the offset to be read to")
         topics = self._opened()
@@ -164,8 +164,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics.close()
 
     def _zoneless(self, end: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-        """The times that the batch's plan went by: those of the run that planned batch 0, whatever
-        options this run has. Later batches need no time."""
+        """The times without a zone by which the batch was planned: those of the run that planned
+        batch 0, whatever options this run has. Later batches need no time."""
         if FIRST not in end:
             return ()
         planned_by = end.get(ZONELESS)
@@ -176,7 +176,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the store that the rows were in --------------------------------------------------------
 
     def _tokens(self, start: dict[str, Any], first: Positions, end: Positions) -> Positions:
-        """Of the commits that made the last rows before `end`."""
+        """The tokens of the commits that made the last rows before `end`."""
 
         def moved(topic: str, partition: int) -> bool:
             return end[topic][partition] != first.get(topic, {}).get(partition)
@@ -184,9 +184,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.tokens_kept(offsets.tokens_of(start), self._opened().tokens(end), moved)
 
     def _check_store(self, offset: dict[str, Any], positions: Positions, what: str) -> None:
-        """Raises OffsetOfAnotherStore where the rows before the offset are not those that there
-        were when it was given: the metadata store is an older one. Of offsets that this run gave
-        that is known, until a topic's log is shorter than it was."""
+        """Raises OffsetOfAnotherStore if the rows before the offset are others than when the offset
+        was given: then the metadata store is an older one. Offsets that this run gave need no
+        check, until a topic's log is shorter than before."""
         looked_at = (offset, self._opened().went_back)
         if self._of_store == looked_at:
             return
@@ -197,57 +197,58 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- offsets --------------------------------------------------------------------------------
 
-    def _tell_cursor(self, start: dict[str, Any], first: Positions) -> None:
-        """All before `first` is done. Spark keeps the offsets it passes, but for the first."""
+    def _move_cursor(self, start: dict[str, Any], first: Positions) -> None:
+        """All rows before `first` are done. Spark keeps the offsets that it passes, except the
+        first."""
         if start == self._initial:
-            self._cursor.wanted(self._opened(), first)
+            self._cursor.reserve(self._opened(), first)
         else:
             self._cursor.at(self._opened(), start, first)
 
-    def _nothing_after(self, first: Positions, known: Ends) -> bool:
-        if self._idle is not None and self._idle[0] is known and self._idle[1] is first:
+    def _nothing_after(self, first: Positions, topic_ends: Ends) -> bool:
+        if self._idle is not None and self._idle[0] is topic_ends and self._idle[1] is first:
             return self._target is None
-        return self._target is None and offsets.ends_of(known) == first
+        return self._target is None and offsets.ends_of(topic_ends) == first
 
-    def _bounded(self, first: Positions, known: Ends) -> Positions:
-        """All there is, or the target of availableNow; never below `first`."""
-        end = offsets.ends_of(known)
+    def _bounded(self, first: Positions, topic_ends: Ends) -> Positions:
+        """The end of the topics, or the target of availableNow; never below `first`."""
+        end = offsets.ends_of(topic_ends)
         if self._target is not None:
             end = offsets.nearest(end, self._target)
         return offsets.furthest(first, end)
 
     def _admitted(self, first: Positions, end: Positions, limit: ReadLimit) -> Positions:
-        """What of it one micro-batch takes by the limits."""
-        wanted = limits.obeyed(self.options.limits, limit)
-        if self._target is None and wanted.rows_min is not None:
+        """The end of one micro-batch within the limits."""
+        obeyed = limits.obeyed(self.options.limits, limit)
+        if self._target is None and obeyed.rows_min is not None:
             gave_s = self._gave_s
             since_ms = None if gave_s is None else int((time.monotonic() - gave_s) * 1000)
-            if limits.holds_back(wanted, offsets.rows_between(first, end), since_ms):
+            if limits.holds_back(obeyed, offsets.rows_between(first, end), since_ms):
                 return first
-        if not wanted.bounded:
+        if not obeyed.bounded:
             return end
-        return limits.admit(first, end, wanted, self._opened().curves(first, end))
+        return limits.admit(first, end, obeyed, self._opened().curves(first, end))
 
-    def _positions(self, start: dict[str, Any], known: Ends) -> Positions:
+    def _positions(self, start: dict[str, Any], topic_ends: Ends) -> Positions:
         """`start` decoded; the same object for the same offset and topics."""
         last = self._decoded
-        if last is not None and last[1] is known and last[0] == start:
+        if last is not None and last[1] is topic_ends and last[0] == start:
             return last[2]
-        found = self._decode(start, known)
-        if last is not None and last[2] == found:
-            found = last[2]
-        self._decoded = (start, known, found)
-        return found
+        positions = self._decode(start, topic_ends)
+        if last is not None and last[2] == positions:
+            positions = last[2]
+        self._decoded = (start, topic_ends, positions)
+        return positions
 
-    def _decode(self, offset: dict[str, Any], known: Ends) -> Positions:
+    def _decode(self, offset: dict[str, Any], topic_ends: Ends) -> Positions:
         lossy = not self.options.fail_on_data_loss
         by_pattern = self.options.pattern is not None
-        return offsets.decode(offset, known, by_pattern=by_pattern, lossy=lossy)
+        return offsets.decode(offset, topic_ends, by_pattern=by_pattern, lossy=lossy)
 
-    # -- what is known --------------------------------------------------------------------------
+    # -- the ends of the topics -----------------------------------------------------------------
 
     def _known_at_poll(self, start: dict[str, Any]) -> Ends:
-        """What is known; at the first poll of a new query what was when its start was found."""
+        """The known ends; at the first poll of a new query those at which its start was found."""
         there_at_first, self._there_at_first = self._there_at_first, None
         if there_at_first is None or start != self._initial:
             return self._known()
@@ -258,9 +259,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._opened()
         if self._polled:
             return topics.ends()
-        known = topics.fresh_ends()
+        topic_ends = topics.fresh_ends()
         self._polled = True
-        return known
+        return topic_ends
 
     def _opened(self) -> TopicsRead:
         if self._topics is None:
@@ -274,19 +275,20 @@ QUERY = "_query"
 
 
 class QueryCursor:
-    """The subscription that follows a query: `subscription=`. Of one source; `name` None: there is
-    none, and nothing happens.
+    """The subscription that follows a query (`subscription=`), for one source. `name` None: there
+    is no subscription, and nothing happens.
 
-    Spark tells a source neither its query's id nor its run's. So the query is a token that its
-    first offset carries (`_query`) and every later one takes over; a run is a process of the
-    source. Always true: a subscription is claimed only by a token that is in Spark's checkpoint, so
-    whoever restarts from there is the same query and has it at once, whenever the run before was
-    killed; until then it is only looked at, whether it is free, and made, used by nobody, so that
-    the rows to be read stay. A cursor is opened once for each topic, advanced only to positions
-    that Spark says are done, and never waited for, but at the end of an availableNow run (Spark may
-    kill the process then), so that rowsBehind is 0 after it. A run that is stopped lets it go:
-    Spark ends the process by SIGTERM, and any other end is as a crash. Two sources have two tokens:
-    the same subscription twice in one query is LEDGER_SUBSCRIPTION.BUSY.
+    Spark gives a source neither its query's id nor its run's. So the query is a token that its
+    first offset carries (`_query`) and that every later offset takes over; a run is a process of
+    the source. Always true: a subscription is claimed only by a token that is in Spark's
+    checkpoint, so a run that restarts from there is the same query and has the subscription at
+    once, whenever the run before was killed. Before that the source only checks that the
+    subscription is free, and makes it, without a user, so that the rows to read stay. A cursor is
+    opened once for each topic and advanced only to positions that Spark reports as done. The source
+    waits for it only at the end of an availableNow run (Spark may kill the process then), so that
+    rowsBehind is 0 afterwards. A run that is stopped releases the subscription: Spark ends the
+    process by SIGTERM, and any other end is as a crash. Two sources have two tokens: the same
+    subscription twice in one query is LEDGER_SUBSCRIPTION.BUSY.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -299,15 +301,15 @@ class QueryCursor:
         self._over = False
 
     def signed(self, offset: dict[str, Any]) -> dict[str, Any]:
-        """The offset, with the query's token where there is a subscription."""
+        """The offset, with the query's token if there is a subscription."""
         if self._name is None:
             return offset
         self._query_id = self._query_id or secrets.token_hex(16)
         return dict(sorted({**offset, QUERY: self._query_id}.items()))
 
-    def wanted(self, topics: TopicsRead, positions: Positions) -> None:
-        """The query is to read from there on; Spark keeps nothing of it yet. Raises
-        SubscriptionBusy."""
+    def reserve(self, topics: TopicsRead, positions: Positions) -> None:
+        """Reserve the subscription for a query that will read from these positions on; Spark keeps
+        no offset of it yet. Raises SubscriptionBusy."""
         if self._name is None:
             return
         for topic, parts in positions.items():
@@ -320,15 +322,15 @@ class QueryCursor:
                 self._reserved[topic] = None
 
     def at(self, topics: TopicsRead, kept: Mapping[str, Any], positions: Positions) -> None:
-        """All before `positions` is done; `kept` is an offset in Spark's checkpoint. Raises
-        SubscriptionBusy, LedgerFenced (a newer run has it)."""
+        """All rows before `positions` are done; `kept` is an offset in Spark's checkpoint. Raises
+        SubscriptionBusy, LedgerFenced (a newer run has the subscription)."""
         if self._name is None or self._over:
             return
         signed = kept.get(QUERY)
         if isinstance(signed, str):
             self._query_id, self._kept = signed, True
         if not self._kept:
-            self.wanted(topics, positions)
+            self.reserve(topics, positions)
             return
         for topic, parts in positions.items():
             cursor = self._cursors.get(topic) or self._open(topics, topic, parts)
@@ -341,7 +343,7 @@ class QueryCursor:
             cursor.check()
 
     def release(self) -> None:
-        """Write where the query is and let the subscription go: this run is over."""
+        """Write the query's positions and release the subscription: this run is over."""
         self._over = True
         for cursor in self._cursors.values():
             cursor.release()
@@ -378,17 +380,17 @@ class LedgerBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         topics = TopicsRead(self.options)
-        known = topics.fresh_ends()
-        start = topics.positions(self.options.starting, known)
-        end = topics.positions(self.options.ending, known)
+        topic_ends = topics.fresh_ends()
+        start = topics.positions(self.options.starting, topic_ends)
+        end = topics.positions(self.options.ending, topic_ends)
         offsets.check_order(start, end)
         tasks = topics.plan(start, end)
         values, batch_plan = topics.values(self.schema), secrets.token_hex(8)
         return read_tasks.partitions_of(self.options, tasks, values, batch_plan=batch_plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        read_tasks.check_zone(self.options.zoneless)  # also where nothing is read
+        read_tasks.check_zone(self.options.zoneless)  # also if nothing is read
         try:
             yield from read_tasks.read_rows(self.options, planned(partition), self.schema)
-        except (RowsTrimmed, TopicDeleted) as error:  # it was there when this was planned
+        except (RowsTrimmed, TopicDeleted) as error:  # the rows were there at the time of the plan
             raise type(error)(error.what, AGAIN, **error.facts) from None

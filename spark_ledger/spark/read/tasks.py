@@ -1,7 +1,7 @@
-"""What runs inside a Spark task that reads: rows out of ledgers as Spark's columns.
+"""The code inside a Spark task that reads: rows out of ledgers as Spark's columns.
 
-Always true: only what the declared columns are made of is decoded; with `keyFilter` only rows with
-those keys come out. Connections are kept from task to task in the Python worker
+Always true: a task decodes only the columns of entries that the declared columns need; with
+`keyFilter` it gives only rows with those keys. Connections are kept from task to task in the worker
 (topic/blocking.py, which remembers its pid).
 """
 
@@ -36,21 +36,21 @@ MICRO_BATCH = "streaming.sql.batchId"
 PLANS_KEPT_MAX = 1000
 _WARNED = "warned"
 _first_batches: dict[str, str] = {}
-"""By the plan of a batch read: the micro-batch in which this process met it first, or _WARNED."""
+"""By the plan of a batch read: the micro-batch in which this process first saw it, or _WARNED."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A task as it goes to its executor: what it reads, of one topic after the other. `values` is
-    for rows whose payload is columns, `zoneless` are times that a query begins by and that say no
-    zone (see start_positions.check_zone)."""
+    """A task as it goes to its executor: its reads, one topic after the other. `values` is for rows
+    whose payload is columns, `zoneless` are times without a zone at which a query begins (see
+    start_positions.check_zone)."""
 
     tasks: tuple[ReadTask, ...]
     values: "ValueReader | None"
     zoneless: tuple[tuple[str, int], ...]
     batch_plan: str = ""
-    """Of a batch read: what tells its plan from others."""
+    """A random text that identifies the plan of a batch read."""
 
 
 def partitions_of(
@@ -68,7 +68,7 @@ def partitions_of(
 def read_rows(
     options: ReadOptions, planned: Planned | None, declared: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """The task's rows as Spark's columns; none for the task that Spark makes of an empty plan.
+    """The task's rows as Spark's columns; no rows for the task that Spark makes of an empty plan.
 
     Raises as task_reader.fetch_kept, BadEntry, SchemaIncompatible, OptionInvalid for times without
     a zone.
@@ -81,7 +81,7 @@ def read_rows(
         warn_of_old_plan(planned.batch_plan, micro_batch(), planned.tasks[0].topic)
     values, keys = planned.values, options.key_filter
     arrow = arrow_schema(declared)
-    wanted = _entry_columns(options, values, declared)
+    decoded = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     set_aside(Moment.CONNECTED)
 
@@ -102,7 +102,7 @@ def read_rows(
         for task in planned.tasks:
             for rows in cluster.read(
                 task,
-                wanted,
+                decoded,
                 keys=keys,
                 lossy=not options.fail_on_data_loss,
                 on_bad_entry=OnBadEntry(options.on_bad_entry),
@@ -124,7 +124,7 @@ def micro_batch() -> str | None:
 
 
 def warn_of_old_plan(batch_plan: str, now: str | None, topic: str) -> None:
-    """Say once, in the worker's log, that a micro-batch reads by a batch plan of an earlier one:
+    """Warn once, in the worker's log, if a micro-batch reads by a batch plan of an earlier one:
     Spark plans the static side of a join in a query's first micro-batch, and keeps that plan."""
     if now is None:
         return
@@ -146,7 +146,7 @@ def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = F
 
 
 def session_zone() -> str | None:
-    """Of the session whose task this is, if it was given one."""
+    """The time zone of this task's session, if the session was given one."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(SESSION_ZONE)
 
@@ -154,7 +154,7 @@ def session_zone() -> str | None:
 def _entry_columns(
     options: ReadOptions, values: "ValueReader | None", declared: StructType
 ) -> frozenset[str] | None:
-    """What is decoded of an entry; None: everything."""
+    """The columns of an entry to decode; None: all."""
     with_key = options.key_filter is not None
     if values is None:
         return columns.entry_columns(declared, options.value_format, with_key=with_key)

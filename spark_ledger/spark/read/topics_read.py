@@ -1,14 +1,14 @@
-"""What the driver knows of the topics that a query reads: which they are, and how far they go.
+"""The driver's view of the topics that a query reads: which topics, and their ends.
 
-Always true: `ends` is from memory (topic/read/follower.py says how old that may be: then it
-waits for the metadata store) and gives the very same object while nothing changed; `fresh_ends`
-begins with a sync, so a user reads their own writes. A commit over several of the topics is in the
-ends of all or of none; an end never goes back, whether its rows are in a live segment or in a
-commit by now. A topic keeps the id it was found with. Topics that a pattern matches later are found
-by looking again every RESCAN_S, in the background; a poll whose last look is UNSEEN_RESCANS times
-as old waits for a new one, so that it has every topic that was there so long. One of them that is
-deleted before it was seen in `ends` was never there. Of one that is gone and is no loss it is
-looked for another of its name: at once, and in the same way from then on.
+Always true: `ends` is from memory (topic/read/follower.py bounds its age: beyond that `ends` waits
+for the metadata store) and returns the very same object while nothing changed; `fresh_ends` begins
+with a sync, so a user reads their own writes. A commit over several of the topics is in the ends of
+all or of none; an end never goes back, whether its rows are in a live segment or, by now, in a
+commit. A topic keeps the id with which it was found. A background scan every RESCAN_S finds topics
+that a pattern matches later; a poll whose last scan is UNSEEN_RESCANS times as old waits for a new
+scan, so that it has every topic that existed for so long. A topic that is deleted before `ends` had
+it counts as never there. If a topic is gone, and that is no loss, the reader looks for another
+topic of its name: at once, and by the same scans from then on.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ RESCAN_S = 0.5
 UNSEEN_RESCANS = 2
 CATCH_UP_S = 1.0
 RESCAN_WAIT_S = 2.0
-"""How long a poll waits for a look at most; then it responds with the topics that it knows."""
+"""A poll waits at most so long for a scan; then it responds with the topics that it knows."""
 NOTHING_SEEN = -1
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class View:
-    """What was known at a moment: the topics' states and their ends, by short name."""
+    """The topics' states and their ends at a moment, by short name."""
 
     states: Mapping[str, TopicState]
     ends: Ends
@@ -80,7 +80,9 @@ class TopicsRead:
         self.went_back = 0
         """How often a topic's log was shorter than before: the store is an older one."""
         self._scan: Future[list[TopicInfo]] | None = None
-        self._scanning_s = self._scanned_s = time.monotonic()  # when the last began, and one ended
+        self._scanning_s = self._scanned_s = (
+            time.monotonic()
+        )  # start of the last, of one that ended
         self.cluster.run(self._find())
 
     def follow(self) -> None:
@@ -89,72 +91,72 @@ class TopicsRead:
         self.cluster.run(self._follow_all())
 
     def ends(self) -> Ends:
-        """From memory; as `fresh_ends` when that is too old. Raises Unavailable, TopicDeleted,
-        TopicRecreated."""
+        """The ends from memory; as `fresh_ends` if these are too old. Raises Unavailable,
+        TopicDeleted, TopicRecreated."""
         assert self._followers is not None, "follow() comes first"
         self._look_for_topics()
         try:
-            states = {name: one.state() for name, one in self._followers.items()}
+            states = {name: follower.state() for name, follower in self._followers.items()}
         except (TopicDeleted, TopicNotFound, Unavailable):
             return self.fresh_ends()
         seen, changes = self._view, self._live.changes
         same = seen.live_changes == changes and len(states) == len(seen.states)
-        if same and all(seen.states.get(name) is one for name, one in states.items()):
+        if same and all(seen.states.get(name) is state for name, state in states.items()):
             return seen.ends
-        if any(one.deleted for one in states.values()) or not agree(states.values()):
+        if any(state.deleted for state in states.values()) or not agree(states.values()):
             return self.fresh_ends()
         return self._seen(states, changes)
 
     def catch_up(self) -> bool:
-        """Wait until what was heard of is in memory, CATCH_UP_S at most; whether there was more."""
+        """Wait, CATCH_UP_S at most, until reported changes are in memory; False without any."""
         assert self._followers is not None, "follow() comes first"
-        behind = [one for one in self._followers.values() if one.behind]
+        behind = [follower for follower in self._followers.values() if follower.behind]
         if not behind:
             return False
         loop = background_loop()
-        wait([loop.submit(one.caught_up(CATCH_UP_S)) for one in behind], 2 * CATCH_UP_S)
+        wait([loop.submit(follower.caught_up(CATCH_UP_S)) for follower in behind], 2 * CATCH_UP_S)
         return True
 
     def fresh_ends(self) -> Ends:
-        """With all that was committed before this call, and all that bookies say is confirmed.
-        Raises Unavailable, TopicDeleted, TopicRecreated."""
+        """The ends with all that was committed before this call, and all that bookies report as
+        confirmed. Raises Unavailable, TopicDeleted, TopicRecreated."""
         return self.cluster.run(self._fresh_ends())
 
-    def positions(self, place: ReadPosition, known: Ends) -> Positions:
-        """Where `place` is in the topics, whose ends are what `fresh_ends` returned last.
+    def positions(self, place: ReadPosition, topic_ends: Ends) -> Positions:
+        """The positions of `place` in the topics; `topic_ends` is the last result of `fresh_ends`.
 
         Raises as offsets.resolve, SubscriptionNotFound.
         """
         return self.cluster.run(
-            self._planner.positions(place, known, self._view.states, self.infos)
+            self._planner.positions(place, topic_ends, self._view.states, self.infos)
         )
 
     def tokens(self, positions: Positions) -> Positions:
-        """The tokens of the commits that made the last rows before the positions, where they are
-        known without a round trip."""
+        """The tokens of the commits that made the last rows before the positions, as far as they
+        are known without a round trip."""
         return planning.tokens_before(self._view.states, positions)
 
     def check_tokens(self, positions: Positions, tokens: Positions, what: str) -> None:
-        """Raises OffsetOfAnotherStore if another commit made the last row before a position than
-        the one whose token goes with it; unless losses are accepted: then that is logged."""
+        """Raises OffsetOfAnotherStore if the last row before a position was made by another commit
+        than the one with the position's token. If losses are accepted, it only logs that."""
         self.cluster.run(self._planner.check_tokens(self._view.states, positions, tokens, what))
 
     def curves(self, start: Positions, end: Positions) -> CurveOf:
-        """For `limits.admit`: what lies between these positions."""
+        """The curves of the rows between these positions, for `limits.admit`."""
         return self.cluster.run(self._planner.curves(self._view.states, start, end))
 
     def lags(self, positions: Positions, now_ms: int) -> list[PartitionLag]:
-        """How far the positions are behind what is known, without a round trip."""
+        """The lags of the positions behind the known ends, without a round trip."""
         return self._planner.lags(self._view.states, self._view.ends, positions, now_ms)
 
     def plan(self, start: Positions, end: Positions) -> list[ReadTask]:
-        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless told to
-        leave such rows out: then the tasks hold exactly the others; as LiveEnds.look."""
+        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless losses are
+        accepted: then the tasks hold exactly the other rows. Raises as LiveEnds.look."""
         return self.cluster.run(self._planner.plan(self._view.states, start, end))
 
     def values(self, declared: StructType) -> "ValueReader | None":
-        """How payloads become the declared columns, by the schemas registered now; None in a format
-        where a payload is one column. Raises as registered_schema and ValueReader.of."""
+        """The reader of payloads into the declared columns, by the schemas registered now; None in
+        a format whose payload is one column. Raises as registered_schema and ValueReader.of."""
         value_format = self.options.value_format
         if not has_payload(value_format):
             return None
@@ -167,14 +169,14 @@ class TopicsRead:
         return ValueReader.of(value_format, payload_of(declared), registered)
 
     def close(self) -> None:
-        """Follow no live segment any more. The followers stay: others in the process may use
-        them."""
+        """Stop following live segments. The topics' followers stay: other readers of the process
+        may use them."""
         self.cluster.run(self._live.close())
 
     # -- which topics -------------------------------------------------------------------------
 
     async def _find(self) -> None:
-        """Those that are named, or match the pattern now."""
+        """Take the topics that the options name, or that match the pattern now."""
         if self.options.pattern is None:
             for name in self.options.topics:
                 info = await self._client.topics.open(name)
@@ -183,24 +185,25 @@ class TopicsRead:
             self._take(await self._matching(fresh=True))
 
     async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
-        """The topics that match the pattern and are not known yet. Only these cost a read each."""
+        """The topics that match the pattern and are not in `infos` yet. Each costs a read."""
         topics = self._client.topics
         if fresh:
             await self._client.store.sync()
-        known = self.infos.keys()
+        present = self.infos.keys()
         names = (name.short for name in await topics.names())
-        wanted = self.options.matching(name for name in names if name not in known)
-        found = await asyncio.gather(*(topics.find(name, fresh=False) for name in wanted))
-        return [info for info in found if info is not None]
+        new = self.options.matching(name for name in names if name not in present)
+        infos = await asyncio.gather(*(topics.find(name, fresh=False) for name in new))
+        return [info for info in infos if info is not None]
 
-    def _take(self, found: Sequence[TopicInfo]) -> None:
-        for info in found:
+    def _take(self, infos: Sequence[TopicInfo]) -> None:
+        for info in infos:
             self.infos.setdefault(info.name.short, info)
         self.infos = dict(sorted(self.infos.items()))
 
     def _look_for_topics(self) -> None:
-        """Take what was found; look again if it is time, and wait if the last look is too old (not
-        while the store is away). Waits for the first fold of new ones. Raises TopicRecreated."""
+        """Take the topics of a scan that ended; start a scan if it is time, and wait for it if the
+        last one is too old (not while the store is away). Waits for the first fold of new topics.
+        Raises TopicRecreated."""
         self._take_scan()
         if self.options.pattern is None and not self._left_out:
             return
@@ -223,18 +226,18 @@ class TopicsRead:
             self._scanned_s = self._scanning_s
             self._take_found(scan.result())
 
-    def _take_found(self, found: Sequence[TopicInfo]) -> None:
+    def _take_found(self, infos: Sequence[TopicInfo]) -> None:
         if self.options.pattern is None:
-            _check_same(self._left_out, found)
+            _check_same(self._left_out, infos)
         else:
-            self._take(found)
+            self._take(infos)
             self.cluster.run(self._follow_all())
 
     async def _namesakes(self, *, fresh: bool) -> list[TopicInfo]:
-        """What has the names of the topics that are left out."""
+        """The topics that now have the names of topics that are left out."""
         topics, names = self._client.topics, list(self._left_out)
-        found = await asyncio.gather(*(topics.find(name, fresh=fresh) for name in names))
-        return [info for info in found if info is not None]
+        infos = await asyncio.gather(*(topics.find(name, fresh=fresh) for name in names))
+        return [info for info in infos if info is not None]
 
     # -- how far they go ------------------------------------------------------------------------
 
@@ -243,13 +246,13 @@ class TopicsRead:
         new = [name for name in self.infos if name not in self._followers]
         following = (self._client.follow(self.infos[name].id, name) for name in new)
         made = await asyncio.gather(*following, return_exceptions=True)
-        for name, one in zip(new, made, strict=True):
-            if isinstance(one, TopicFollower):
-                self._followers[name] = one
-            elif isinstance(one, TopicDeleted | TopicNotFound):
+        for name, follower in zip(new, made, strict=True):
+            if isinstance(follower, TopicFollower):
+                self._followers[name] = follower
+            elif isinstance(follower, TopicDeleted | TopicNotFound):
                 await self._leave_out([name])
             else:
-                raise one
+                raise follower
         self._followers = {name: self._followers[name] for name in self.infos}
 
     async def _fresh_ends(self) -> Ends:
@@ -264,8 +267,8 @@ class TopicsRead:
         return self._seen(states, self._live.changes)
 
     async def _folded(self) -> dict[str, TopicState]:
-        """The topics' states, those without that are gone with all they had, if that is no loss;
-        else raises TopicDeleted; TopicRecreated."""
+        """The topics' states, without deleted topics if that is no loss; else raises TopicDeleted.
+        Raises TopicRecreated."""
         while True:
             logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
             try:
@@ -274,14 +277,14 @@ class TopicsRead:
                 gone = [name for name, log in logs.items() if await _is_gone(log)]
             else:
                 states = dict(zip(logs, folded, strict=True))
-                gone = [name for name, one in states.items() if one.deleted]
+                gone = [name for name, state in states.items() if state.deleted]
                 if not gone:
                     return states
             await self._leave_out(gone)
 
     async def _leave_out(self, gone: Sequence[str]) -> None:
-        """Go on without topics that are gone. Raises, for those that are wanted, TopicRecreated if
-        the name is another topic's by now, TopicDeleted if that is a loss."""
+        """Go on without topics that are gone. For topics that the options name, or that `ends` had,
+        raises TopicRecreated if another topic has the name now, TopicDeleted if that is a loss."""
         for name in gone:
             info = self.infos[name]
             if self.options.pattern is None or name in self._view.ends:
@@ -296,13 +299,13 @@ class TopicsRead:
                     info.id,
                 )
                 self._left_out[name] = info
-        for name in gone:  # one that takes such a name is found by a pattern
+        for name in gone:  # a scan by the pattern finds a topic that takes such a name
             self.infos.pop(name, None)
             if self._followers is not None:
                 self._followers.pop(name, None)
 
     def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
-        """Remember what was seen."""
+        """Remember these states; return their ends."""
         before = self._view.states
         self.went_back += any(
             name in before and state.next < before[name].next for name, state in states.items()
@@ -317,23 +320,26 @@ class TopicsRead:
         assert not state.deleted, f"topic {name!r} is gone"
         assigned = None if self.options.assigned is None else self.options.assigned[name]
         before = self._view.ends.get(name)
-        known = () if before is None else before.ends
+        ends_before = () if before is None else before.ends
         ends = [self._planner.end_of(held) for held in state.partitions]
         return TopicEnds(
             state.topic_id,
             tuple(held.start_offset for held in state.partitions),
-            tuple(max(end, known[p]) if p < len(known) else end for p, end in enumerate(ends)),
+            tuple(
+                max(end, ends_before[p]) if p < len(ends_before) else end
+                for p, end in enumerate(ends)
+            ),
             assigned,
         )
 
 
-def _check_same(known: Mapping[str, TopicInfo], found: Iterable[TopicInfo]) -> None:
-    """Raises TopicRecreated for a topic found by a known one's name that is another."""
-    for info in found:
+def _check_same(infos: Mapping[str, TopicInfo], namesakes: Iterable[TopicInfo]) -> None:
+    """Raises TopicRecreated if a namesake of one of `infos` has another id."""
+    for info in namesakes:
         name = info.name.short
-        if name in known and known[name].id != info.id:
+        if name in infos and infos[name].id != info.id:
             raise TopicRecreated(
-                f"topic {name!r} with id {known[name].id} was deleted;"
+                f"topic {name!r} with id {infos[name].id} was deleted;"
                 f" the topic of that name now has id {info.id}",
                 topic=name,
             )

@@ -1,4 +1,4 @@
-"""The columns of a reader: what it offers, what it may be asked for, how they are made of entries.
+"""The columns of a reader: which it offers, which a user may declare, how they come out of entries.
 
     binary, string   Kafka's: key value topic partition offset timestamp timestampType,
                      with includeHeaders: headers,
@@ -10,12 +10,12 @@
                      with includeProducer: __producerName __sequenceId
 
 Always true: the default schema is Kafka's, name for name and type for type; a user's .schema() is
-a projection by name, without regard to case, of all columns that the format has, whether an option
-adds them to the default or not; text and bytes of key and value may be either. Only the columns
-that are asked for are made; key, value, headers and event time are the entry's own memory, the
-others whole columns of numpy or constants that are kept; a column that the entry does not have is
-null in every row. Nothing here loops over rows. pyarrow.compute takes 35 ms to load and is loaded
-by the columns and filters that need it.
+a projection by name, without regard to case, of all columns of the format, whether an option adds
+them to the default or not; key and value may be text or bytes. Only requested columns are made;
+key, value, headers and event time are the entry's own memory, the others are whole numpy columns or
+constants that are kept; a column that the entry does not have is null in every row. Nothing here
+loops over rows. pyarrow.compute takes 35 ms to load, and only the columns and filters that need it
+load it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
 CREATE_TIME = 0
-"""The timestampType of Kafka that says: the time the writer made the entry."""
+"""Kafka's timestampType for the time at which the writer made the entry."""
 BYTES: Kinds = (BinaryType(), StringType())
 TEXT: Kinds = (StringType(),)
 INT: Kinds = (IntegerType(),)
@@ -75,8 +75,9 @@ TIME: Kinds = (TimestampType(),)
 
 
 class Column(NamedTuple):
-    """One that a reader has beside those of the payload. `stored` is what it is made of in an
-    entry; `added` is the field of ShapeOptions that adds it to the default, empty: it is there."""
+    """A column that a reader has beside those of the payload. It is made of the entry's column
+    `stored`; `added` is the field of ShapeOptions that adds it to the default columns (empty: it is
+    one of them)."""
 
     name: str
     kinds: Kinds
@@ -85,7 +86,7 @@ class Column(NamedTuple):
     added: str = ""
 
 
-# -- what a reader offers, what it may be asked for -----------------------------------------------
+# -- the columns that a reader offers, and that a user may declare --------------------------------
 
 
 def has_payload(value_format: str) -> bool:
@@ -94,8 +95,8 @@ def has_payload(value_format: str) -> bool:
 
 
 def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> StructType:
-    """What a reader offers when the user declares nothing; `payload` are the payload's columns
-    where the format has such. Raises SchemaReservedColumn."""
+    """The columns of a reader if the user declares none; `payload` are the payload's columns if the
+    format has such. Raises SchemaReservedColumn."""
     own: list[StructField] = []
     if has_payload(shape.value_format):
         assert payload is not None, "the payload's columns are looked up first"
@@ -104,34 +105,34 @@ def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> Struc
             check_not_reserved(column.name)
     text = shape.value_format == "string"
     more = [
-        StructField(one.name, TEXT[0] if text and one.name == "value" else one.kinds[0])
-        for one in _columns(shape.value_format).values()
-        if not one.added or getattr(shape, one.added)
+        StructField(column.name, TEXT[0] if text and column.name == "value" else column.kinds[0])
+        for column in _columns(shape.value_format).values()
+        if not column.added or getattr(shape, column.added)
     ]
     return StructType([*own, *more])
 
 
 def check_projection(declared: StructType, value_format: str = "binary") -> None:
     """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no reader has,
-    SchemaMissingColumn if there is none; the payload's own columns are not looked at."""
+    SchemaMissingColumn for no column at all; it does not check the payload's own columns."""
     check_named_once(declared)
     if not declared.fields:
         raise SchemaMissingColumn("the declared schema has no column", "Declare at least one.")
     offered = _columns(value_format)
     for column in declared.fields:
-        known = offered.get(column.name.lower())
-        if known is not None:
-            check_type(column, known.kinds)
+        allowed = offered.get(column.name.lower())
+        if allowed is not None:
+            check_type(column, allowed.kinds)
         elif not has_payload(value_format):
-            names = ", ".join(one.name for one in offered.values())
+            names = ", ".join(column.name for column in offered.values())
             raise SchemaUnknownColumn(
                 f"a topic has no column {column.name!r}", f"Declare some of: {names}."
             )
 
 
 def payload_of(declared: StructType) -> StructType:
-    """The payload's own columns among those of a reader with such."""
-    return StructType([one for one in declared.fields if one.name.lower() not in _TYPED])
+    """The payload's own columns among the declared ones."""
+    return StructType([column for column in declared.fields if column.name.lower() not in _TYPED])
 
 
 def entry_columns(
@@ -141,42 +142,41 @@ def entry_columns(
     *,
     with_key: bool = False,
 ) -> frozenset[str]:
-    """What must be decoded of an entry, by the names there; everything else is never built.
-    `stored` are the names that the versions of the topic's schema have; `with_key` for a filter
-    on keys."""
-    known = _columns(value_format)
-    wanted = {name.lower() for name in declared.names}
-    made_of = {known[name].stored for name in wanted if name in known}
-    found = {name for name in (*made_of, KEY if with_key else None) if name is not None}
-    found |= {TYPED_NAMES[name] for name in found if name in TYPED_NAMES}
+    """The columns of an entry to decode, by their names there; no other column is built. `stored`
+    are the names in the versions of the topic's schema; `with_key` is for a filter on keys."""
+    columns = _columns(value_format)
+    names = {name.lower() for name in declared.names}
+    made_of = {columns[name].stored for name in names if name in columns}
+    decoded = {name for name in (*made_of, KEY if with_key else None) if name is not None}
+    decoded |= {TYPED_NAMES[name] for name in decoded if name in TYPED_NAMES}
     if has_payload(value_format):
-        found |= {name for name in stored if name.lower() in wanted}
-        found |= {VALUE} if value_format == "json" and wanted - _TYPED.keys() else set()
-    return frozenset(found)
+        decoded |= {name for name in stored if name.lower() in names}
+        decoded |= {VALUE} if value_format == "json" and names - _TYPED.keys() else set()
+    return frozenset(decoded)
 
 
 def is_place(column: StructField, value_format: str) -> bool:
-    """Whether a reader has this column, of this type, and no writer: it says where a row is."""
-    known = _columns(value_format).get(column.name.lower())
+    """Whether this column, of this type, is the place of a row: readers have it, writers do not."""
+    of_reader = _columns(value_format).get(column.name.lower())
     return (
-        known is not None
-        and known.name == column.name
-        and any(_same(column.dataType, kind) for kind in known.kinds)
+        of_reader is not None
+        and of_reader.name == column.name
+        and any(_same(column.dataType, kind) for kind in of_reader.kinds)
     )
 
 
 def check_type(column: StructField, allowed: Kinds) -> None:
     """Raises SchemaTypeMismatch."""
     if not any(_same(column.dataType, kind) for kind in allowed):
-        wanted = " or ".join(kind.simpleString().upper() for kind in allowed)
+        kinds = " or ".join(kind.simpleString().upper() for kind in allowed)
         raise SchemaTypeMismatch(
-            f"column {column.name!r} is {column.dataType.simpleString().upper()}, not {wanted}",
-            f"Cast it to {wanted}.",
+            f"column {column.name!r} is {column.dataType.simpleString().upper()}, not {kinds}",
+            f"Cast it to {kinds}.",
         )
 
 
 def check_named_once(declared: StructType) -> None:
-    """Raises SchemaUnknownColumn for a name that is there twice, without regard to case."""
+    """Raises SchemaUnknownColumn for a repeated name, without regard to case."""
     names = [name.lower() for name in declared.names]
     for name in names:
         if names.count(name) > 1:
@@ -184,15 +184,15 @@ def check_named_once(declared: StructType) -> None:
 
 
 def check_not_reserved(name: str) -> None:
-    """Raises SchemaReservedColumn for a column of the payload that a reader could not tell from
-    one that it has beside them."""
+    """Raises SchemaReservedColumn for a column of the payload with the name of a column that a
+    reader has beside them."""
     if name.lower() in RESERVED_NAMES:
         raise SchemaReservedColumn(f"a column of the payload cannot be named {name!r}")
 
 
-def _same(one: DataType, other: DataType) -> bool:
-    """Whether they are one type, whatever may be null."""
-    return one.simpleString() == other.simpleString()
+def _same(kind: DataType, other: DataType) -> bool:
+    """Whether the types are the same, without regard to nullability."""
+    return kind.simpleString() == other.simpleString()
 
 
 def _columns(value_format: str) -> dict[str, Column]:
@@ -210,19 +210,19 @@ def to_spark(
     *,
     null_value: bool = False,
 ) -> pa.RecordBatch:
-    """The columns that `schema` names. `payload` are those of them that are the payload's own, in
-    their order (typed_values.py makes them); None in a format that has no such columns. With
-    `null_value` what is made of the value is null.
+    """The columns that `schema` names. `payload` are the payload's own columns among them, in their
+    order (typed_values.py makes them); None in a format without such columns. With `null_value` the
+    columns made of the value are null.
 
-    Raises SchemaIncompatible when `value` is asked for and the rows have none, as they are typed.
+    Raises SchemaIncompatible if `value` is requested and the rows are typed: they have no value.
     """
     if not len(schema):
         return rows.record_batch.select([])
-    known = _UNTYPED if payload is None else _TYPED
+    by_name = _UNTYPED if payload is None else _TYPED
     own = iter(payload or ())
     columns = []
     for field in schema:
-        column = known.get(field.name.lower())
+        column = by_name.get(field.name.lower())
         if column is None:
             made = _as(next(own), field.type)
         elif null_value and column.stored == VALUE:
@@ -235,7 +235,7 @@ def to_spark(
 
 
 def with_keys(rows: Block, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
-    """Of `made`, the columns of `rows`, the rows that have one of the keys."""
+    """The rows of `made` that have one of the keys; `made` are the columns of `rows`."""
     import pyarrow.compute as pc
 
     column = _stored(rows, KEY)
@@ -246,15 +246,15 @@ def with_keys(rows: Block, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.Re
 
 
 def _stored(rows: Block, name: str) -> pa.Array | None:
-    """A column of the entry, None if it has none."""
+    """A column of the entry, None if the entry lacks it."""
     batch = rows.record_batch
     at = batch.schema.get_field_index(TYPED_NAMES.get(name, name) if rows.typed else name)
     return None if at < 0 else batch.column(at)
 
 
 def _entrys(name: str, *, of_typed: bool = True) -> Make:
-    """Not `of_typed`: what only batches of Pulsar's producers have; typed rows may have a column of
-    that name."""
+    """Makes a column out of the entry's. Not `of_typed`: only batches of Pulsar's producers have
+    this column, and typed rows may have a column of their own with its name."""
 
     def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         stored = _stored(rows, name) if of_typed or not rows.typed else None
@@ -299,14 +299,14 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _counted(name: str) -> Make:
-    """Counted up from row to row."""
+    """Makes a column that counts up from row to row."""
     return lambda rows, topic, kind: of_numpy(
         rows.each_counted(name).astype(kind.to_pandas_dtype(), copy=False)
     )
 
 
 def _runs(name: str) -> Make:
-    """What rows that are together in an entry have in common."""
+    """Makes a column of a value that the rows of a run share."""
     return lambda rows, topic, kind: of_numpy(
         rows.each(name).astype(kind.to_pandas_dtype(), copy=False)
     )
@@ -330,7 +330,7 @@ def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
 
 
 def _repeated(value_of: Callable[[Block, str], str | int]) -> Make:
-    """One value for each row: a slice of a column that is kept, its length rounded up."""
+    """Makes a column of one value: a slice of a longer column that is kept."""
 
     def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         count = rows.num_rows
@@ -350,7 +350,7 @@ def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def _rounded(count: int) -> int:
-    """So that what is kept serves batches of many lengths."""
+    """The length rounded up, so that a kept column serves batches of many lengths."""
     return max(1024, 1 << (count - 1).bit_length())
 
 
@@ -363,7 +363,7 @@ _META, _PRODUCER = "include_metadata", "include_producer"
 
 
 def _by_lower(*columns: Column) -> dict[str, Column]:
-    return {one.name.lower(): one for one in columns}
+    return {column.name.lower(): column for column in columns}
 
 
 _UNTYPED = _by_lower(

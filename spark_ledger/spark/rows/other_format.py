@@ -1,9 +1,9 @@
-"""What a read does with rows of the other kind: columns where it wants bytes, bytes where it wants
-columns. A topic has both where schemaMode=none mixed them, or where its schema was withdrawn.
+"""What a read does with rows of the other kind: columns in a read of bytes, bytes in a read of
+columns. A topic has both if schemaMode=none mixed them, or if its schema was withdrawn.
 
-Always true: rows of the kind that is wanted are read as ever; the others are an error, or counted
-and logged with their places. `skip`: they are left out. `null`: they come with all that is beside
-the payload, which is null.
+Always true: rows of the read's own kind are read as ever; the others are an error, or they are
+counted and logged with their places. `skip`: they are left out. `null`: they come with a payload of
+nulls and all columns beside it.
 """
 
 import logging
@@ -24,7 +24,7 @@ class OnOtherFormat(Enum):
 
 
 class OtherRows:
-    """Those of one task, whose read wants `typed` rows or others."""
+    """The rows of the other kind in one task; `typed`: the read is of typed rows."""
 
     def __init__(self, policy: OnOtherFormat, *, typed: bool) -> None:
         self.policy = policy
@@ -33,7 +33,7 @@ class OtherRows:
         self._places = 0
 
     def are(self, rows: Block, topic: str) -> bool:
-        """Whether the rows are of the other kind and that is no error: they are counted then."""
+        """Whether the rows are of the other kind and the policy accepts them; counts them then."""
         if self.policy is OnOtherFormat.FAIL or rows.typed == self._typed:
             return False
         self.count += rows.num_rows
@@ -49,7 +49,7 @@ class OtherRows:
         return True
 
     def end(self) -> None:
-        """Log how many there were."""
+        """Log the count."""
         if self.count:
             _log.warning(
                 "%d rows of the other kind were met (onOtherFormat=%s)",

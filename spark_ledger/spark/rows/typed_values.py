@@ -1,19 +1,19 @@
-"""Values that are columns: what a row's payload is in Spark, and what it is in a topic.
+"""Values that are columns: a row's payload in Spark, and in a topic.
 
     valueFormat   rows in the topic                     columns in Spark
     json          `value` is JSON text, or typed        the payload's
     arrow         typed: the payload's own columns      the payload's
     schema        as arrow, by a schema that was registered before
 
-Always true: what is decided of a schema is decided in the driver or once in a task, before a row of
-it is written or read; then whole columns are selected and cast by name. The payload's types are
-those of topic/schema/records.py; a reader offers every column as nullable. Rows that do not fit are
-an error with their topic, partition and offset.
+Always true: the driver, or a task once, decides about a schema before it writes or reads a row;
+then whole columns are selected and cast by name. The payload's types are those of
+topic/schema/records.py; a reader offers every column as nullable. Rows that do not fit are an error
+with their topic, partition and offset.
 
-How they are used. Write: `ValueWriter.of(...)` of the DataFrame's schema in the driver; for each
-topic `writer.version(...)` once; then `values(...)` of each batch goes to a task writer whose
-settings have `schema_version(...)`. Read: `offered(...)` where the user declares nothing;
-`ValueReader.of(...)` in the driver, `columns(...)` for each entry's rows.
+To write: call `ValueWriter.of(...)` with the DataFrame's schema in the driver, and
+`writer.version(...)` once for each topic; then pass `values(...)` of each batch to a task writer
+whose settings have `schema_version(...)`. To read: call `ValueReader.of(...)` in the driver, and
+`columns(...)` for each entry's rows.
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ from spark_ledger.topic.schema.rules import SchemaMode
 
 JSON, ARROW, SCHEMA = "json", "arrow", "schema"
 SparkSchema: TypeAlias = StructType
-"""For those who name Spark's schema in an annotation without loading Spark."""
+"""For modules that name Spark's schema in an annotation without loading Spark."""
 
 _SIMPLE = (
     BinaryType,
@@ -70,10 +70,10 @@ _SIMPLE = (
 
 
 def arrow_payload(payload: StructType) -> pa.Schema:
-    """The payload's columns as a topic has them; there may be none.
+    """The payload's columns as a topic has them, maybe no column at all.
 
     Raises errors.SchemaTypeMismatch for a type that no topic has, errors.SchemaReservedColumn,
-    errors.SchemaUnknownColumn for a name that is there twice.
+    errors.SchemaUnknownColumn for a repeated name.
     """
     if not payload.fields:
         return pa.schema([])
@@ -89,8 +89,8 @@ def spark_payload(schema: pa.Schema) -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class ValueWriter:
-    """How a DataFrame's payload columns become values. Picklable. `schema` is canonical; `mode`
-    is None where nothing is registered or compared."""
+    """How a DataFrame's payload columns become values. Picklable. `schema` is canonical; with
+    `mode` None no schema is registered or compared."""
 
     value_format: str
     schema: pa.Schema
@@ -99,7 +99,7 @@ class ValueWriter:
     @classmethod
     def of(cls, value_format: str, payload: StructType, schema_mode: str) -> "ValueWriter":
         """`payload` are the columns beside metadata. Raises as arrow_payload, also for text with a
-        collation, which no topic keeps; errors.SchemaMissingColumn when there are none,
+        collation, as no topic keeps it; errors.SchemaMissingColumn without columns,
         errors.OptionConflict."""
         for field in payload.fields:
             _check_not_collated(field.dataType, field.name)
@@ -116,7 +116,7 @@ class ValueWriter:
         return cls(value_format, schema, None)
 
     async def version(self, schemas: SchemaRegistry, topic: TopicInfo) -> SchemaVersion | None:
-        """The version of the topic's schema to write under, registered if need be; None for
+        """The version of the topic's schema for the rows, registered if necessary; None for
         schemaMode=none. Raises as SchemaRegistry.for_write."""
         if self.mode is None:
             return None
@@ -126,17 +126,17 @@ class ValueWriter:
     def values(
         self, payload: pa.RecordBatch, version: SchemaVersion | None
     ) -> pa.Array | pa.RecordBatch:
-        """What the rows of `payload` are in a topic: `values` of a task writer's `write`.
+        """The rows of `payload` as a topic has them: `values` of a task writer's `write`.
 
-        Raises errors.SchemaIncompatible for a null in a column that the version says NOT NULL,
+        Raises errors.SchemaIncompatible for a null in a column that is NOT NULL in the version,
         errors.SchemaTypeMismatch for a number that JSON does not have.
         """
         rows = conformed(payload, self.schema if version is None else version.schema)
         return json_values.packed(rows) if self.value_format == JSON else rows
 
     def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
-        """For each row why `values` refuses it, null for one that it takes; None if it takes all.
-        Good rows stay together: the bad ones are found by halving what is refused."""
+        """For each row the reason for which `values` refuses it, null if `values` takes it; None if
+        it takes all rows. Bad rows are found by halving the refused ones."""
         reasons: dict[int, str] = {}
         parts = [(0, payload.num_rows)]
         while parts:
@@ -151,12 +151,12 @@ class ValueWriter:
                     parts += [(start, half), (half, end)]
         if not reasons:
             return None
-        told = np.full(payload.num_rows, -1)
-        told[list(reasons)] = np.arange(len(reasons))
-        return pa.array(reasons.values(), pa.string()).take(pa.array(told, mask=told < 0))
+        numbers = np.full(payload.num_rows, -1)
+        numbers[list(reasons)] = np.arange(len(reasons))
+        return pa.array(reasons.values(), pa.string()).take(pa.array(numbers, mask=numbers < 0))
 
     def schema_version(self, version: SchemaVersion | None) -> int:
-        """What the entries say of their columns: TaskSettings.schema_version."""
+        """The schema version in the entries: TaskSettings.schema_version."""
         if version is None or self.value_format == JSON:
             return UNREGISTERED
         return version.number
@@ -165,8 +165,8 @@ class ValueWriter:
 @dataclass(frozen=True, slots=True)
 class ValueReader:
     """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical,
-    in the order in which the columns are wanted; `stored` are their names in entries, None where
-    these may be spelled otherwise."""
+    in the order of the DataFrame; `stored` are their names in entries, None if entries may spell
+    them in another way."""
 
     value_format: str
     payload: pa.Schema
@@ -176,30 +176,30 @@ class ValueReader:
     def of(
         cls, value_format: str, payload: StructType, registered: pa.Schema | None
     ) -> "ValueReader":
-        """`payload` are the columns wanted, `registered` is SchemaRegistry.for_read of the topics,
-        None where there is none: then the columns were declared by the user.
+        """`payload` are the columns to read, `registered` is SchemaRegistry.for_read of the topics
+        (None: no schema; then the user declared the columns).
 
         Raises errors.SchemaMissingColumn and errors.SchemaTypeMismatch for a column that the
         topics do not have or have as another type, and as arrow_payload.
         """
-        wanted = arrow_payload(payload)
+        schema = arrow_payload(payload)
         if value_format == JSON:
-            json_values.check_schema(wanted)
+            json_values.check_schema(schema)
         elif registered is not None:
-            check_convertible(registered, wanted)
-        if not len(wanted):
-            return cls(value_format, wanted, ())
+            check_convertible(registered, schema)
+        if not len(schema):
+            return cls(value_format, schema, ())
         if registered is None:
-            return cls(value_format, wanted, None)
-        asked = {name.lower() for name in wanted.names}
-        known = [name for name in registered.names if name.lower() in asked]
-        return cls(value_format, wanted, tuple(dict.fromkeys([*wanted.names, *known])))
+            return cls(value_format, schema, None)
+        asked = {name.lower() for name in schema.names}
+        spelled = [name for name in registered.names if name.lower() in asked]
+        return cls(value_format, schema, tuple(dict.fromkeys([*schema.names, *spelled])))
 
     def entry_columns(
         self, declared: StructType, *, with_key: bool = False
     ) -> frozenset[str] | None:
-        """What must be decoded of an entry for all the columns `declared`, the payload's among
-        them; None: everything. See columns.entry_columns."""
+        """The columns of an entry to decode for all the columns `declared`, the payload's among
+        them; None: all. See columns.entry_columns."""
         if self.stored is None:
             return None
         return entry_columns(declared, self.value_format, self.stored, with_key=with_key)
@@ -229,12 +229,12 @@ class ValueReader:
 async def registered_schema(
     schemas: SchemaRegistry, topics: Iterable[TopicInfo], value_format: str, *, declared: bool
 ) -> pa.Schema | None:
-    """What a read of the topics with payload columns sees; None if the user `declared` the columns
-    and they cannot be compared with it: some topic has no schema, or there is no one type of a
-    column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
+    """The columns that a read of the topics with payload columns sees. None if the user `declared`
+    the columns and they cannot be compared: a topic has no schema, or the topics have no common
+    type of a column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
     topics = list(topics)
-    found = [(await schemas.of(topic)).versions for topic in topics]
-    for topic, versions in zip(topics, found, strict=True):
+    of_topics = [(await schemas.of(topic)).versions for topic in topics]
+    for topic, versions in zip(topics, of_topics, strict=True):
         if not versions:
             if declared and value_format != SCHEMA:
                 return None
@@ -269,7 +269,7 @@ def _all_of(rows: Block) -> str:
 
 
 def _check_not_collated(kind: DataType, path: str) -> None:
-    """Raises SchemaTypeMismatch: a reader would sort and compare the column otherwise."""
+    """Raises SchemaTypeMismatch: a reader would sort and compare the column in another way."""
     if isinstance(kind, StructType):
         for field in kind.fields:
             _check_not_collated(field.dataType, f"{path}.{field.name}")
@@ -286,7 +286,7 @@ def _check_not_collated(kind: DataType, path: str) -> None:
 
 
 def _check_type(kind: DataType, path: str) -> None:
-    """Raises SchemaTypeMismatch for what no topic has: VARIANT, VOID, intervals of months..."""
+    """Raises SchemaTypeMismatch for types of no topic: VARIANT, VOID, intervals of months..."""
     if isinstance(kind, StructType) and kind.fields:
         for field in kind.fields:
             _check_type(field.dataType, f"{path}.{field.name}")

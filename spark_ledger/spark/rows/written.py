@@ -1,5 +1,5 @@
-"""The columns that are written: which may be, what each is, which rows go to which topic, and which
-rows cannot be written: what badRecordsTopic gets.
+"""The columns of a write: which are allowed, the role of each, the topic of each row, and the rows
+that cannot be written and go to badRecordsTopic.
 
     binary, string   value, key (text or bytes), topic (STRING), partition (INT), headers (array of
                      structs of key and value, or a map), eventTime or timestamp (TIMESTAMP)
@@ -7,17 +7,17 @@ rows cannot be written: what badRecordsTopic gets.
                      __messageProperties __eventTime
     a bad record     `value` is the row's value, cut to VALUE_BYTES_MAX (null if the payload is
                      columns), `key` its key, cut likewise; its headers are `reason`, `topic`,
-                     `partition` (as the row had them, null if it had none), then what the caller
-                     says of the write (`queryId`, `batchId`, ...)
+                     `partition` (as the row had them, null if it had none), then the caller's facts
+                     of the write (`queryId`, `batchId`, ...)
 
-Always true: a column that would be ignored is an error that names it. Excepted are what a reader
-says of where a row was (`offset`, `timestampType`, ...: written again, it is elsewhere), and what
-something else goes before: `topic` and `partition` beside the options topic and routing, and
-`timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep
-their order. A row is good or bad, never both or neither, and no good one is refused later for what
-is judged here (no topic, a topic that cannot be, a partition that is not there, a row larger than
-an entry); a bad one is kept with its reason, which begins with the class of the error that it would
-have been. Nothing here loops over rows.
+Always true: a column that would be ignored is an error that names it. Exceptions are a reader's
+columns for the place of a row (`offset`, `timestampType`, ...: written again, the row is elsewhere)
+and columns that something else overrides: `topic` and `partition` beside the options topic and
+routing, and `timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of
+a topic keep their order. A row is good or bad, never both or neither, and no good row is refused
+later for a reason that is judged here (no topic, an impossible topic, a partition that does not
+exist, a row larger than an entry). A bad row is kept with its reason, which begins with the class
+of the error that it would have been. Nothing here loops over rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -83,7 +83,7 @@ _ROLES: dict[str, Kinds] = {
     ),
     "event_time": TIME,
 }
-"""What a column can be, and its types."""
+"""The roles of columns, and the types of each."""
 _UNTYPED = {role: role for role in ("value", "key", "topic", "partition", "headers")}
 _UNTYPED |= {"eventtime": "event_time", "timestamp": "event_time"}
 _BESIDE = {
@@ -97,8 +97,8 @@ _BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Equally long columns, None where there is none. `values` is the column `value`, or a record
-    batch of the payload's own columns (which valueFormat=json packs into text)."""
+    """Columns of equal length, None for a missing one. `values` is the column `value`, or a record
+    batch of the payload's own columns (valueFormat=json packs them into text)."""
 
     values: pa.Array | pa.RecordBatch
     keys: pa.Array | None = None
@@ -112,15 +112,17 @@ class WrittenRows:
         return int(self.values.num_rows) if typed else len(self.values)
 
     def take(self, indexes: pa.Array) -> "WrittenRows":
-        return WrittenRows(*(None if one is None else one.take(indexes) for one in self._columns()))
+        return WrittenRows(
+            *(None if column is None else column.take(indexes) for column in self._columns())
+        )
 
     def _columns(self) -> list[pa.Array | pa.RecordBatch | None]:
-        return [getattr(self, one.name) for one in fields(self)]
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Which column is what, by the names that the rows have; `routing` as the option, decided."""
+    """The column of each role, by its name in the rows; `routing` as the option, decided."""
 
     routing: str
     payload: tuple[str, ...] = ()
@@ -132,9 +134,9 @@ class WritePlan:
     event_time: str | None = None
 
     def as_written(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that are written, by what they are: under whatever name that came."""
-        found = {role: getattr(self, role) for role in _ROLES}
-        named = {role: name for role, name in found.items() if name is not None}
+        """The columns to write, named by their roles, whatever their names were."""
+        by_role = {role: getattr(self, role) for role in _ROLES}
+        named = {role: name for role, name in by_role.items() if name is not None}
         columns = [batch.column(name) for name in (*self.payload, *named.values())]
         return pa.RecordBatch.from_arrays(columns, [*self.payload, *named])
 
@@ -156,32 +158,32 @@ class WritePlan:
 
 
 def plan_write(written: StructType, options: WriteOptions) -> WritePlan:
-    """What the columns of a write are.
+    """The roles of the columns of a write.
 
     Raises SchemaUnknownColumn, SchemaMissingColumn, SchemaReservedColumn, SchemaTypeMismatch,
-    OptionMissing when nothing names a topic.
+    OptionMissing if nothing names a topic.
     """
     check_named_once(written)
     typed = has_payload(options.value_format)
-    found, payload = _sorted_out(written, options.value_format)
+    by_role, payload = _sorted_out(written, options.value_format)
     if typed and not payload:
         raise SchemaMissingColumn("there is no column of a payload to write", "Select one.")
-    if not typed and "value" not in found:
+    if not typed and "value" not in by_role:
         raise SchemaMissingColumn("there is no column 'value' to write")
-    if options.topic is None and "topic" not in found:
+    if options.topic is None and "topic" not in by_role:
         raise OptionMissing(
             "no topic is named",
             "Add option 'topic' or a column topic, or give the topic to save() or start()."
             f" {IN_SQL}",
         )
     if options.topic is not None:
-        found.pop("topic", None)
-    return WritePlan(_routing(options.routing, found), payload, **found)
+        by_role.pop("topic", None)
+    return WritePlan(_routing(options.routing, by_role), payload, **by_role)
 
 
 def payload_of(written: StructType, plan: WritePlan) -> StructType:
     """The payload's own columns, in their order."""
-    return StructType([one for one in written.fields if one.name in plan.payload])
+    return StructType([field for field in written.fields if field.name in plan.payload])
 
 
 def topics_named(rows: WrittenRows) -> list[str]:
@@ -204,11 +206,11 @@ def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
     ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
     order = np.argsort(codes, kind="stable")
     for name, start, end in zip(short, [0, *ends], ends, strict=False):
-        yield name, rest.take(of_numpy(order[start:end]))  # rows kept keep no others in memory
+        yield name, rest.take(of_numpy(order[start:end]))  # a copy: it keeps no others in memory
 
 
 def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The short names of the rows' topics, and of each row which of them it is for."""
+    """The short names of the rows' topics, and for each row the index of its topic."""
     topics = rows.topics
     assert topics is not None, "there is a column of topics"
     if topics.null_count:
@@ -226,18 +228,18 @@ def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def _sorted_out(written: StructType, value_format: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """By what they are the names of the columns that are known, and the others, without those that
-    say where a row was."""
+    """The names of columns by their roles, and the names of the payload's columns, without columns
+    for the place of a row."""
     typed = has_payload(value_format)
-    known = _BESIDE if typed else _UNTYPED
-    found: dict[str, str] = {}
+    roles = _BESIDE if typed else _UNTYPED
+    by_role: dict[str, str] = {}
     payload = []
     for column in written.fields:
-        what = known.get(column.name.lower())
+        what = roles.get(column.name.lower())
         if what is not None:
             check_type(column, _ROLES[what])
-            if what not in found or column.name.lower() == "eventtime":
-                found[what] = column.name
+            if what not in by_role or column.name.lower() == "eventtime":
+                by_role[what] = column.name
         elif is_place(column, value_format):
             continue
         elif typed:
@@ -248,19 +250,19 @@ def _sorted_out(written: StructType, value_format: str) -> tuple[dict[str, str],
                 f"column {column.name!r} cannot be written to a topic",
                 "Set valueFormat=arrow to write columns as they are, or select key and value only.",
             )
-    return found, tuple(payload)
+    return by_role, tuple(payload)
 
 
-def _routing(asked: str | None, found: dict[str, str]) -> str:
+def _routing(asked: str | None, by_role: dict[str, str]) -> str:
     if asked is None:
-        return "column" if "partition" in found else "hash"
-    if asked == "column" and "partition" not in found:
+        return "column" if "partition" in by_role else "hash"
+    if asked == "column" and "partition" not in by_role:
         raise SchemaMissingColumn(
             "routing is 'column', but there is no column 'partition'",
             "Add an INT column partition, or choose another routing.",
         )
     if asked != "column":
-        found.pop("partition", None)
+        by_role.pop("partition", None)
     return asked
 
 
@@ -271,33 +273,34 @@ def misfits(
     partitions: int | None = None,
     aside: str | None = None,
 ) -> pa.Array | None:
-    """For each row why it cannot be written, null for a good one; None if all are good.
+    """For each row the reason for which it cannot be written, null for a good row; None if all are
+    good.
 
-    `partitions` is how many the topic has; it is looked at where rows have a partition of their
-    own, and None while the topics of the rows are not told apart yet. With `entry_bytes_max` None
-    the rows' sizes are not looked at. `aside` is the topic for bad records: no row's own.
+    `partitions` is the number of the topic's partitions; it matters if rows have a partition of
+    their own, and is None while the rows of different topics are together. With `entry_bytes_max`
+    None the rows' sizes are not checked. `aside` is the topic for bad records: no row may name it.
     """
-    found: list[tuple[Mask, str]] = []
+    masks: list[tuple[Mask, str]] = []
     if rows.topics is not None:
-        found += _by_topic(rows.topics, aside)
+        masks += _by_topic(rows.topics, aside)
     if rows.partitions is not None and partitions is not None:
-        found.append(_by_partition(rows.partitions, partitions))
+        masks.append(_by_partition(rows.partitions, partitions))
     if entry_bytes_max is not None:
-        found.append(_by_size(rows, entry_bytes_max))
-    found = [(mask, reason) for mask, reason in found if mask.any()]
-    if not found:
+        masks.append(_by_size(rows, entry_bytes_max))
+    masks = [(mask, reason) for mask, reason in masks if mask.any()]
+    if not masks:
         return None
     reasons = pa.nulls(len(rows), pa.string())
-    for mask, reason in reversed(found):  # of two, the first is told
+    for mask, reason in reversed(masks):  # the first of several reasons counts
         reasons = pc.if_else(of_numpy(mask), pa.scalar(reason), reasons)
     return reasons
 
 
-def told_apart(
+def good_and_bad(
     rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]
 ) -> tuple[WrittenRows, WrittenRows]:
-    """The good rows, and the bad ones as records of the topic for such. `about` are more headers,
-    the same for each."""
+    """The good rows, and the bad ones as records of the topic for bad records. `about` are more
+    headers, the same for each record."""
     bad = as_numpy(reasons.is_valid())
     indexes = of_numpy(np.flatnonzero(bad))
     lost = rows.take(indexes)
@@ -320,22 +323,22 @@ def _by_topic(topics: pa.Array, aside: str | None) -> list[tuple[Mask, str]]:
 
     def rows_of(name: str | None) -> Mask:
         mask = np.zeros(len(topics), dtype=bool)
-        wrong = np.array([one == name for one in names], dtype=bool)
+        wrong = np.array([topic == name for topic in names], dtype=bool)
         mask[~missing] = wrong[as_numpy(encoded.indices.drop_null())]
         return mask
 
-    found = [
+    masks = [
         (missing, f"[{NullTopic.error_class}] the row has no topic"),
         (rows_of(None), f"[{TopicNameInvalid.error_class}] no topic can have this name"),
     ]
     if aside is not None:
         reason = f"[{OptionConflict.error_class}] the row's topic is that of bad records"
-        found.append((rows_of(aside), reason))
-    return found
+        masks.append((rows_of(aside), reason))
+    return masks
 
 
 def _short(name: str) -> str | None:
-    """None: no topic can have this name."""
+    """The short name; None if no topic can have this name."""
     try:
         return parse_topic(name).short
     except TopicNameInvalid:
@@ -366,7 +369,7 @@ def _cut(column: pa.Array) -> pa.Array:
 
 
 def _headers(rows: WrittenRows, reasons: pa.Array, about: Mapping[str, str]) -> pa.Array:
-    """A list of the same names for each row."""
+    """For each row a list of headers, with the same names in all rows."""
     count = len(rows)
     nothing = pa.nulls(count, pa.binary())
     partitions = None if rows.partitions is None else rows.partitions.cast(pa.string())

@@ -1,8 +1,8 @@
 """Writing where Spark allows `foreach` only: update mode, real-time mode.
 
-Always true: what a task is given of an epoch becomes visible by one commit when it ends well, all
-of it or nothing; nothing is lost when Spark repeats an epoch, and nothing doubled when it repeats
-it with the same rows in the same partitions (topic/parts.py). Rows that are gathered are bounded.
+Always true: a task's rows of an epoch become visible by one commit when the task ends well, all of
+them or none; no row is lost when Spark repeats an epoch, and no row is doubled when Spark repeats
+it with the same rows in the same partitions (topic/parts.py). Gathered rows are bounded.
 """
 
 import hashlib
@@ -44,14 +44,14 @@ from spark_ledger.topic.parts import Part, commit_part
 from spark_ledger.topic.write import TaskResult
 
 ROWS_MAX = 512
-"""So many rows, or an eighth of maxInFlightBytes, are turned to columns at a time."""
+"""At most so many rows, or an eighth of maxInFlightBytes, are turned to columns at a time."""
 
 _BYTES = (str, bytes, bytearray)
 _TIMES = ("eventtime", "timestamp")
 
 
 class ForeachWriter:
-    """What `foreach` takes: `df.writeStream.foreach(writer)`. Goes from the driver to the tasks."""
+    """The writer for `df.writeStream.foreach(writer)`. Goes from the driver to the tasks."""
 
     def __init__(
         self, options: Mapping[str, str], schema: StructType | None, app_id: str | None
@@ -83,7 +83,7 @@ class ForeachWriter:
             self._write()
 
     def close(self, error: BaseException | None) -> None:
-        """Commits, unless there was an error. Raises what commits and writing raise."""
+        """Commits, unless there was an error. Raises the errors of writing and of commits."""
         try:
             if error is None and self._rows:
                 self._write()
@@ -103,7 +103,7 @@ class ForeachWriter:
             app_id = self._app_id or self._spark.query_id
             if app_id is None:
                 raise OptionMissing(
-                    "Spark does not say which query this is", "Give app_id, a name of your own."
+                    "Spark does not name this query", "Give app_id, a name of your own."
                 )
             self._task = _ForeachTask(job, self._spark, app_id)
         table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
@@ -113,7 +113,7 @@ class ForeachWriter:
 
 
 class _ForeachTask:
-    """What one task writes between open and close, once there are rows."""
+    """The write of one task between open and close, once there are rows."""
 
     def __init__(self, job: WriteJob, spark: TaskProperties, app_id: str) -> None:
         run_id = spark.run_id or app_id
@@ -132,14 +132,14 @@ class _ForeachTask:
         )
 
     def commit(self, part: Part) -> None:
-        client, said = self._cluster.client, self._job.options.user_metadata or ""
+        client, user_metadata = self._cluster.client, self._job.options.user_metadata or ""
         results: dict[str, list[TaskResult]] = {}
         with self._beating, naming_deleted(self._cluster):
             for result in self.writers.finish():
                 results.setdefault(result.topic_id, []).append(result)
             kinds = self._job.kinds(results, self.writers.versions)
             committing = commit_part(
-                client, results, self._intent, part, user_metadata=said, kinds=kinds
+                client, results, self._intent, part, user_metadata=user_metadata, kinds=kinds
             )
             self._cluster.run(committing)
 
@@ -156,13 +156,13 @@ def foreach_writer(
     app_id: str | None = None,
     **options: Any,
 ) -> ForeachWriter:
-    """A writer for `df.writeStream.foreach(...)`, where Spark allows no other sink.
+    """A writer for `df.writeStream.foreach(...)`, for queries that Spark allows no other sink.
 
     `topic` and `options` are those of a streaming write (docs/spark.md). Rows of a partition and
-    epoch are durable and visible once Spark has closed the writer for it without an error: `close`
+    epoch are durable and visible once Spark has closed their writer without an error: `close`
     commits them, and recognises an epoch that Spark repeats. `schema`, a StructType or DDL, is that
     of the DataFrame: needed with valueFormat json, arrow and schema; without it key and value may
-    be STRING or BINARY. `app_id` names the writer where Spark does not name the query. Raises
+    be STRING or BINARY. `app_id` names the writer if Spark does not name the query. Raises
     LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
     """
     given = {name: as_given(value) for name, value in options.items() if value is not None}
@@ -215,7 +215,7 @@ def _headers_kind(value: Any) -> DataType:
 
 
 def _size(value: Any) -> int:
-    """Of the text and the bytes in a value, however deep."""
+    """The size of the text and the bytes in a value, however deep."""
     if isinstance(value, _BYTES):
         return len(value)
     if isinstance(value, dict):

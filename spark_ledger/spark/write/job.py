@@ -1,13 +1,12 @@
-"""What a write is, decided in the driver before a row of it is written, and the topics that it goes
-to: found as they are now, or made when the first rows for them come.
+"""A write, decided in the driver before a row of it is written, and its topics: found as they are
+now, or made when the first rows for them come.
 
-Always true: columns, types, options and the topics that they name are checked in the driver; what
-cannot be known before the rows are seen (topics of a column, sizes, null topics) is checked in the
-tasks, and then nothing of the write is visible. A topic that is there keeps its partitions and
-policies, whatever the options say: other quorums hold for the ledgers of this write only, another
-number of partitions is an error; rows are routed over the partitions that the topic has now. Bytes
-go to no topic that has a schema, for none of its readers could read them beside columns, unless the
-user says so.
+Always true: the driver checks columns, types, options and the topics that options name. Tasks check
+the facts that only the rows have (topics of a column, sizes, null topics): if a check fails there,
+nothing of the write is visible. An existing topic keeps its partitions and policies, whatever the
+options are: other quorums hold for the ledgers of this write only, another number of partitions is
+an error; rows are routed over the partitions that the topic has now. Bytes go to no topic that has
+a schema, as none of its readers could read them beside columns, unless the user asks for it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,20 +54,20 @@ _DEFAULTS = TopicPolicies()
 
 @dataclass(frozen=True, slots=True)
 class WrittenTopic:
-    """A topic and how many partitions it has now; `info` has how many it was made with."""
+    """A topic and its present number of partitions; `info` has the number at its creation."""
 
     info: TopicInfo
     partitions: int
 
     @property
     def txn_target(self) -> str:
-        """What transactions on it alone are recorded under: one of its name that is made anew has
-        nothing of what this one got."""
+        """The target under which transactions on this topic alone are recorded. It has the id: a
+        later topic of the same name has none of these transactions."""
         return f"{self.info.name.short}@{self.info.id}"
 
 
 def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
-    """What was given, the rest as near to `base` as it allows. Raises OptionInvalid."""
+    """The given options, the rest as near to `base` as they allow. Raises OptionInvalid."""
     ensemble = options.ensemble_size or max(base.ensemble_size, options.write_quorum or 0)
     write = options.write_quorum or min(base.write_quorum, ensemble)
     ack = options.ack_quorum or min(base.ack_quorum, write)
@@ -87,8 +86,8 @@ def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> Topic
 
 
 def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
-    """Whether the options can be meant for the topic that they name and that is there already. A
-    query that made it goes on after it has grown. Raises OptionConflict, OptionInvalid."""
+    """Checks that the options fit the existing topic that they name. A query that made the topic
+    goes on after it has grown. Raises OptionConflict, OptionInvalid."""
     policies_of(options, topic.info.policies)
     asked, made = options.partitions, topic.info.partitions
     if asked is not None and asked not in (made, topic.partitions):
@@ -100,7 +99,7 @@ def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
 
 
 async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -> None:
-    """Whether there are as many bookies as the options say that a new topic's ledgers need.
+    """Checks that there are as many bookies as the ledgers of a new topic need by the options.
     Raises NotEnoughBookies, OptionInvalid."""
     policies_of(options)
     asked = options.ensemble_size or options.write_quorum
@@ -109,9 +108,9 @@ async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -
 
 
 async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
-    """Whether the topic takes bytes, if that is what the options write to it: the topic of bad
-    records gets nothing else. One read of the metadata store, none for typed values. It does not
-    wait for a replica that lags: look the topic up first. Raises SchemaIncompatible."""
+    """Checks that the topic takes bytes, if the options write bytes to it: the topic of bad records
+    always gets bytes. One read of the metadata store, none for typed values. It does not wait for a
+    replica that lags: look the topic up first. Raises SchemaIncompatible."""
     name = topic.info.name.short
     bad = name == options.bad_records_topic
     if options.schema_mode == NO_SCHEMA or (options.typed and not bad):
@@ -128,8 +127,8 @@ async def check_values(client: TopicClient, options: WriteOptions, topic: Writte
 
 
 async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopic) -> None:
-    """Whether the topic takes columns, before a version of its schema is registered: the commit
-    judges it again. Raises SchemaIncompatible."""
+    """Checks that the topic takes columns, before a version of its schema is registered; the commit
+    checks it again. Raises SchemaIncompatible."""
     head = (await client.schemas.of(topic.info, fresh=False)).head
     if not head.takes_bytes:
         return
@@ -139,7 +138,7 @@ async def check_columns(client: TopicClient, job: "WriteJob", topic: WrittenTopi
 
 
 async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopic | None:
-    """The topic if it is there. Raises TopicTerminated, TopicDeleted for one that was just now."""
+    """The topic if it exists. Raises TopicTerminated, or TopicDeleted if it was just deleted."""
     info = await client.topics.find(name, fresh=fresh)
     if info is None:
         return None
@@ -154,32 +153,32 @@ async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopi
 async def find_or_make(
     client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
 ) -> WrittenTopic:
-    """The topic as it is, or made: with the options' quorums and durability, and their partitions
-    but for the one of bad records, which has one. Raises as look_up, check_fits,
-    check_bookies and check_values."""
-    found = await look_up(client, name, fresh=fresh)
-    if found is None:
+    """The topic as it is, or a new one with the options' quorums, durability and partitions; a
+    topic of bad records has one partition. Raises as look_up, check_fits, check_bookies and
+    check_values."""
+    topic = await look_up(client, name, fresh=fresh)
+    if topic is None:
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
         await check_bookies(client, options, name)
         try:
             policies = policies_of(options, await client.topics.inherited(name))
             made = await client.topics.create(name, partitions, policies)
-            return WrittenTopic(made, partitions)  # as the options say, and without a schema
+            return WrittenTopic(made, partitions)  # it fits the options, and has no schema
         except TopicExists:  # another task made it just now
-            found = await look_up(client, name, fresh=True)
-    if found is None:
+            topic = await look_up(client, name, fresh=True)
+    if topic is None:
         raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
     if name == options.topic:
-        check_fits(options, found)
-    await check_values(client, options, found)
-    return found
+        check_fits(options, topic)
+    await check_values(client, options, topic)
+    return topic
 
 
 async def find_or_make_all(
     client: TopicClient, options: WriteOptions, names: Sequence[str]
 ) -> list[WrittenTopic]:
-    """`find_or_make` of each, TOPICS_AT_ONCE at a time. Raises what the first of them raised that
-    failed, once none is under way any more."""
+    """`find_or_make` of each, TOPICS_AT_ONCE at a time. If some fail, raises the error of the first
+    of these once all have ended."""
 
     async def one(name: str) -> WrittenTopic | Exception:
         try:
@@ -187,19 +186,19 @@ async def find_or_make_all(
         except Exception as error:
             return error
 
-    found = []
+    topics = []
     for topic in await each(one, names, TOPICS_AT_ONCE):
         if isinstance(topic, Exception):
             raise topic
-        found.append(topic)
-    return found
+        topics.append(topic)
+    return topics
 
 
 async def too_many_topics(
     client: TopicClient, what: str, topic_ids: Sequence[str]
 ) -> CommitOverTooManyTopics:
     """The error of a batch for more topics than one commit takes. It names those of `topic_ids`
-    that have no commit: the write made them, or they were there for nothing."""
+    that have no commit: this write made them, or they were never used."""
     empty = [name for name in await each(partial(_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
@@ -210,7 +209,7 @@ async def too_many_topics(
 
 
 async def _if_empty(client: TopicClient, topic_id: str) -> str | None:
-    """The topic's name, if it is there and nothing was ever committed to it."""
+    """The topic's name, if the topic exists and has no commit."""
     with suppress(LedgerError):
         state = await client.log(topic_id).fold(fresh=True)
         if state.next == 0 and not state.deleted:
@@ -221,8 +220,8 @@ async def _if_empty(client: TopicClient, topic_id: str) -> str | None:
 
 @dataclass(frozen=True)
 class WriteJob:
-    """Goes from the driver to the tasks. `values` is how columns become values, None where there
-    is a column `value`; with `overwrite` the rows take the place of all that the topic has."""
+    """Goes from the driver to the tasks. `values` makes values of columns (None: there is a column
+    `value`); with `overwrite` the rows replace all rows of the topic."""
 
     options: WriteOptions
     plan: WritePlan
@@ -231,7 +230,8 @@ class WriteJob:
 
     @property
     def on_replay(self) -> OnReplay:
-        """Of a query's batch that was planned anew; complete mode replaces what it wrote before."""
+        """The rule for a query's batch that was planned again; complete mode replaces its earlier
+        rows."""
         if self.options.on_replay is not None:
             return OnReplay(self.options.on_replay)
         return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
@@ -239,9 +239,9 @@ class WriteJob:
     def kinds(
         self, topic_ids: Iterable[str], versions: Mapping[str, frozenset[int]]
     ) -> dict[str, RowKind]:
-        """What the commit judges the rows of these topics as: nothing with schemaMode=none.
-        `versions` are those of the schemas that typed rows were written under, by topic's id;
-        bad records are under none."""
+        """The kinds of the rows of these topics, which the commit checks: none with
+        schemaMode=none. `versions` are the schema versions of typed rows, by topic's id; bad
+        records have no version."""
         if self.options.schema_mode == NO_SCHEMA:
             return {}
         evolves = self.values is not None and self.values.mode is SchemaMode.EVOLVE
@@ -250,7 +250,7 @@ class WriteJob:
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":
-        """Raises what plan_write and ValueWriter.of raise, OptionMissing, OptionInvalid."""
+        """Raises as plan_write and ValueWriter.of, and OptionMissing, OptionInvalid."""
         plan = plan_write(schema, options)
         values = None
         if options.typed:
@@ -278,8 +278,8 @@ class WriteJob:
 async def check_replaceable(
     client: TopicClient, options: WriteOptions, topic: WrittenTopic
 ) -> None:
-    """Whether no subscription holds a row of the topic now, unless it may. Raises
-    SubscriptionBusy."""
+    """Raises SubscriptionBusy if a subscription holds a row of the topic now, unless
+    `overwrite_held`."""
     if options.overwrite_held:
         return
     state = await client.log(topic.info.id).fold(fresh=True)
@@ -289,24 +289,24 @@ async def check_replaceable(
 
 
 async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str, WrittenTopic]:
-    """The topics that the options name and that are there, by name; none is made, a schema may be
-    registered. Raises as target.look_up and its checks, and as ValueWriter.version."""
-    options, found = job.options, {}
+    """The existing topics that the options name, by name. It makes no topic, but may register a
+    schema. Raises as look_up and the checks, and as ValueWriter.version."""
+    options, topics = job.options, {}
     for name in (options.topic, options.bad_records_topic):
         topic = None if name is None else await look_up(client, name, fresh=fresh)
         if name is not None and topic is not None:
-            found[name] = topic
+            topics[name] = topic
             await check_values(client, options, topic)
     if options.topic is None:
-        return found
-    target = found.get(options.topic)
+        return topics
+    target = topics.get(options.topic)
     if target is not None:
         check_fits(options, target)
         if job.values is not None and job.values.mode is not None:
             await check_columns(client, job, target)
             await job.values.version(client.schemas, target.info)
-        return found
+        return topics
     await check_bookies(client, options, options.topic)
     if options.value_format == SCHEMA:
         raise SchemaNotRegistered(f"topic '{options.topic}' is not there, and has no schema")
-    return found
+    return topics

@@ -1,16 +1,16 @@
 """The sinks: of a stream and of a batch.
 
 Always true: a micro-batch becomes visible by one commit under (query id, target, batch id), so a
-replay adds nothing, and what is not one is refused (topic/commit/replay.py); the driver's writer
-object is a new one each time and learns the query and the run from its tasks' messages only; abort
-deletes nothing. In complete mode the rows of a batch take the place of all that the topic had when
-the run began, and of the run's own. Spark makes a writer for commit, and another for abort when
-commit failed; if that cannot be made, Spark hides why commit failed. So making one makes no call:
-what the cluster has to say against a batch is asked for when the writer is sent to its tasks, and
-they raise it.
+replay adds nothing, and a batch of that number with other rows is refused (topic/commit/replay.py);
+the driver's writer object is new each time and gets the query and the run from its tasks' messages
+only; abort deletes nothing. In complete mode the rows of a batch replace all rows that the topic
+had when the run began, and the run's own. Spark makes a writer for commit, and another for abort if
+commit failed; if that one cannot be made, Spark hides why commit failed. So the constructor makes
+no call: the checks against the cluster run when the writer is sent to its tasks, and the tasks
+raise their errors.
 
 A batch write is one commit under one (app id, version), made when every task has ended well. With
-txnAppId inside foreachBatch it goes by the rule of a query's batch.
+txnAppId inside foreachBatch it follows the rule of a query's batch.
 """
 
 import secrets
@@ -49,7 +49,7 @@ from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.intents import Intent
 
 CHECKED_S = 60.0
-"""How long a process goes by its last look at the topics that a query's options name."""
+"""So long a process relies on its last check of the topics that a query's options name."""
 
 _checked: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKED_S)
 
@@ -64,16 +64,16 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         self._key = (options, schema.json(), overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the tasks."""
-        known = self.refusal or self.unreachable or _checked.get(self._key)
-        if known is None:
+        """The state for the tasks, after the check."""
+        outcome = self.refusal or self.unreachable or _checked.get(self._key)
+        if outcome is None:
             self._check()
         return self.__dict__
 
     def _check(self) -> None:
-        """Whether the batch cannot be written, as far as can be told before its rows are seen. In
-        an outage it is left to the tasks, which wait, but for those of a query that only begins,
-        whose URL may be wrong: Spark can stop tasks, and not what waits here."""
+        """Keep the error if the batch certainly cannot be written. In an outage the tasks wait
+        instead, as Spark can stop tasks, but not a call that waits here; the tasks of a query that
+        only begins raise the error, as its URL may be wrong."""
         options = self.job.options
         cluster = None
         try:
@@ -107,23 +107,23 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             commit_rows(self.job, written[0].intent, batchId, written, last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what was written is in no commit, and only the janitor deletes."""
+        """Does nothing: the written rows are in no commit, and only the janitor deletes."""
 
 
 def planned_writer(
     options: WriteOptions, schema: StructType, overwrite: bool
 ) -> "LedgerBatchWriter":
-    """The writer of one job, made in the driver: everything is checked, the intent is open."""
+    """The writer of one job, made in the driver after all checks, with an open intent."""
     job = WriteJob.of(options, schema, overwrite)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
-    known = cluster.run(check(cluster.client, job, fresh=True))
+    topics = cluster.run(check(cluster.client, job, fresh=True))
     replaced = []
     target = options.txn_target
     if overwrite or (options.txn_app_id and options.topic):
-        topic = known.get(options.target) or cluster.run(
+        topic = topics.get(options.target) or cluster.run(
             find_or_make(cluster.client, options, options.target, fresh=True)
         )
-        known[options.target] = topic
+        topics[options.target] = topic
         replaced = [topic.info.id] if overwrite else []
         if overwrite and options.txn_app_id is None:  # with a name it may be done already
             cluster.run(check_replaceable(cluster.client, options, topic))
@@ -136,15 +136,15 @@ def planned_writer(
         overwrites=replaced,
         random=options.txn_app_id is None,
     )
-    return LedgerBatchWriter(job, known, cluster.run(opened))
+    return LedgerBatchWriter(job, topics, cluster.run(opened))
 
 
 class LedgerBatchWriter(DataSourceArrowWriter):
     """Goes from the driver to the tasks and to the process that commits."""
 
-    def __init__(self, job: WriteJob, known: Mapping[str, WrittenTopic], intent: Intent) -> None:
+    def __init__(self, job: WriteJob, topics: Mapping[str, WrittenTopic], intent: Intent) -> None:
         self.job = job
-        self.known = known
+        self.topics = topics
         self.intent = intent
         self.version = job.options.txn_version or 0
 
@@ -152,9 +152,9 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         spark = TaskProperties.of(TaskContext.get())
         task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
         on_replay = self._on_replay(in_query=spark.query_id is not None)
-        known, version = self.known, self.version
+        topics, version = self.topics, self.version
         return write_rows(
-            self.job, task, iterator, version=version, on_replay=on_replay, known=known
+            self.job, task, iterator, version=version, on_replay=on_replay, topics=topics
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -162,10 +162,11 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         commit_rows(self.job, self.intent, self.version, written, last=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: what was written is in no commit, and only the janitor deletes."""
+        """Does nothing: the written rows are in no commit, and only the janitor deletes."""
 
     def _on_replay(self, *, in_query: bool) -> OnReplay | None:
-        """A thread that foreachBatch started may not know of the query, but the option is heard."""
+        """The rule for a replay: that of a query's batch inside a query or with onReplay (a thread
+        that foreachBatch started may not know of the query)."""
         if self.job.options.txn_app_id is None:
             return None
         asked = self.job.options.on_replay is not None

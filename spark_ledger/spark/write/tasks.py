@@ -1,12 +1,12 @@
-"""What runs inside a Spark task that writes: rows into ledgers.
+"""The code inside a Spark task that writes: rows into ledgers.
 
-Always true: connections, open ledgers, the query's intent and what its topics are like are kept
-from task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that
-writes shows by heartbeats that its intent is in use; its message names only entries that were
-acknowledged. Rows of a batch whose number was committed before its run began are compared with
-those, not written again, unless the user wants them (topic/commit/replay.py). A task that
-fails leaves none of it behind, and an attempt that repeats another goes by none of it: what is kept
-may be why the other failed (an intent that was condemned meanwhile, a topic that was deleted).
+Always true: connections, open ledgers, the query's intent and the facts of its topics are kept from
+task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that writes
+shows by heartbeats that its intent is in use; its message names only acknowledged entries. If the
+number of a batch was committed before its run began, the batch's rows are compared with the
+committed ones and not written again, unless the user wants that (topic/commit/replay.py). A task
+that fails drops the kept intent and topics, and an attempt that repeats another does not use them:
+they may be why the other failed (an intent condemned meanwhile, a topic that was deleted).
 """
 
 import asyncio
@@ -49,9 +49,9 @@ BATCH_ID = "streaming.sql.batchId"
 RUN_ID = "spark.jobGroup.id"
 
 HEARTBEAT_S = 60.0
-"""How often an intent in use is shown to be; the janitor's lease is many times as long."""
+"""The time between heartbeats of an intent in use; the janitor's lease is many times as long."""
 TOPIC_S = 10.0
-"""How long a query's tasks go by what a topic was like: then they see that it has grown."""
+"""So long a query's tasks use the kept facts of a topic: then they see that it has grown."""
 WRITE_AGAIN = (
     "Write again, or restart the query from the same checkpoint: the topic is made again then."
 )
@@ -59,9 +59,9 @@ WRITE_AGAIN = (
 
 @dataclass
 class Written(WriterCommitMessage):
-    """A task's message to the driver: what it wrote to each topic. `batch` is what it was given of
-    a query's batch, None of a batch job outside queries; `versions` those of the topics' schemas
-    that typed rows are under, by topic's id."""
+    """A task's message to the driver: its result for each topic. `batch` counts the task's rows of
+    a query's batch (None in a batch job outside queries); `versions` are the schema versions of
+    typed rows, by topic's id."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
@@ -71,7 +71,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class TaskProperties:
-    """What Spark says of a task; of a batch job there is no query, unless it is foreachBatch's."""
+    """Spark's facts of a task; a batch job has no query, except inside foreachBatch."""
 
     index: int
     attempt: int
@@ -93,9 +93,9 @@ class TaskProperties:
 
     @property
     def about(self) -> dict[str, str]:
-        """What bad records say of the query."""
-        found = {"queryId": self.query_id, "batchId": self.batch_id}
-        return {name: str(value) for name, value in found.items() if value is not None}
+        """The headers of bad records with the query's facts."""
+        facts = {"queryId": self.query_id, "batchId": self.batch_id}
+        return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 _log = logging.getLogger(__name__)
@@ -110,14 +110,14 @@ def write_rows(
     *,
     version: int,
     on_replay: OnReplay | None = None,
-    known: Mapping[str, WrittenTopic] | None = None,
+    topics: Mapping[str, WrittenTopic] | None = None,
 ) -> Written:
-    """Write all of a task's rows; returns when every one is acknowledged. `version` is what they
-    will be committed as; `on_replay` is None where that version is never written again, and
-    nothing is counted; `known` are topics as the driver saw them.
+    """Write all of a task's rows; returns when all are acknowledged. They will be committed as
+    `version`; `on_replay` is None if that version is never written again: then rows are not
+    counted; `topics` are topics as the driver saw them.
 
     Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
-    LedgerFenced, Unavailable ...: then nothing of it is visible.
+    LedgerFenced, Unavailable ...: then none of the rows is visible.
     """
     intent, counted = task.intent, Fingerprint()
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
@@ -132,7 +132,7 @@ def write_rows(
             return Written(intent, (), _batch(counted, on_replay))
 
     def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
-        there = known or {}
+        there = topics or {}
         unknown = [name for name in names if name not in there]
         return {**there, **topics_of(cluster, job.options, unknown, intent.run_id)}
 
@@ -152,7 +152,7 @@ def write_rows(
 
 
 def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> Work:
-    """What is done with the rows; above `w0` it is known without a request."""
+    """What to do with the rows; above `w0` this needs no request."""
     if version > intent.record.w0:
         return Work.WRITE
     record = cluster.run(cluster.client.intents.recorded(intent))
@@ -162,7 +162,7 @@ def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnRe
 def _counted(
     batches: Iterable[pa.RecordBatch], job: WriteJob, counted: Fingerprint
 ) -> Iterator[pa.RecordBatch]:
-    """The same, each counted when it is asked for."""
+    """The same batches, each counted when the caller takes it."""
     for batch in batches:
         counted.add(job.plan.as_written(batch))
         yield batch
@@ -175,10 +175,10 @@ def _batch(counted: Fingerprint, on_replay: OnReplay | None) -> QueryBatch | Non
 def commit_rows(
     job: WriteJob, intent: Intent, version: int, written: Sequence[Written], *, last: bool
 ) -> CommitOutcome:
-    """Make what the tasks wrote visible, in all topics at once; with `last` the intent ends.
+    """Make the tasks' rows visible, in all topics at once; with `last` the intent ends.
 
-    A topic that is replaced is so even if there are no rows, and one that the option names is
-    there after a write without rows, with its schema. Raises as TopicClient.commit_topics.
+    An overwrite replaces a topic's rows even without new rows; the topic that the option names
+    exists after a write without rows, with its schema. Raises as TopicClient.commit_topics.
     """
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
@@ -186,7 +186,7 @@ def commit_rows(
     counted = [message.batch for message in written if message.batch is not None]
     batch = None
     if counted:
-        batch = QueryBatch(together(one.content for one in counted), counted[0].on_replay)
+        batch = QueryBatch(together(counts.content for counts in counted), counted[0].on_replay)
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
     versions: dict[str, frozenset[int]] = {}
@@ -239,13 +239,13 @@ def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) ->
 def topics_of(
     cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
 ) -> dict[str, WrittenTopic]:
-    """The topics as a run's tasks saw them up to TOPIC_S ago; made if they are not there. What is
-    not known is looked for at once."""
+    """The topics as a run's tasks saw them up to TOPIC_S ago; topics that are not kept are found,
+    or made, together."""
     kept = {name: _topics.get((options.service_url, run_id, name)) for name in names}
     unknown = [name for name, topic in kept.items() if topic is None]
     if unknown:
-        found = cluster.run(find_or_make_all(cluster.client, options, unknown))
-        for name, topic in zip(unknown, found, strict=True):
+        topics = cluster.run(find_or_make_all(cluster.client, options, unknown))
+        for name, topic in zip(unknown, topics, strict=True):
             kept[name] = _topics.put((options.service_url, run_id, name), topic)
     return {name: topic for name, topic in kept.items() if topic is not None}
 
@@ -253,9 +253,9 @@ def topics_of(
 def query_intent(
     job: WriteJob, query_id: str, run_id: str, *, again: bool = False, kind: str = QUERY
 ) -> Intent:
-    """The intent of the query's run on its target, looked at again once in HEARTBEAT_S, and by each
+    """The intent of the query's run on its target, read again once in HEARTBEAT_S, and by each
     attempt that does a task `again`. A topic that the options name is found first, or made: the
-    target is that topic, for what was committed to an older one of its name is not in it."""
+    target is this topic with its id, as it has no commits of an older topic of the same name."""
     options = job.options
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if again:
@@ -266,9 +266,9 @@ def query_intent(
         target = topic.txn_target
         replaced = [topic.info.id] if job.overwrite else []
     key = (options.service_url, query_id, run_id, target, kind)
-    found = _intents.get(key)
-    if found is not None:
-        return found
+    open_intent = _intents.get(key)
+    if open_intent is not None:
+        return open_intent
     intents = cluster.client.intents
     opened = intents.open_query_intent(query_id, run_id, target, overwrites=replaced, kind=kind)
     intent = cluster.run(opened)
@@ -276,16 +276,16 @@ def query_intent(
     return _intents.put(key, intent)
 
 
-def forget(which: Callable[[Intent], bool]) -> None:
-    """The next caller looks for these intents again, and for topics."""
-    _intents.forget(which)
+def forget(is_meant: Callable[[Intent], bool]) -> None:
+    """Drop these intents, and all topics: the next caller reads them again."""
+    _intents.forget(is_meant)
     _topics.forget(lambda _: True)
 
 
 @contextmanager
 def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
-    """A topic that was deleted meanwhile is told by its name and id, with what a writer does; one
-    that does not take the rows by its name."""
+    """An error for a topic that was deleted meanwhile gets its name and id, and a writer's remedy;
+    an error for a topic that does not take the rows gets its name."""
     try:
         yield
     except SchemaIncompatible as error:
@@ -307,7 +307,7 @@ def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
 
 @contextmanager
 def heartbeats(cluster: BlockingTopics, intent: Intent) -> Iterator[None]:
-    """Meanwhile the intent is shown to be in use."""
+    """Shows by heartbeats, inside the context, that the intent is in use."""
 
     async def beat() -> None:
         while True:

@@ -50,7 +50,7 @@ def test_a_bad_row_is_kept_with_its_reason_and_where_it_came_from():
         partitions=pa.array([0, 7, 0], pa.int32()),
     )
     reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES)
-    good, bad = written.told_apart(rows, reasons, {"queryId": "q", "batchId": "9"})
+    good, bad = written.good_and_bad(rows, reasons, {"queryId": "q", "batchId": "9"})
     assert good.values.to_pylist() == ["good", "good too"]
     assert good.topics.to_pylist() == ["t", "v"]
     assert bad.values.to_pylist() == [b"x" * 65_536]
@@ -69,7 +69,7 @@ def test_of_a_bad_row_of_columns_the_key_and_the_reason_are_kept():
     payload = pa.record_batch({"text": ["small", "x" * 9000]})
     rows = WrittenRows(payload, keys=pa.array([b"a", b"b"]))
     reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES)
-    good, bad = written.told_apart(rows, reasons, {})
+    good, bad = written.good_and_bad(rows, reasons, {})
     assert good.values.to_pydict() == {"text": ["small"]}
     assert (bad.values.to_pylist(), bad.keys.to_pylist()) == ([None], [b"b"])
     assert [one["key"] for one in bad.headers.to_pylist()[0]] == ["reason", "topic", "partition"]
@@ -90,7 +90,7 @@ def test_no_good_row_is_refused_later_and_every_bad_one_would_have_been(parts):
         partitions=pa.array(partitions, pa.int32()),
     )
     reasons = written.misfits(rows, entry_bytes_max=ENTRY_BYTES, partitions=3)
-    good, bad = (rows, None) if reasons is None else written.told_apart(rows, reasons, {})
+    good, bad = (rows, None) if reasons is None else written.good_and_bad(rows, reasons, {})
     if len(good):
         write(good)
     for i in [] if bad is None else bad.keys.to_pylist():
