@@ -1,4 +1,5 @@
-"""The flights of the demo, what must come out of them, whether it did, and what is left to look at.
+"""The flights of the demo, the results that must come out of them, the comparison, and the files
+that remain for a look.
 
 Always true: the order is by scheduled departure, then by row number in the csv, so a replay in
 this order is in event time and no watermark may drop a row. The csv is read from the installed
@@ -22,13 +23,13 @@ LATE_MINUTES = 60
 FILE_BYTES_MAX = 4_000_000
 FILES_AIM, FILES_MIN = 40, 20
 FEW_ROWS = 2_000
-"""Fewer rows a file are not worth a micro-batch; but the faults need some to fall between."""
+"""A file with fewer rows is not worth a micro-batch; but faults need batches to fall between."""
 NA_IS_NULL = pa.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
 GROUP = ["hour_utc", "origin", "carrier"]
 
 
 class FlightsMissing(RuntimeError):
-    """The data is not installed; the text says what to install."""
+    """The data is not installed; the text names the package to install."""
 
 
 def csv_path(name: str = "flights.csv.zip") -> Path:
@@ -52,7 +53,7 @@ def read_flights(count: int | None = None) -> pa.Table:
     table = table.add_column(0, "time", departure).add_column(0, "row", row)
     order = pc.sort_indices(table, [("time", "ascending"), ("row", "ascending")])
     table = table.take(order.slice(0, count)).combine_chunks()
-    for name in ("time", "time_hour"):  # of the rows that are wanted: text takes the most time
+    for name in ("time", "time_hour"):  # only in the rows taken: text takes the most time
         seconds = pc.cast(table[name], pa.int64())
         table = table.set_column(table.schema.get_field_index(name), name, _iso(seconds))
     return table
@@ -94,8 +95,8 @@ def write_replay_files(table: pa.Table, folder: Path) -> list[Path]:
 
 
 def by_hour(table: pa.Table) -> pa.Table:
-    """What the streaming aggregation must equal: flights, how many of them arrived, and their mean
-    delay at arrival in minutes."""
+    """The expected result of the streaming aggregation: the number of flights, of arrivals, and
+    their mean delay in minutes."""
     hours = pc.utf8_slice_codeunits(table["time"], 0, 13)
     grouped = (
         table.append_column("hour_utc", hours)
@@ -107,7 +108,7 @@ def by_hour(table: pa.Table) -> pa.Table:
 
 
 def late(table: pa.Table) -> pa.Table:
-    """The flights that arrived LATE_MINUTES late or more; those that never arrived are not."""
+    """The flights that arrived LATE_MINUTES late or more, without those that never arrived."""
     return table.filter(pc.greater_equal(table["arr_delay"], LATE_MINUTES))
 
 
@@ -192,7 +193,8 @@ def local_hour(hour_utc: str) -> int:
 
 
 def mean_by_hour(table: pa.Table, origin: str) -> tuple[np.ndarray, np.ndarray]:
-    """(hours of the day with flights, mean delay in minutes of what arrived) of one airport."""
+    """The hours of the day with flights of one airport, and the mean delay of arrivals in
+    minutes."""
     rows = [row for row in table.to_pylist() if row["origin"] == origin and row["arrived"]]
     arrived = np.zeros(24)
     minutes = np.zeros(24)
@@ -205,7 +207,7 @@ def mean_by_hour(table: pa.Table, origin: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def save(table: pa.Table, folder: Path) -> dict[str, Path]:
-    """Writes delays.csv and delays.png and returns where they are, by what they are."""
+    """Writes delays.csv and delays.png; returns the path of each by its kind."""
     table = table.sort_by([(name, "ascending") for name in GROUP])
     csv = folder / "delays.csv"
     pa.csv.write_csv(table, csv)

@@ -1,10 +1,10 @@
-"""Jars, fetched once by the Ivy among pyspark's jars: Delta Lake's for all, others for who asks.
+"""Jars, fetched once by the Ivy among pyspark's jars: Delta Lake's always, others on request.
 
-    python -m spark_ledger.demo.jars        fetch them now; says in one line what is missing
+    python -m spark_ledger.demo.jars        fetch them now; prints in one line what is missing
 
 Always true: a folder exists under its final name only when every jar is in it; later runs need no
-network. Of Delta only jars that pyspark does not bring itself are fetched: an older twin of a Spark
-jar on the class path helps nobody.
+network. Jars of Delta that pyspark brings itself are not fetched: an older twin of a Spark jar on
+the class path only does harm.
 """
 
 import importlib.util
@@ -37,13 +37,13 @@ IN_SPARK = (
 
 
 class JarsMissing(RuntimeError):
-    """The jars are not there and could not be fetched; the text says why, in one line."""
+    """The jars are missing and could not be fetched; the text is the reason, in one line."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """What is fetched with all it needs, but for groups of jars that are there already. `name`: of
-    its folder."""
+    """A library that is fetched with all its dependencies, except groups of jars that are present.
+    `name` is the name of its folder."""
 
     name: str
     group: str
@@ -57,7 +57,7 @@ class Library:
 
     @property
     def folder(self) -> Path:
-        """In the environment that uses the jars, so removing it removes them."""
+        """A folder in the environment that uses the jars: to remove the one removes the other."""
         base = Path(sys.prefix) / "share"
         if not os.access(sys.prefix, os.W_OK):
             base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -81,8 +81,8 @@ def delta_jars() -> list[Path]:
 
 
 def jars_of(library: Library) -> list[Path]:
-    """Its jars, fetched first if they are not there yet. Raises JarsMissing; errors.BadConfig where
-    there is no Java to fetch them with."""
+    """The library's jars, fetched first if they are missing. Raises JarsMissing; errors.BadConfig
+    without a Java to fetch them."""
     if not library.folder.is_dir():
         _fetch(library)
     return sorted(library.folder.glob("*.jar"))
@@ -128,7 +128,7 @@ def _why(output: str, coordinate: str) -> str:
 
 
 def _settings() -> str:
-    """Without a mirror the resolver asks Maven Central, by itself."""
+    """The resolver's settings for a mirror; without a mirror it asks Maven Central by itself."""
     root = f' root="{os.environ[MIRROR]}"' if MIRROR in os.environ else ""
     return (
         '<ivysettings><settings defaultResolver="central"/><resolvers>'

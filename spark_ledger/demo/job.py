@@ -2,9 +2,9 @@
 
 One loop takes the events of the Spark processes in turn; everything else follows from them. Always
 true: every fault happens once, in the order of PLAN, and none before its share of the rows has been
-replayed; the replay is killed only while a batch is under way in its checkpoint. Commit records are
-read from the log, which keeps the last 128 or so: who wants all looks more often than that
-(LOOK_EVERY), for what was seen once is kept.
+replayed; the replay is killed only while a batch is under way in its checkpoint. The log keeps
+about the last 128 commit records; the loop reads it more often than that (LOOK_EVERY) and keeps
+all records that it has seen.
 """
 
 import queue
@@ -67,7 +67,7 @@ class Faults:
 
 
 def batch_under_way(checkpoint: Path) -> int | None:
-    """The batch whose offsets Spark has written and whose end it has not, None when there is none.
+    """The batch whose offsets Spark has written, but not its end; None without such a batch.
 
     Spark writes offsets/N before it runs batch N, and commits/N after.
     """
@@ -84,7 +84,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 LOOK_EVERY = 32
-"""So many commits may come between two looks, safely."""
+"""So many commits may safely come between two reads of the log."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LedgerFact:
     """The bookies of its last fragment."""
     fragments: int
     is_open: bool
-    """A task has it still, and may go on in it."""
+    """Whether a task still has the ledger and may continue in it."""
 
 
 class Audit:
@@ -113,8 +113,8 @@ class Audit:
         return [commit.version for commit in self.commits(topic) if commit.app_id == app_id]
 
     def ledgers(self, topic: str) -> list[LedgerFact]:
-        """The ledgers that hold a topic's committed segments, oldest first; rows that are in the
-        commits themselves are in none."""
+        """The ledgers that hold a topic's committed segments, oldest first; rows inside commits
+        have no ledger."""
         ids = self._topics.run(self._ledger_ids(topic))
         return [self._topics.run(self._ledger(ledger_id)) for ledger_id in ids]
 
@@ -125,15 +125,15 @@ class Audit:
         return {number: commit async for number, _, commit in log.commits()}
 
     async def _ledger_ids(self, topic: str) -> list[int]:
-        """In the order of the newest commit that brought rows of each."""
+        """The ids of these ledgers, in the order of the newest commit with rows of each."""
         client = self._topics.client
         state = await client.log((await client.topics.open(topic)).id).fold(fresh=True)
         ranges = {held.number: (held.start_offset, held.end_offset) for held in state.partitions}
         state, read = await client.readable(state, ranges)
         newest: dict[int, int] = {}
         for held in state.partitions:
-            for one in held.stretches(held.start_offset, held.end_offset, read):
-                for placed in one.table:
+            for stretch in held.stretches(held.start_offset, held.end_offset, read):
+                for placed in stretch.table:
                     ledger_id = placed.segment.ledger_id
                     newest[ledger_id] = max(placed.commit, newest.get(ledger_id, placed.commit))
         newest.pop(INLINE, None)
@@ -153,7 +153,7 @@ Event = dict[str, Any]
 
 
 class Display:
-    """Moving bars, lines with the second they were said at, a table of checks."""
+    """Moving bars, lines with the second at which they appear, a table of checks."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -251,7 +251,7 @@ class MainJob:
     def _start(self, name: str) -> None:
         scratch = self._scratch / name
         scratch.mkdir(parents=True, exist_ok=True)
-        told = {
+        settings = {
             "name": name,
             "service_url": self._cluster.service_url,
             "rows": self._rows,
@@ -264,20 +264,20 @@ class MainJob:
             "table": str(self._output / "flights_by_hour"),
         }
         log = self._output / "logs" / f"{name}.log"
-        self._workers[name] = Worker(name, "spark_ledger.demo.session", told, log, self._events)
+        self._workers[name] = Worker(name, "spark_ledger.demo.session", settings, log, self._events)
 
     # -- events ---------------------------------------------------------------------------------
 
     def _until_done(self, name: str) -> None:
-        """Takes events until that worker says it is done, and sees it out."""
+        """Takes events until that worker reports `done`, and waits for its end."""
         while True:
             try:
                 worker, event = self._events.get(timeout=SILENCE_S_MAX)
             except queue.Empty:
-                said = f"no Spark process said anything for {SILENCE_S_MAX} s"
-                raise WorkerFailed(f"{said}; logs: {self._output / 'logs'}") from None
+                silence = f"no Spark process reported an event for {SILENCE_S_MAX} s"
+                raise WorkerFailed(f"{silence}; logs: {self._output / 'logs'}") from None
             if worker is not self._workers[worker.name]:
-                continue  # the last words of one that was killed
+                continue  # a late event of a worker that was killed
             self._take(worker, event)
             if worker.name == name and event["event"] == "done":
                 worker.wait()
@@ -335,9 +335,9 @@ class MainJob:
     # -- faults ---------------------------------------------------------------------------------
 
     def _kill_bookie(self) -> None:
-        """The one that most of the ledgers are written to that tasks go on in, so that the failure
-        is felt; if no ledger is open just now, the next batch's turn comes."""
-        members = [one.ensemble for one in self._audit.ledgers("flights") if one.is_open]
+        """Kill the bookie with the most open ledgers, so that tasks meet the failure; if no ledger
+        is open now, try again at the next batch."""
+        members = [ledger.ensemble for ledger in self._audit.ledgers("flights") if ledger.is_open]
         if not members:
             return
         counts = [sum(b.id in ensemble for ensemble in members) for b in self._cluster.bookies]
@@ -354,22 +354,23 @@ class MainJob:
         self._faults.done(Fault.START_BOOKIE)
 
     def _fragments_opened(self) -> int:
-        """How many the failure has opened. Merging may have let go of those that were seen
-        before."""
+        """The number of fragments that the failure has opened; ledgers with earlier ones may be
+        merged away since."""
         opened = sum(ledger.fragments - 1 for ledger in self._audit.ledgers("flights"))
         self._opened = max(self._opened, opened)
         return self._opened
 
     def _kill_replay(self) -> None:
-        """Only if the batch of the tasks is still under way: the replay is held while we look."""
+        """Kill the replay if the batch of its tasks is still under way; the process is stopped
+        during this check."""
         replay = self._workers["replay"]
         replay.hold()
         batch = batch_under_way(self._scratch / "checkpoints" / "replay")
         if batch is None:
             return replay.go_on()
         replay.kill()
-        known = self._audit.versions("flights", self._query_id).count(batch)
-        where = "already" if known else "not yet"
+        committed = self._audit.versions("flights", self._query_id).count(batch)
+        where = "already" if committed else "not yet"
         self._display.say(
             f"[yellow]killed[/] the replay (SIGKILL, JVM included) while tasks of batch "
             f"{batch} ran; the batch was {where} in the topic's log"

@@ -1,7 +1,7 @@
 """`spark-ledger demo`: the main job from an empty folder to checked results, faults included.
 
-Always true: whatever ends it (success, a failed check, Ctrl-C, a signal, even SIGKILL), no process
-it started stays behind, unless --keep asks for the cluster; the exit status is 0 only if every
+Always true: however it ends (success, a failed check, Ctrl-C, a signal, even SIGKILL), no process
+that it started stays behind, unless --keep asks for the cluster; the exit status is 0 only if every
 check passed.
 """
 
@@ -21,7 +21,7 @@ from spark_ledger.demo.worker import WorkerFailed
 from spark_ledger.errors import BadConfig, LedgerError
 from spark_ledger.local import LocalCluster, background
 
-BOOKIES = 4  # with E=3 the failure of one needs a spare to open a fragment
+BOOKIES = 4  # with E=3, a new fragment after a bookie's failure needs a spare
 ROWS_MIN = 2_000
 FAILED, INTERRUPTED = 1, 130
 EXPECTED = (JarsMissing, FlightsMissing, WorkerFailed, LedgerError, OSError)
@@ -82,7 +82,7 @@ def _clear(output: Path) -> None:
 def _refuse_if_up(data_dir: Path) -> None:
     try:
         here = background.find(data_dir)
-    except BadConfig:  # nothing is up there
+    except BadConfig:  # no cluster runs there
         return
     raise BadConfig(
         f"the cluster of an earlier demo is up at {here.service_url}",
@@ -91,7 +91,7 @@ def _refuse_if_up(data_dir: Path) -> None:
 
 
 def _leave_running(console: Console, data_dir: Path, port: int) -> None:
-    """The same folder, taken up again by a cluster that outlives this process."""
+    """A cluster on the same folder that outlives this process."""
     here = background.up(data_dir, BOOKIES, port)
     console.print(f"the cluster stays up at {here.service_url}", highlight=False)
     console.print(f"to end it: spark-ledger down --data-dir {here.data_dir}", highlight=False)

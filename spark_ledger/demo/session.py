@@ -1,8 +1,8 @@
-"""Spark as the demo runs it: small, on loopback only, its workers on this interpreter; and what its
-three Spark processes do. Every finished micro-batch is reported to the parent process as it ends.
+"""Spark as the demo runs it: small, on loopback only, its workers on this interpreter; and the work
+of its three Spark processes. Each reports every micro-batch to the parent process as it ends.
 
-    replay    files of flights, one a trigger, into the topic `flights`. Once told to `watch` it
-              says `tasks` again and again while tasks run, so that it can be killed in mid-batch
+    replay    files of flights, one a trigger, into the topic `flights`. After the command `watch`
+              it reports `tasks` again and again while tasks run, so that it can be killed mid-batch
     readers   two queries over that topic. One keeps count and mean arrival delay per hour, origin
               and carrier in a Delta table; its micro-batches are merged, so a window shows before
               the watermark closes it and the last ones are there at the end. The other writes the
@@ -34,7 +34,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from spark_ledger.demo import flights, jars, worker
 from spark_ledger.demo.flights import GROUP, LATE_MINUTES, Check
-from spark_ledger.demo.worker import Told
+from spark_ledger.demo.worker import Settings
 from spark_ledger.spark.worker import worker_python
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def start(
 
 
 def report(progress: StreamingQueryProgress) -> None:
-    """One `batch` event. The same batch may be reported twice; it is one batch all the same."""
+    """One `batch` event. The same batch may be reported twice; it still is one batch."""
     worker.report(
         "batch",
         query=progress.name,
@@ -123,19 +123,19 @@ class BatchListener(StreamingQueryListener):
 # -- replay ----------------------------------------------------------------------------------------
 
 
-def replay(spark: SparkSession, told: Told, heard: Heard) -> None:
-    """Until the query has ended; raises what it failed with."""
+def replay(spark: SparkSession, settings: Settings, heard: Heard) -> None:
+    """Waits until the query has ended; raises its error."""
     query = (
-        spark.readStream.schema(told["schema"])
+        spark.readStream.schema(settings["schema"])
         .option("maxFilesPerTrigger", 1)
-        .csv(told["files"])
+        .csv(settings["files"])
         .select(F.col("carrier").alias("key"), F.to_json(F.struct("*")).alias("value"))
         .writeStream.queryName("replay")
         .format("ledger")
-        .option("serviceUrl", told["service_url"])
+        .option("serviceUrl", settings["service_url"])
         .option("topic", "flights")
-        .option("partitions", told["partitions"])
-        .option("checkpointLocation", f"{told['checkpoints']}/replay")
+        .option("partitions", settings["partitions"])
+        .option("checkpointLocation", f"{settings['checkpoints']}/replay")
         .trigger(availableNow=True)
         .start()
     )
@@ -157,10 +157,10 @@ def _tasks_run(tracker: StatusTracker) -> bool:
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def readers(spark: SparkSession, told: Told, heard: Heard) -> None:
-    """Read until told to finish; then read to the end of the topic and stop."""
+def readers(spark: SparkSession, settings: Settings, heard: Heard) -> None:
+    """Read until the command to finish; then read to the end of the topic and stop."""
     assert heard.get() == "read"
-    queries = [_delays_by_hour(spark, told), _late_flights(spark, told)]
+    queries = [_delays_by_hour(spark, settings), _late_flights(spark, settings)]
     while True:
         for query in queries:
             failure = query.exception()
@@ -178,24 +178,28 @@ def readers(spark: SparkSession, told: Told, heard: Heard) -> None:
         report_all(query)
 
 
-def _ledger(reader: Reader, told: Told, topic: str) -> Reader:
+def _ledger(reader: Reader, settings: Settings, topic: str) -> Reader:
     return (
-        reader.format("ledger").option("serviceUrl", told["service_url"]).option("subscribe", topic)
+        reader.format("ledger")
+        .option("serviceUrl", settings["service_url"])
+        .option("subscribe", topic)
     )
 
 
-def _flights(spark: SparkSession, told: Told) -> DataFrame:
-    topic = _ledger(spark.readStream, told, "flights").option("startingOffsets", "earliest").load()
+def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
+    topic = (
+        _ledger(spark.readStream, settings, "flights").option("startingOffsets", "earliest").load()
+    )
     value = F.col("value").cast("string")
     return topic.select("key", value.alias("value"), F.from_json(value, VALUE).alias("flight"))
 
 
-def _delays_by_hour(spark: SparkSession, told: Told) -> StreamingQuery:
+def _delays_by_hour(spark: SparkSession, settings: Settings) -> StreamingQuery:
     """Update mode: each micro-batch brings the new totals of the windows it changed."""
     from delta.tables import DeltaTable
 
     windows = (
-        _flights(spark, told)
+        _flights(spark, settings)
         .select("flight.*")
         .withWatermark("time", "1 hour")
         .groupBy(F.window("time", "1 hour"), "origin", "carrier")
@@ -207,7 +211,7 @@ def _delays_by_hour(spark: SparkSession, told: Told) -> StreamingQuery:
         .withColumn("hour_utc", F.date_format("window.start", "yyyy-MM-dd'T'HH"))
         .select(*GROUP, "flights", "arrived", "mean_delay")
     )
-    table = DeltaTable.createIfNotExists(spark).location(told["table"])
+    table = DeltaTable.createIfNotExists(spark).location(settings["table"])
     for column in TABLE.split(", "):
         name, kind = column.split()
         table = table.addColumn(name, kind)
@@ -215,7 +219,7 @@ def _delays_by_hour(spark: SparkSession, told: Told) -> StreamingQuery:
     return (
         windows.writeStream.queryName("delays by hour")
         .outputMode("update")
-        .option("checkpointLocation", f"{told['checkpoints']}/by-hour")
+        .option("checkpointLocation", f"{settings['checkpoints']}/by-hour")
         .trigger(processingTime="2 seconds")
         .foreachBatch(lambda batch, _number: _merge(merged, batch))
         .start()
@@ -239,17 +243,17 @@ def _merge(table: "DeltaTable", batch: DataFrame) -> None:
     batch.unpersist()
 
 
-def _late_flights(spark: SparkSession, told: Told) -> StreamingQuery:
+def _late_flights(spark: SparkSession, settings: Settings) -> StreamingQuery:
     return (
-        _flights(spark, told)
+        _flights(spark, settings)
         .where(F.col("flight.arr_delay") >= LATE_MINUTES)
         .select("key", "value")
         .writeStream.queryName("late flights")
         .format("ledger")
-        .option("serviceUrl", told["service_url"])
+        .option("serviceUrl", settings["service_url"])
         .option("topic", "late-flights")
-        .option("partitions", told["partitions"])
-        .option("checkpointLocation", f"{told['checkpoints']}/late")
+        .option("partitions", settings["partitions"])
+        .option("checkpointLocation", f"{settings['checkpoints']}/late")
         .trigger(processingTime="1 second")
         .start()
     )
@@ -258,21 +262,21 @@ def _late_flights(spark: SparkSession, told: Told) -> StreamingQuery:
 # -- check -----------------------------------------------------------------------------------------
 
 
-def check(spark: SparkSession, told: Told, heard: Heard) -> None:
+def check(spark: SparkSession, settings: Settings, heard: Heard) -> None:
     assert heard.get() == "check"
-    table = spark.read.format("delta").load(told["table"]).toArrow()
-    for one in _checks(spark, told, table):
-        worker.report("check", **asdict(one))
-    rows, size, seconds = _read_rate(spark, told)
+    table = spark.read.format("delta").load(settings["table"]).toArrow()
+    for result in _checks(spark, settings, table):
+        worker.report("check", **asdict(result))
+    rows, size, seconds = _read_rate(spark, settings)
     worker.report("read", rows=rows, bytes=size, seconds=seconds)
-    for what, path in flights.save(table, Path(told["output"])).items():
+    for what, path in flights.save(table, Path(settings["output"])).items():
         worker.report("saved", what=what, path=str(path))
 
 
-def _read_topic(spark: SparkSession, told: Told, topic: str, schema: str) -> pa.Table:
+def _read_topic(spark: SparkSession, settings: Settings, topic: str, schema: str) -> pa.Table:
     value = F.from_json(F.col("value").cast("string"), schema)
     return (
-        _ledger(spark.read, told, topic)
+        _ledger(spark.read, settings, topic)
         .load()
         .select(F.col("key").cast("string"), "partition", "offset", value.alias("flight"))
         .select("key", "partition", "offset", "flight.*")
@@ -280,25 +284,25 @@ def _read_topic(spark: SparkSession, told: Told, topic: str, schema: str) -> pa.
     )
 
 
-def _read_rate(spark: SparkSession, told: Told) -> tuple[int, int, float]:
+def _read_rate(spark: SparkSession, settings: Settings) -> tuple[int, int, float]:
     """(rows, bytes of keys and values, seconds) of one batch read of the topic `flights`."""
     started = time.monotonic()
-    found = (
-        _ledger(spark.read, told, "flights")
+    totals = (
+        _ledger(spark.read, settings, "flights")
         .load()
         .agg(F.count("*"), F.sum(F.length("key") + F.length("value")))
         .first()
     )
-    assert found
-    rows, size = found
+    assert totals
+    rows, size = totals
     return rows, size, time.monotonic() - started
 
 
-def _checks(spark: SparkSession, told: Told, table: pa.Table) -> list[Check]:
-    csv = flights.read_flights(told["rows"])
+def _checks(spark: SparkSession, settings: Settings, table: pa.Table) -> list[Check]:
+    csv = flights.read_flights(settings["rows"])
     schema = flights.spark_schema(csv)
-    every = _read_topic(spark, told, "flights", schema)
-    late = _read_topic(spark, told, "late-flights", schema)
+    every = _read_topic(spark, settings, "flights", schema)
+    late = _read_topic(spark, settings, "late-flights", schema)
     expected_late = flights.late(csv)
     return [
         flights.rows_once("flights", csv, every),
@@ -311,14 +315,14 @@ def _checks(spark: SparkSession, told: Told, table: pa.Table) -> list[Check]:
 
 
 def main() -> None:
-    """The process that its settings name."""
-    told, heard = worker.settings(), worker.listen()
-    name = told["name"]
+    """Run the process that its settings name."""
+    settings, heard = worker.settings(), worker.listen()
+    name = settings["name"]
     first = name == "replay"
-    spark = start(name, Path(told["scratch"]), cores=1 if first else 2, delta=not first)
+    spark = start(name, Path(settings["scratch"]), cores=1 if first else 2, delta=not first)
     worker.report("ready")
     spark.streams.addListener(BatchListener())
-    {"replay": replay, "readers": readers, "check": check}[name](spark, told, heard)
+    {"replay": replay, "readers": readers, "check": check}[name](spark, settings, heard)
     worker.report("done")
     spark.stop()
 

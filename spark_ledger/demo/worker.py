@@ -1,8 +1,8 @@
 """A Spark process of the demo, seen from both sides.
 
-Always true: the process and all it starts are in a process group of their own, which a SIGKILL
-ends as one; when its parent is gone, however it went, the group kills itself. It reports events,
-one JSON object a line; commands reach it the same way.
+Always true: the process and all that it starts are in a process group of their own, and one SIGKILL
+ends the group; when its parent is gone, for whatever reason, the group kills itself. The process
+reports events, one JSON object a line; commands reach it one a line.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STOP_TIMEOUT_S = 10
-Told = dict[str, Any]  # what a parent gave to its worker
+Settings = dict[str, Any]  # the parent gives them to its worker
 
 
 class WorkerFailed(RuntimeError):
@@ -26,8 +26,8 @@ class WorkerFailed(RuntimeError):
 
 
 class Worker:
-    """The parent's handle. Events arrive in `events` as (this worker, event); the last of them is
-    `end`. `finished`: that end is no surprise, it was killed or said `done` before."""
+    """The parent's handle. Events arrive in `events` as (this worker, event); the last event is
+    `end`. `finished`: the end is expected, as the worker was killed or reported `done` before."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the Python process, and of the group."""
+        """The id of the Python process, and of the group."""
         return self._process.pid
 
     def tell(self, command: str) -> None:
@@ -78,7 +78,7 @@ class Worker:
         self._log_file.close()
 
     def wait(self) -> int:
-        """The exit status of a worker that was told to finish; then whatever it left is killed."""
+        """The exit status of a worker that got the command to finish; then kill what it left."""
         status = self._process.wait()
         self.kill()
         return status
@@ -99,20 +99,20 @@ def _kill_group(group: int) -> None:
 
 
 def report(event: str, **facts: Any) -> None:
-    """Said by the worker to its parent."""
+    """Report an event of the worker to its parent."""
     print(json.dumps({"event": event, **facts}), flush=True)
 
 
-def settings() -> Told:
-    """What the parent gave to this worker."""
+def settings() -> Settings:
+    """The settings that the parent gave to this worker."""
     return json.loads(sys.argv[1])  # type: ignore[no-any-return]
 
 
 def commands() -> Iterator[str]:
-    """What the parent says, as it says it. Never ends: without a parent this process dies.
+    """The parent's commands, as they come. Never ends: without a parent this process dies.
 
-    Reads the descriptor itself: a buffered reader held by a daemon thread aborts a Python that
-    is about to exit.
+    Reads the descriptor itself: a buffered reader in a daemon thread aborts a Python that is about
+    to exit.
     """
     heard = b""
     while chunk := os.read(0, 4096):

@@ -1,4 +1,4 @@
-"""What a notebook takes from its runtime, where the runtime does not give it.
+"""The functions that a notebook takes from its runtime, for runtimes that do not have them.
 
     from spark_ledger.notebook import dbutils, display, displayHTML
 
@@ -26,7 +26,7 @@ _OURS = {
 
 
 def __getattr__(name: str) -> Any:
-    """The runtime's own where the importing cell has it, else ours."""
+    """The runtime's own if the importing cell has it, else ours."""
     if name not in _OURS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return sys._getframe(1).f_globals.get(name, _OURS[name])

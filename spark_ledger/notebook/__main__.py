@@ -3,7 +3,7 @@
     python -m spark_ledger.notebook run FILE --param rows=2000
     python -m spark_ledger.notebook export FILE --out FILE.ipynb
 
-Always true: what goes wrong is one line on standard error and exit status 1.
+Always true: an error is one line on standard error and exit status 1.
 """
 
 from pathlib import Path

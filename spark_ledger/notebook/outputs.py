@@ -1,9 +1,9 @@
 """`dbutils.widgets`, `display` and `displayHTML` outside of Databricks.
 
-Always true: a parameter's value is the one given by `--param name=value`, else that of the
-environment variable of the name in capitals, else the default. A figure that a cell displays again
-is redrawn in its place. In Jupyter that place is in the cell's output; elsewhere a picture is a PNG
-file in the folder that widget `folder` names, and its path is printed.
+Always true: a parameter's value is that of `--param name=value`, else that of the environment
+variable with its name in capitals, else the default. A figure that a cell displays again is redrawn
+in its place: in Jupyter in the cell's output; elsewhere as a PNG file in the folder that the widget
+`folder` names, and the path is printed.
 """
 
 import html
@@ -33,7 +33,7 @@ class Widgets:
     def dropdown(
         self, name: str, defaultValue: str, choices: Sequence[str], label: str = ""
     ) -> None:
-        """A parameter that is one of `choices`. Raises errors.BadConfig if it is none of them."""
+        """A parameter that is one of `choices`. Raises errors.BadConfig for another value."""
         self.text(name, defaultValue, label)
         if self._values[name] not in choices:
             raise BadConfig(
@@ -51,7 +51,7 @@ class Widgets:
         return self._values[name]
 
     def begin(self, given: Mapping[str, str]) -> None:
-        """A notebook starts, with these parameters."""
+        """Start a notebook with these parameters."""
         self._given, self._values = dict(given), {}
 
     def value(self, name: str, default: str) -> str:
@@ -69,7 +69,7 @@ FOLDER = "notebook-output"
 
 @dataclass
 class Output:
-    """A piece of what a cell shows: text, or HTML, or a PNG picture."""
+    """A piece of a cell's output: text, or HTML, or a PNG picture."""
 
     kind: str
     text: str = ""
@@ -78,7 +78,7 @@ class Output:
 
 @dataclass
 class Picture:
-    """Where a figure is shown: a file and the page, or Jupyter's handle of a cell's output."""
+    """The place of a figure: a file and the page, or Jupyter's handle of a cell's output."""
 
     path: Path | None = None
     output: Output | None = None
@@ -87,7 +87,7 @@ class Picture:
 
 
 class Shown:
-    """What cells displayed outside of Jupyter; the runner takes it cell by cell for its page."""
+    """The outputs of cells outside of Jupyter; the runner takes them cell by cell for its page."""
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
@@ -100,7 +100,7 @@ class Shown:
             self.outputs.append(Output("text", text))
 
     def begin(self) -> None:
-        """A notebook starts."""
+        """Start a notebook."""
         self.outputs, self.pictures = [], []
 
     def take(self) -> list[Output]:
@@ -130,7 +130,7 @@ def display(value: Any) -> None:
 
 
 def display_html(source: str) -> None:
-    """Show HTML. Where there is only text, that is its words."""
+    """Show HTML; only its words if text alone can be shown."""
     if _in_jupyter():
         _jupyter().display(_jupyter().HTML(source))
     else:
@@ -139,7 +139,7 @@ def display_html(source: str) -> None:
 
 
 def _in_jupyter() -> bool:
-    """A kernel shows pictures; IPython in a terminal does not."""
+    """Whether this is a Jupyter kernel, which shows pictures; IPython in a terminal does not."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -156,7 +156,7 @@ def _show_html(source: str, text: str) -> None:
 
 
 def print_without_page(text: str) -> None:
-    """On the terminal only: the page of a run has it in another form."""
+    """Print on the terminal only: the page of a run has the output in another form."""
     stream = getattr(sys.stdout, "terminal", sys.stdout)
     print(text, file=stream, flush=True)
 
@@ -197,9 +197,9 @@ def _new_path() -> Path:
 def _show_rows(rows: Any) -> None:
     if rows.isStreaming:
         raise TypeError("display shows no stream: start a query, and display what it writes")
-    found = rows.limit(ROWS_MAX + 1).collect()
-    more = len(found) > ROWS_MAX
-    cells = [[_cell(value) for value in row] for row in found[:ROWS_MAX]]
+    first = rows.limit(ROWS_MAX + 1).collect()
+    more = len(first) > ROWS_MAX
+    cells = [[_cell(value) for value in row] for row in first[:ROWS_MAX]]
     table = _html_table(rows.columns, cells, more)
     if _in_jupyter():
         _jupyter().display(_jupyter().HTML(table))

@@ -1,8 +1,8 @@
 """Runs a notebook as a program: cell after cell, with progress, and leaves one HTML file of text,
-code and outputs, pictures inside.
+code and outputs, with pictures inside.
 
-Always true: Java, the parameters and the folder are checked before the first cell runs. One run at
-a time has a folder. The page is written whether the notebook ends or fails.
+Always true: Java, the parameters and the folder are checked before the first cell runs. A folder
+belongs to one run at a time. The page is written whether the notebook ends or fails.
 """
 
 import base64
@@ -48,7 +48,7 @@ _formatter = HtmlFormatter(nowrap=True, style="default")
 
 
 def page(notebook: Notebook, results: list[tuple[Cell, list[Output]]]) -> str:
-    """`results`: the cells that ran, and what each showed."""
+    """The HTML page. `results`: the cells that ran, each with its outputs."""
     body = "\n".join(_cell(cell) + "".join(map(_output, outputs)) for cell, outputs in results)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -86,7 +86,7 @@ class CellFailed(Exception):
 
 
 class _Tee:
-    """Standard output, kept for the page as well."""
+    """Standard output that is also kept for the page."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
@@ -103,16 +103,16 @@ class _Tee:
 
 
 def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
-    """Runs it with these parameters; returns the path of its page.
+    """Runs the notebook with these parameters; returns the path of its page.
 
     Raises errors.BadConfig before the first cell, CellFailed when one fails.
     """
-    known = notebook.parameters()
-    _check_parameters(notebook, given, known)
+    defaults = notebook.parameters()
+    _check_parameters(notebook, given, defaults)
     find_java()
     WIDGETS.begin(given)
     SHOWN.begin()
-    folder = _folder(notebook, given, known)
+    folder = _folder(notebook, given, defaults)
     remedy = "Wait for its end, or give another with --param folder=FOLDER."
     taken = BadConfig(f"a notebook runs in folder {folder} already", remedy)
     lock = hold(folder, taken, os.O_RDONLY)
@@ -133,13 +133,13 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
 
 
 def _check_parameters(
-    notebook: Notebook, given: Mapping[str, str], known: Mapping[str, str]
+    notebook: Notebook, given: Mapping[str, str], defaults: Mapping[str, str]
 ) -> None:
     for name in given:
-        if name not in known:
-            there = ", ".join(known) or "none"
+        if name not in defaults:
+            there = ", ".join(defaults) or "none"
             raise BadConfig(f"{notebook.path} has no parameter {name!r}", f"It has: {there}.")
-    for name, default in known.items():
+    for name, default in defaults.items():
         value = given.get(name, os.environ.get(name.upper(), default))
         if name == "folder" and not value:
             raise BadConfig("parameter folder is empty", f"Give one, as folder={default}.")
@@ -150,8 +150,8 @@ def _check_parameters(
             )
 
 
-def _folder(notebook: Notebook, given: Mapping[str, str], known: Mapping[str, str]) -> Path:
-    default = known.get("folder") or f"{FOLDER}/{notebook.name}"
+def _folder(notebook: Notebook, given: Mapping[str, str], defaults: Mapping[str, str]) -> Path:
+    default = defaults.get("folder") or f"{FOLDER}/{notebook.name}"
     folder = Path(given.get("folder") or os.environ.get("FOLDER") or default)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,16 +186,18 @@ def _run_cells(
                 text = "\n" * (cell.line - 1) + cell.text  # lines are numbered as in the file
                 exec(compile(text, str(notebook.path), "exec"), vars(module))
         except Exception as error:
-            told = _told(notebook, error)
+            summary = _summary(notebook, error)
             SHOWN.outputs.append(Output("error", "".join(traceback.format_exception(error))))
-            raise CellFailed(f"cell {number} of {count} ({cell.heading}) failed: {told}") from error
+            raise CellFailed(
+                f"cell {number} of {count} ({cell.heading}) failed: {summary}"
+            ) from error
         finally:
             results[-1] = (cell, SHOWN.take())
         print(f"  {time.monotonic() - started:.1f} s", flush=True)
 
 
 def _check_packages(cell: Cell) -> None:
-    """Raises errors.BadConfig if what the cell would install is not installed."""
+    """Raises errors.BadConfig if a package that the cell would install is not installed."""
     for word in cell.text.replace('"', " ").replace("'", " ").split():
         name = REQUIREMENT.match(word)
         if name is None or word in ("install", "pip") or word.startswith((".", "-", "/")):
@@ -208,8 +210,8 @@ def _check_packages(cell: Cell) -> None:
             ) from None
 
 
-def _told(notebook: Notebook, error: Exception) -> str:
-    """The error in one line: where it came up, and what it says first."""
+def _summary(notebook: Notebook, error: Exception) -> str:
+    """The error in one line: its first line, and its place in the notebook."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename == str(notebook.path)]
     where = f" ({notebook.path}:{ours[-1].lineno})" if ours else ""

@@ -29,11 +29,11 @@ class Cell:
     kind: str
     """`md`, `pip` or `python`."""
     text: str
-    """Without comment marks; of `md` without its `%md`."""
+    """The text without comment marks, and of `md` without its `%md`."""
     line: int
-    """Of the file, where it begins; the first is 1."""
+    """The line of the file at which the cell begins; the first line is 1."""
     heading: str
-    """Of this cell's text, else the last one before it."""
+    """The heading in this cell's text, else the last one before it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Notebook:
 
 
 def read_notebook(path: str | Path) -> Notebook:
-    """Raises errors.BadConfig if there is no such file, or if it is no notebook."""
+    """Raises errors.BadConfig if the file does not exist or is not a notebook."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
