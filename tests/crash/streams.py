@@ -13,24 +13,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ledger.demo import session, worker
-from spark_ledger.demo.worker import Told
+from spark_ledger.demo.worker import Settings
 
 POLL_S = 0.2
 PARTITIONS = 3
 
 
-def from_files(spark: SparkSession, told: Told) -> DataFrame:
+def from_files(spark: SparkSession, told: Settings) -> DataFrame:
     reader = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 20)
     return reader.csv(told["files"])
 
 
-def from_topic(spark: SparkSession, told: Told) -> DataFrame:
+def from_topic(spark: SparkSession, told: Settings) -> DataFrame:
     reader = spark.readStream.format("ledger").option("serviceUrl", told["service_url"])
     reader = reader.option("subscribe", "first").option("startingOffsets", "earliest")
     return reader.load().select("key", "value")
 
 
-def into_topic(frame: DataFrame, told: Told, topic: str) -> StreamingQuery:
+def into_topic(frame: DataFrame, told: Settings, topic: str) -> StreamingQuery:
     return (
         frame.writeStream.queryName(topic)
         .format("ledger")
@@ -42,7 +42,7 @@ def into_topic(frame: DataFrame, told: Told, topic: str) -> StreamingQuery:
     )
 
 
-def wait_for_first_batch(query: StreamingQuery, told: Told) -> None:
+def wait_for_first_batch(query: StreamingQuery, told: Settings) -> None:
     """The topic is made by the first write; a reader that comes before it would be refused.
     Spark keeps the notes of its last batches only: any will do."""
     commits = Path(told["checkpoints"]) / "first" / "commits"
@@ -51,7 +51,7 @@ def wait_for_first_batch(query: StreamingQuery, told: Told) -> None:
 
 
 class Streams:
-    def __init__(self, spark: SparkSession, told: Told) -> None:
+    def __init__(self, spark: SparkSession, told: Settings) -> None:
         self._spark = spark
         self._told = told
         self._queries: dict[str, StreamingQuery] = {}

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ledger.demo import worker
-from spark_ledger.demo.worker import Told
+from spark_ledger.demo.worker import Settings
 from spark_ledger.spark.worker import worker_python
 from tests.spark.exactly_once.failing_sink import FailingLedger
 from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, StepsSource
@@ -68,7 +68,7 @@ class Driver:
                 del self._queries[name]
                 worker.report("failed", query=name, why=str(failure))
 
-    def start(self, told: Told) -> None:
+    def start(self, told: Settings) -> None:
         rows = self._spark.readStream.format("steps").option("steps", told["steps"])
         loaded = rows.option("gates", told["gates"]).load()
         if told["several"]:
@@ -84,12 +84,12 @@ class Driver:
         writer = writer.option("checkpointLocation", told["checkpoint"])
         self._queries[told["query"]] = writer.queryName(told["query"]).start()
 
-    def stop(self, told: Told) -> None:
+    def stop(self, told: Settings) -> None:
         query = self._queries.pop(told["query"], None)
         if query is not None:
             query.stop()
 
-    def read(self, told: Told) -> None:
+    def read(self, told: Settings) -> None:
         """The beginning and the length of every value, and where it is."""
         reader = self._spark.read.format("ledger").option("serviceUrl", self._service_url)
         values = reader.option("subscribe", told["topics"]).load()
