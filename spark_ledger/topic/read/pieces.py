@@ -412,7 +412,7 @@ def _listed(table: SegmentTable, spans: Spans, by_filter: bool) -> Iterator[Read
     bounds = np.append(firsts, len(pieces))
     sizes = np.add.reduceat(pieces.weight, firsts)
     version_and_last = _by_ledger(table)
-    in_entries = _wanted(pieces)
+    in_entries = _as_array(pieces)
     for start, end in zip(starts, [*starts[1:], len(firsts)], strict=True):
         numbers = range(start, end)
         ids = pieces.entry[firsts[start:end]].tolist()
@@ -464,7 +464,7 @@ def _by_ledger(table: SegmentTable) -> dict[int, tuple[int, int]]:
     return {ledger: (version, last) for ledger, version, last in columns}
 
 
-def _wanted(pieces: Pieces) -> Wanted:
+def _as_array(pieces: Pieces) -> Wanted:
     array = np.empty(len(pieces), dtype=WANTED)
     for name in WANTED.names or ():
         array[name] = getattr(pieces, name)

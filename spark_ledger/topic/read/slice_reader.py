@@ -367,7 +367,7 @@ class _Fetching:
             known_confirmed=planned.known_confirmed,
         )
         left = iter(planned.entries)
-        return _Source(runs, partial(self._wanted, left), left)
+        return _Source(runs, partial(self._paired, left), left)
 
     def _counted(self, reader: AsyncLedgerReader, rows: LiveRows) -> _Source:
         runs = _fetch_live(reader, within(reader.record, rows), starts_of(self._ledgers))
@@ -440,7 +440,7 @@ class _Fetching:
         assert next(source.left, None) is None, "a slice is read to its end"
         return fetched
 
-    def _wanted(self, left: Iterator[WantedEntry], run: list[Entry]) -> list[FetchedEntry]:
+    def _paired(self, left: Iterator[WantedEntry], run: list[Entry]) -> list[FetchedEntry]:
         """The entries of a slice's run, each with its pieces."""
         fetched = []
         for entry in run:
