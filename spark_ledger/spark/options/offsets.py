@@ -311,7 +311,7 @@ def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis:
         if ends.starts[partition] == ends.ends[partition]:
             raise TimestampNotFound(
                 f"{where} {partition} of topic {topic!r}, which has no row at all",
-                "Give where to begin there: startingOffsetsByTimestampStrategy=latest or earliest.",
+                "Set its start: startingOffsetsByTimestampStrategy=latest or earliest.",
             )
         raise TimestampNotFound(
             f"{where} {partition} of topic {topic!r}, which has no row committed then or later",

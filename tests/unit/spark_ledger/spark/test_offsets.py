@@ -203,7 +203,7 @@ def test_a_time_too_late_that_says_no_zone_names_the_option_for_it(text, told):
 def test_of_a_partition_without_any_row_it_is_said_that_no_time_can_help():
     place = parse_time("2024-05-01", "startingTimestamp", "error")
     empty = {"t": TopicEnds("id", (0, 3), (9, 3))}
-    says = r"partition 1 of topic 't', which has no row at all\. Give where to begin there: .*latest"
+    says = r"partition 1 of topic 't', which has no row at all\. Set its start: .*latest"
     with pytest.raises(TimestampNotFound, match=says):
         offsets.resolve(place, empty, {"t": {0: 7}})
 
