@@ -1,5 +1,5 @@
-"""What is in messages and in records of the store, for observers: what a message says and of whom,
-and how it reads in a trace.
+"""The contents of messages and of records of the store, for observers: the ledger and sender of a
+message, its meaning, and its text in a trace.
 """
 
 import zlib
@@ -30,8 +30,8 @@ def is_of_repair(ledger: LedgerGhost, request: m.ReadRequest) -> bool:
 
 
 def entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:
-    """Whether what a message says counts: it was taken, or comes from the ledger's writer or from
-    somebody who fenced it, and not from an intruder, who may send anything."""
+    """Whether a message counts: it was taken, or comes from the ledger's writer or from a client
+    that fenced it, and not from an intruder, which may send anything."""
     if status is Status.OK or caller == ledger.author:
         return True
     told = ledger.recoveries.get(caller)
@@ -39,7 +39,7 @@ def entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:
 
 
 def headers(request: m.Request) -> list[EntryHeader | None]:
-    """The headers of a request's adds; None where there is none."""
+    """The headers of a request's adds; None for an add without a header."""
     if not isinstance(request, m.AddRequest):
         return []
     found: list[EntryHeader | None] = []
@@ -100,7 +100,7 @@ def record(node: Any) -> LedgerRecord | None:
 
 
 decoded_record = lru_cache(maxsize=256)(ledger_record.decode)
-"""The same bytes are seen as what was, what is and what is told, and again as what was."""
+"""The same bytes are decoded several times: as the old record, as the new one, as an answer."""
 
 
 def decoded(exchange: Exchange) -> tuple[m.Request, m.Response]:

@@ -19,7 +19,7 @@ Identity = tuple[int, ...]
 
 @dataclass
 class RecoveryGhost:
-    """What one client has been told while it recovered one ledger: answers that reached it."""
+    """The answers that reached one client while it recovered one ledger."""
 
     fenced: dict[str, int] = field(default_factory=dict)
     """By bookie that confirmed its fence: the last add confirmed it named."""
@@ -44,11 +44,12 @@ class RecoveryGhost:
 
 
 class LedgerRead(NamedTuple):
-    """What somebody was given who asked at `begun_s`. `whole`: all that is in the ledger."""
+    """The entries that a reader got, which asked at `begun_s`. `whole`: it asked for the whole
+    ledger."""
 
     begun_s: float
     entries: dict[int, int | bytes]
-    """By entry id: which append it was, or bytes that nobody appended."""
+    """By entry id: which append it was, or bytes that no client appended."""
     whole: bool
 
 
@@ -61,7 +62,7 @@ def is_named(record: LedgerRecord, bookie_id: str) -> bool:
 
 @dataclass
 class LedgerGhost:
-    """One ledger. Entry ids count from 0; -1 is none."""
+    """One ledger. Entry ids count from 0; -1 stands for no entry."""
 
     ledger_id: int
     ack_quorum: int
@@ -84,9 +85,9 @@ class LedgerGhost:
     identities: dict[int, Identity] = field(default_factory=dict)
     """By entry: what the first valid copy seen anywhere was."""
     stored: dict[int, dict[str, None]] = field(default_factory=dict)
-    """By entry: the bookies that ever said that they have it durably."""
+    """By entry: the bookies that ever answered that they have it durably."""
     declared_gone: dict[str, None] = field(default_factory=dict)
-    """Bookies of which an operator said that they will never answer again."""
+    """Bookies that an operator declared gone for ever."""
     slots: dict[str, int] = field(default_factory=dict)
     """By bookie: the mask of the slots it had in any published ensemble."""
     copied: dict[tuple[str, str, int], None] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class LedgerGhost:
     took: dict[tuple[str, int], None] = field(default_factory=dict)
     """(bookie, first entry of the fragment) of the slots that were ever given away."""
     durable_prefix: int = NO_ENTRY
-    """Every entry up to here was said to be stored by an ack quorum of bookies."""
+    """An ack quorum of bookies answered for every entry up to here that it is stored."""
     lac_heard: int = NO_ENTRY
     """Highest last-add-confirmed in any header, reply or handle."""
     moves_s: list[float] = field(default_factory=list)
@@ -112,14 +113,14 @@ class LedgerGhost:
     deleted: bool = False
     """Its record is gone from the store."""
     stored_at_delete: dict[int, int] | None = None
-    """When somebody was told so first: by entry, how many bookies had it."""
+    """When a client first learned of the deletion: by entry, how many bookies had it."""
 
     @property
     def closed(self) -> bool:
         return self.record.closed
 
     def names(self, bookie_id: str) -> bool:
-        """Whether the record does: who it does not name may have let its copies go."""
+        """Whether the record names the bookie; another one may have dropped its copies."""
         return is_named(self.record, bookie_id)
 
     def was_acked(self, entry_id: int, now_s: float) -> None:
@@ -144,7 +145,7 @@ class LedgerGhost:
         return found
 
     def adopt(self, record: LedgerRecord | None) -> None:
-        """The store has this record now; None: none any more."""
+        """Note the record that the store has now; None: it has no record any more."""
         if record is None:
             self.deleted = True
             return
@@ -233,7 +234,7 @@ class BookieGhost:
     """Ledgers of which a directory was not there when it last started: it may not know what it
     promised of them, but it never denies it."""
     cleared: dict[int, int] = field(default_factory=dict)
-    """By ledger: the moment from which it says that it has everything again."""
+    """By ledger: the moment from which the bookie answers that it has everything again."""
     compared: dict[int, int] = field(default_factory=dict)
     """Those that were cleared before it last lost a directory."""
     told_to_clear: dict[int, None] = field(default_factory=dict)
@@ -241,7 +242,7 @@ class BookieGhost:
 
 
 class Home(NamedTuple):
-    """Where a bookie is: its address, and its rack ("": nobody says)."""
+    """Where a bookie is: its address, and its rack ("": not known)."""
 
     address: str
     rack: str
@@ -254,7 +255,7 @@ class Ghost:
     answers_come_whole: bool = True
     """Nothing that is read arrives damaged, or is looked up in files."""
     calm_repair: bool = False
-    """Nothing holds up those who repair: what they look at is as it was when they act on it."""
+    """Nothing holds up the workers of repair: the state that they saw still holds when they act."""
     lost_bookie_delay_s: float = 0.0
     drained: dict[str, None] = field(default_factory=dict)
     """Bookies that an operator has drained, or had a moment ago."""
@@ -271,7 +272,7 @@ class Ghost:
     banned: str = ""
     """The address whose bookies no placement may take."""
     cut_off: dict[str, None] = field(default_factory=dict)
-    """Bookies that nobody, or not everybody, can talk with any more."""
+    """Bookies that some processes, or all, can no longer reach."""
     ledgers: dict[int, LedgerGhost] = field(default_factory=dict)
     bookies: dict[str, BookieGhost] = field(default_factory=dict)
     serving: dict[str, str] = field(default_factory=dict)

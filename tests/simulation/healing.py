@@ -5,8 +5,8 @@ Always true: auditor and worker are the product's own, in processes that are pau
 their session in the middle of a look or a round, and come again. No more bookies are lost than the
 protocol bears, of those whose copies were not made elsewhere yet (chaos.py): the others may all go,
 so that in the end no original copy need be left. When all is over the list of work is empty, or
-what is on it says why (R3), no copy is where a bookie on another rack could take it (R3), and who
-took a slot has every entry of it (R1).
+each ledger on it has its reason (R3), no copy is where a bookie on another rack could take it (R3),
+and each bookie that took a slot has every entry of it (R1).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ PAUSE_TIMES, PAUSE_S_MAX = 100, 3600.0
 """A pass over all records finds what is misplaced; the next may come so many times later than the
 last one took, an hour at most."""
 CALM = {"kill", "blank", "power", "restart", "power everywhere"}
-"""Runs with no other classes of fault hold up nobody who repairs, if healing does not."""
+"""In runs without other classes of fault nothing but healing itself holds up workers of repair."""
 DRAINED_S = 25.0
 """An operator gives up then."""
 
@@ -213,7 +213,7 @@ class Healing:
         loop.call_later(after_s, happens, context=loop.outside)
 
     def _committed(self, commit: Commit) -> None:
-        """Who takes a ledger off the list has seen all the reasons."""
+        """Judge that a worker that takes a ledger off the list has seen all its reasons."""
         for change in commit.changes:
             on_list = change.path.startswith(paths.UNDERREPLICATED)
             minds = [m for client, m in self._minds.items() if client.name == commit.session]
@@ -282,7 +282,7 @@ class Healing:
     def _ledgers(self) -> list[LedgerGhost]:
         return list(self._world.ghost.ledgers.values())
 
-    # -- who took a slot -----------------------------------------------------------------------
+    # -- bookies that took a slot --------------------------------------------------------------
 
     def _swapped(self, swap: Swap) -> None:
         """Look at what the bookie truly has, now."""
@@ -299,7 +299,7 @@ class Healing:
     async def _look_at(self, swap: Swap) -> None:
         node = self._node_of(swap.new)
         if node is None or node.bookie is None or not self._is_sound(node):
-            return  # its next start is asked for all that it has said
+            return  # its next start is asked for everything that it has promised
         boots, bookie = node.boots, node.bookie
         missing = await lacking(node, swap.record, swap.fragment.first_entry, denied=True)
         same = boots == node.boots and node.running and not bookie.failed.done()
@@ -319,7 +319,7 @@ class Healing:
         return next((node for node in self._world.nodes if node.bookie_id == bookie_id), None)
 
     def _is_sound(self, node: BookieNode) -> bool:
-        """Its disks were not harmed: else it says itself that it is in limbo."""
+        """Whether its disks were not harmed; otherwise it lists itself what is in limbo."""
         mine = self._world.ghost.bookie(node.bookie_id)
         disks = [*node.journal_disks, *node.ledger_disks]
         slow = any(disk.faults.read_s[1] for disk in disks)

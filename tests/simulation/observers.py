@@ -44,7 +44,7 @@ HEALTHY_S = 25.0
 
 
 def kept(observe: Callable[..., None]) -> Callable[..., None]:
-    """A Violation that is raised is kept, not raised: whoever told us must not meet it."""
+    """A Violation that is raised is kept, not raised: the observed code must not meet it."""
 
     @wraps(observe)
     def observed(self: "Observers", *args: Any) -> None:
@@ -58,7 +58,7 @@ def kept(observe: Callable[..., None]) -> Callable[..., None]:
 
 class Observers:
     """Attach with `network.taps.append(o.exchange)`, `network.deliveries.append(o.delivered)` and
-    `store.listeners.append(o.committed)`; watching.py tells of clients."""
+    `store.listeners.append(o.committed)`; watching.py observes clients."""
 
     def __init__(self, ghost: Ghost, trace: Trace) -> None:
         self.ghost = ghost
@@ -74,7 +74,7 @@ class Observers:
         self._registrations: dict[str, dict[str, None]] = {}
         self._writers: dict[int, Any] = {}
         self._comparing: dict[int, tuple[m.ReadRequest, m.ReadResponse]] = {}
-        """By moment of the answer: what repair is told of the copies that a bookie has."""
+        """By moment of the answer: what repair learns of the copies that a bookie has."""
         self._fencing: dict[int, tuple[m.Request, m.Response]] = {}
         """By moment of the answer: fencing exchanges that may still reach their caller."""
 
@@ -296,7 +296,7 @@ class Observers:
                 self.ghost, ledger, lac, f"in a message of {who}"
             )
 
-    # -- the network: as an answer reaches whoever waits for it --------------------------------
+    # -- the network: as an answer reaches its caller ------------------------------------------
 
     @kept
     def delivered(self, exchange: Exchange) -> None:
@@ -457,7 +457,7 @@ class Observers:
         invariants.the_length_is_the_sum_of_the_payloads(ghost, ledger, after)
 
     def _recovered(self, ledger: LedgerGhost, after: LedgerRecord, author: str) -> None:
-        """A recoverer closed it: by what it had been told, was that right?"""
+        """A recoverer closed it: was that right by the answers that it had?"""
         assert after.last_entry is not None
         assert ledger.recovered_from is not None
         ghost, told, end = self.ghost, ledger.recovery(author), after.last_entry + 1
@@ -511,7 +511,7 @@ class Observers:
         told = done.result() if ok else entry_id
         invariants.acks_come_in_order_and_never_after_a_failure(ghost, ledger, told, ok)
         invariants.a_writer_is_told_of_a_deletion_that_is_one(ghost, ledger, error)
-        process = current_process()  # a dead one's timers still fire, and nobody hears of it
+        process = current_process()  # a dead one's timers still fire, and have no effect
         alive = process is None or process.alive
         if isinstance(error, TimedOut) and self.well_since is not None and alive:
             well_s = current().now - self.well_since

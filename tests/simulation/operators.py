@@ -1,8 +1,9 @@
 """An operator in a run: whatever `spark-ledger` offers to look at a cluster and to change it, while
 everything goes wrong; and small jobs that write once, to a topic of their own, and end it.
 
-Always true: it promises nothing and waits for nobody; whatever it does may fail, with an error that
-says why. What it takes away for ever (a topic that is terminated, or has new policies) is its own.
+Always true: it promises nothing and waits for no other client; whatever it does may fail, with an
+error that names the reason. What it takes away for ever (a topic that is terminated, or has new
+policies) is its own.
 """
 
 import asyncio
@@ -169,14 +170,14 @@ class TopicOperator:
     # -- subscriptions -----------------------------------------------------------------------------
 
     async def _subscribe(self, client: Client, topics: TopicClient) -> None:
-        """One that nobody uses yet: it holds every row from the first that is kept, until it is
-        deleted (T10)."""
+        """Make a subscription without a user: it holds every row from the first that is kept, until
+        it is deleted (T10)."""
         name = client.rng.choice(("held", "reserved"))
         info = await topics.topics.open(client.rng.choice(self.work.names))
         log, subscriptions = self.work.ghost.logs[info.id], topics.subscriptions
         there = [one.name for one in await subscriptions.list(info.id, exact=True)]
         if name in there and client.rng.random() < 0.5:
-            log.subscriptions.pop(name, None)  # whether it goes nobody knows before
+            log.subscriptions.pop(name, None)  # before the outcome is known
             await subscriptions.delete(info.id, name)
             return
         if name not in there and name == "held":
@@ -213,7 +214,7 @@ class TopicOperator:
     # -- small jobs --------------------------------------------------------------------------------
 
     async def _job(self, client: Client, topics: TopicClient) -> None:
-        """Write a batch once, under an app id that nobody gives again."""
+        """Write a batch once, under an app id that is not used again."""
         admin = TopicAdmin(topics)
         if await topics.topics.find(JOB) is None:
             e, qw, qa = self.work.plan.quorum
@@ -225,7 +226,7 @@ class TopicOperator:
         intent = await topics.intents.open_batch_intent(app_id, run_id, JOB, random=True)
         results = await self.work.run_tasks(client, topics, [info], intent, 0)
         await topics.intents.recorded(intent)
-        if client.rng.random() < 0.3:  # its tasks are told to give up; only the janitor deletes
+        if client.rng.random() < 0.3:  # its tasks give up; only the janitor deletes
             await LoopTask(topics, info, intent, task_index=0, attempt=99).abort()
             return
         txn = TxnKey(app_id, intent.target, 0, run_id)
@@ -235,7 +236,7 @@ class TopicOperator:
         self.world.ghost.meet("job committed")
 
     async def _kind(self, topics: TopicClient, info: TopicInfo) -> RowKind:
-        """Of a job's rows, which nobody reads: its commit alone judges that."""
+        """The kind of a job's rows, which no client reads: only its commit judges it."""
         if self._later.random() < 0.5:
             return RowKind.BYTES
         under = await topics.schemas.for_write(info, SCHEMA)

@@ -45,7 +45,7 @@ from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
 
 _Watches = dict[str, list[tuple[Watcher, Context]]]
-"""By path: who waits, and in whose context (process) it is told."""
+"""By path: the watchers, each with the context (process) in which it is called."""
 EPOCH_MS = 1_700_000_000_000  # what the store's clock shows when simulated time is 0
 
 
@@ -58,14 +58,14 @@ class StoreFaults:
     """How far a replica may be behind, at most."""
     unknown: float = 0.0
     missed: float = 0.0
-    """How many watches are never told of the change they waited for."""
+    """The share of watches that never learn of the change that they wait for."""
     session_timeout_s: float = 30.0
     request_timeout_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One applied write. `session` is the name of who asked ("" = the server itself)."""
+    """One applied write. `session` is the name of the client ("" = the server itself)."""
 
     zxid: int
     time: float
@@ -101,7 +101,7 @@ class SimStore:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether nobody is answered now."""
+        """Whether no client gets an answer now."""
         return _now() < self.stalled_until
 
     def hold(self, arrival: Callable[[], None]) -> None:
@@ -505,7 +505,7 @@ class SimSession:
             loop.call_later(lag, self._catch_up, commit.zxid, context=_outside(loop))
 
     def watched(self) -> list[str]:
-        """The paths that somebody of this client waits for."""
+        """The paths that this client has watches on."""
         return [*self.data_watches, *self._child_watches]
 
     def _watched(self, change: Change) -> bool:
@@ -592,7 +592,7 @@ def _settle(request: _Request, outcome: Any) -> None:
 
 
 class _ignored:
-    """Errors of a write nobody hears of."""
+    """Drops errors of a write whose client does not hear of them."""
 
     def __enter__(self) -> None: ...
 

@@ -1,10 +1,10 @@
 """A subscription in a run: runs of a query, one after another or two at once, that move it on, and
-back, and somebody who seeks it.
+back, and an operator who seeks it.
 
-Always true: what a run was told to be durable is noted with the position (T12), and from the moment
-a later run has the subscription, what an earlier one is told still must never become durable; a
-subscription holds what it has not passed, from the moment that it was made or that a step back is
-durable (T10). A run may die in the moment in which it is told that its position is durable.
+Always true: a position that a run learned to be durable is noted (T12). From the moment that a
+later run has the subscription, positions given to an earlier one must never become durable. A
+subscription holds the rows that it has not passed, from the moment that it was made or that a step
+back is durable (T10). A run may die in the moment in which it learns that its position is durable.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ class Confirmed:
     """What is known of the subscription of one topic id."""
 
     epoch: int = 0
-    """What an owner of an earlier one is told from now on cannot be written."""
+    """Positions given to an owner of an earlier epoch from now on cannot be written."""
     lowest: Positions = field(default_factory=dict)
-    """By partition: it was confirmed there, or was told to go back there since."""
+    """By partition: the position that was confirmed, or to which a step back was asked since."""
     sought: Positions | None = None
-    """Somebody put it there, and nobody has had it since."""
+    """The position of a seek after which no run has had the subscription."""
     doubtful: bool = False
-    """A seek is under way, or nobody knows whether it was made: it may be anywhere."""
+    """A seek is under way, or its outcome is unknown: the subscription may be anywhere."""
 
     def told(self, at: Positions) -> None:
         self.lowest = {p: min(self.lowest[p], at.get(p, 0)) for p in self.lowest}
@@ -51,7 +51,7 @@ class TopicCursors:
         rng = self.world.loop.random_for("topic cursors")
         self.runs = rng.choice((4, 6, 9)) if work.plan.churn else rng.choice((0, 0, 2, 3))
         self.mortality = 0.2
-        """How many owners die in the moment in which they are told that it is durable."""
+        """The share of owners that die in the moment in which they learn that it is durable."""
         self.rng = rng
         self.ends_at = self.world.loop.now + work.plan.chaos_s
         self.known: dict[str, Confirmed] = {}
@@ -81,7 +81,7 @@ class TopicCursors:
                 info, NAME, QUERY, f"subscriber-{run}", start=End.EARLIEST
             )
             self.world.ghost.meet("subscription opened")
-            found = await cursor.recovered()  # from now on nobody before it can write
+            found = await cursor.recovered()  # from now on no earlier owner can write
             epoch = cursor._seen.record.epoch
             known.epoch = max(known.epoch, epoch)
             if sought is not None and epoch == sought_in + 1:
@@ -109,7 +109,7 @@ class TopicCursors:
             await asyncio.sleep(client.rng.uniform(0.2, 1 if self.work.plan.churn else 3))
             before, at = at, self._next(client, log, at)
             if at == before:
-                continue  # it is durable already, whoever has it now
+                continue  # it is durable already, also if another run has the subscription now
             told_in = known.epoch
             if told_in <= epoch:  # else nothing of it may be written
                 known.told(at)
@@ -153,7 +153,7 @@ class TopicCursors:
         return -1 if node is None else decode_subscription(node.value).epoch
 
     async def seek(self, client: Client) -> None:
-        """Put it back to the first row, whoever has it."""
+        """Put the subscription back to the first row, also if a run has it."""
         topics = self.work.client(client)
         try:
             info = await topics.topics.open(TOPIC)
@@ -178,8 +178,8 @@ class TopicCursors:
             self.work.met(client, "seek", error)
 
     def _put(self, topic_id: str, epoch: int) -> None:
-        """What a seek has left in the store, though nobody may have heard of it: it alone raises
-        the epoch and lets go."""
+        """Note what a seek has left in the store, even if no client learned its outcome: only a
+        seek raises the epoch and lets go."""
         node = self.world.store.peek(paths.subscription(topic_id, NAME))
         record = None if node is None else decode_subscription(node.value)
         if record is not None and not record.live and record.epoch == epoch:

@@ -93,11 +93,11 @@ class Whereabouts:
     since: list[tuple[float, Positions]] = field(default_factory=list)
 
     def is_at(self, now_s: float, positions: Positions) -> None:
-        """It is there by now: nowhere else, until it is told to go on."""
+        """Note that the subscription is there now, and nowhere else until its next move."""
         self.since.append((now_s, positions))
 
     def goes_to(self, now_s: float, positions: Positions) -> None:
-        """It was told to go there, and does or does not."""
+        """Note a move of the subscription that may be made or not."""
         last = self.since[-1][1] if self.since else {}
         further = {p: max(last.get(p, 0), offset) for p, offset in positions.items()}
         self.since.append((now_s, last | further))
@@ -146,12 +146,12 @@ class LogGhost:
     lives: dict[int, float] = field(default_factory=dict)
     """Ledgers that were ever live, in the order of the log: since when it names them as that."""
     gone_s: float | None = None
-    """When it was told to somebody that the topic is deleted."""
+    """When a client first learned that the topic is deleted."""
     subscriptions: dict[str, Whereabouts] = field(default_factory=dict)
-    """By name: what of it nobody may take away, from the moment that it is made."""
+    """By name: the rows that no process may take away, from the moment that it is made."""
 
     def grown(self, partitions: int) -> None:
-        """A subscription is at the first row of what comes: nobody may take that away."""
+        """Each subscription is at the first row of a new partition: no process may take it away."""
         for subscription in self.subscriptions.values():
             subscription.grown(range(len(self.state.partitions), partitions))
 
@@ -235,7 +235,7 @@ class TopicGhost:
     bodies: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """By (commit id, topic id): the last body that was about to be committed."""
     offsets: dict[Any, bytes | None] = field(default_factory=dict)
-    """(topic id, partition, offset): the row first read there; None: there is none."""
+    """(topic id, partition, offset): the row first read there; None: no row is there."""
     truth: "Truth | None" = None
     """Of the topic that brokers serve."""
     ends_told: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)

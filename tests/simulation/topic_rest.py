@@ -1,9 +1,9 @@
-"""After healing: all who used topics end, then a fresh process checkpoints and cleans until nothing
-changes any more, and what is left is compared with what may be left (T14).
+"""After healing: all clients of topics end, then a fresh process checkpoints and cleans until
+nothing changes any more, and what is left is compared with what may be left (T14).
 
-Always true: those who wrote are gone by kill -9, so nothing but leases and delete delays keeps
-anything; what may be left is told by a fold from the newest checkpoint (which T1 compares with all
-commits ever), not by the janitor.
+Always true: the writers are gone by kill -9, so only leases and delete delays keep anything; a fold
+from the newest checkpoint (which T1 compares with all commits ever) decides what may be left, not
+the janitor.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ LEASE_S = 0.4
 """Nobody is alive to show a heartbeat: each pass finds the silence that the one before it began."""
 PASS_S = 0.8
 TOLD_S = 5.0
-"""After which every watch on what changed is told."""
+"""After this time every watch has learned of the change."""
 CLEANED_S = 1500.0 + UNUSED_LEASES * LEASE_S
-"""Simulated: of many who fell silent together a few at a time are taken as gone; a job that never
-showed that it lives has many leases of time."""
+"""Simulated: of many writers that fell silent together a few at a time are taken as gone; a job
+that never gave a sign of life has many leases of time."""
 JOBS_PASS_S = 12.0
-"""Between two passes when nobody but such jobs is waited for."""
+"""Between two passes while only such jobs are left."""
 AT_REST = 3
 """So many passes that change nothing are the end."""
 
@@ -50,7 +50,7 @@ class TopicRest:
         self._undecidable = undecidable
 
     async def comes(self) -> None:
-        """Everything is well and nobody is at work."""
+        """Everything is well and no client is at work."""
         there = [log for log in self.work.ghost.logs.values() if not log.state.deleted]
         used, client = list(self.work.used), await self.world.client("settler")
         await self._stop_following(used, client, there)
@@ -82,7 +82,7 @@ class TopicRest:
     # -- cleaning ------------------------------------------------------------------------------
 
     async def _clean(self, client: Client) -> None:
-        """Pass after pass, until some change nothing and nobody is taken to be at work."""
+        """Pass after pass, until several change nothing and no client counts as at work."""
         rng = self.world.loop.random_for("topic rest")
         janitors = [
             Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)

@@ -1,10 +1,11 @@
 """Topics in a run: the runs of queries that write to them, and readers.
 
-Always true: every row says which attempt of which task wrote it, so whatever is read can be traced
-to what was committed; the log in the store, not anybody's memory of it, says what was committed
+Always true: every row names the attempt and the task that wrote it, so each row read can be traced
+to its commit; the log in the store, not a client's memory of it, decides what was committed
 (topic_ghost.py). Drivers die, stand still and are replaced while they live; all share one
 checkpoint. A query writes to one topic or, batch by batch, to some of several, and a replay of a
-batch to others (hazard 10). topic_upkeep.py has who trims, merges, checkpoints and cleans.
+batch to others (hazard 10). topic_upkeep.py has the processes that trim, merge, checkpoint and
+clean.
 """
 
 import asyncio
@@ -140,7 +141,7 @@ class TopicWork:
                 raise outcome
 
     async def _make_again(self) -> None:
-        """The topics, if who deleted one has died before it made the next of its name."""
+        """Make the topics again, if the process that deleted one died before it made the next."""
         async with self._made:
             self._gone = False
             for name in self.names:
@@ -257,7 +258,7 @@ class TopicWork:
         self, topics: TopicClient, infos: list[TopicInfo], results: dict[str, list[TaskResult]]
     ) -> dict[str, list[TaskResult]]:
         """The results under the ids that the topics' names have now: those of a topic that was
-        deleted since are for nobody (hazard 36)."""
+        deleted since are dropped (hazard 36)."""
         found = {}
         for info in infos:
             if info.id in results:
@@ -275,7 +276,7 @@ class TopicWork:
         planned: PlannedBatch | None = None,
     ) -> dict[str, list[TaskResult]]:
         """By topic id one result of each task; some tasks have a second attempt, whose result is
-        used or not. Of a batch that is only compared there are none."""
+        used or not. A batch that is only compared has no result."""
         draw = self.rng if planned is None else planned.rng("tasks")
         indexes: list[int] = []
         for index in range(draw.choice((1, 1, 2, 3))):
@@ -356,8 +357,8 @@ class TopicWork:
         return found
 
     async def _partitions_now(self, tasks: TopicClient, info: TopicInfo) -> int | None:
-        """How many partitions the topic has, as far as this process knows; None if nobody makes it
-        grow. The driver that commits may have seen fewer."""
+        """How many partitions the topic has, as far as this process knows; None if topics do not
+        grow in this run. The driver that commits may have seen fewer."""
         if "growth" not in self.plan.also:
             return None
         with reachable(f"reading topic '{info.name}'"):
@@ -505,7 +506,7 @@ class TopicWork:
 
     async def audit(self, client: Client) -> None:
         """Everything committed and not trimmed is there: each row once, a task's in their order.
-        Who read during the run got what was committed before he began."""
+        Each reader during the run got the rows that were committed before it began."""
         await self.read_all(self.client(client), fresh=True)
         history = History()
         for topic_id, log in self.ghost.logs.items():

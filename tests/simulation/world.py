@@ -3,7 +3,7 @@
 Always true:
 - a bookie killed loses its memory and, by chance, what it had not synced; started again it is the
   same identity on the same disk; `blank` gives its address a new disk and a new identity;
-- whatever a killed process still does reaches nobody: its doors are shut before its tasks end;
+- nothing that a killed process still does has an effect: its doors are shut before its tasks end;
 - after each restart the bookie is asked for all it ever acknowledged (invariants 13, 15).
 """
 
@@ -55,7 +55,7 @@ RESTART_S = 2.0  # after which a node that exited by itself is started again
 
 
 class World:
-    """The network, the store, the bookies, the clients, and who watches them."""
+    """The network, the store, the bookies, the clients, and the watchers of all of them."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class BookieNode:
         self._missed: dict[int, None] = {}  # until a start has them again
         self._is_new = True
         self._lost: list[int] = []
-        """Ledgers that it said it lost entries of when it ran last."""
+        """Ledgers that it reported as lost when it ran last."""
         self._up_to_date: list[str] = []
         """Ledger directories that were there to the last, so that they know what became of all."""
         self.direct_log_watch = DirectLogWatch(self.world.ghost)
@@ -210,8 +210,8 @@ class BookieNode:
         return self.ledger_disks[0]
 
     async def start(self) -> None:
-        """Running and registered when it returns, whoever started it; a disk failure or a kill
-        meanwhile ends it."""
+        """Start the bookie, or wait for a start under way: running and registered on return. A disk
+        failure or a kill meanwhile ends the start."""
         if self.repairing is not None:
             await asyncio.gather(self.repairing)
         if self.running:
@@ -303,7 +303,7 @@ class BookieNode:
             self.world.loop.call_soon(self._exit, context=self.world.loop.outside)
 
     def _exit(self) -> None:
-        """The process ends, and whoever supervises it starts it again."""
+        """The process ends, and its supervisor starts it again."""
         self.kill(self.world.exit_keeps)
         loop = self.world.loop
         loop.call_later(RESTART_S, self._start_again, context=loop.outside)
@@ -489,8 +489,9 @@ class BookieNode:
         return [s.ledger_id for s in storage.states() if not storage.directories.is_whole(s)]
 
     def _said_lost(self) -> list[int]:
-        """What the bookie that starts says it lost entries of, and did not say when it ran last: a
-        walk through all ledgers may find of a torn one that it lacks what it never had."""
+        """The ledgers that the starting bookie reports as lost, and did not report when it ran
+        last: a walk through all ledgers may find that a torn one lacks entries that it never
+        had."""
         said = [ledger_id for ledger_id in self._lost_now() if ledger_id not in self._lost]
         self._lost = self._lost_now()
         return said
@@ -501,7 +502,7 @@ class BookieNode:
         return [state.ledger_id for state in states if state.limbo == "lost"]
 
     def judge(self, judge: Any, *args: Any) -> None:
-        """What the judge says of this bookie; a Violation is kept."""
+        """Judge this bookie; a Violation is kept."""
         ghost = self.world.ghost
         try:
             judge(ghost, ghost.bookie(self.bookie_id), *args)
@@ -570,7 +571,7 @@ class Client:
         return self.process.spawn(work, name=f"{self.name} {name}".strip())
 
     def kill(self) -> None:
-        """kill -9: nothing it has under way is answered to anybody."""
+        """kill -9: no request that is under way gets an answer."""
         self.world.trace.note(self.name, "killed")
         self.session.abandon()
         self.process.kill()

@@ -46,7 +46,7 @@ TOPIC = f"persistent://public/default/{BROKERED}"
 DECIDED_S = 20.0
 """Simulated: no other process has closed a ledger for so long."""
 END_S = 150.0
-"""Simulated: after healing all who use brokers come to the end within that."""
+"""Simulated: within this time after healing all clients of brokers come to the end."""
 FORGOTTEN_S = 20.0
 AGAIN_S = 0.5
 STOP_S = 20.0
@@ -77,14 +77,14 @@ class BrokerWork:
         self.truth = Truth(self.world.ghost, deduplicates=rng.random() < 0.5)
         self.acked: dict[tuple[str, int], Acked] = {}
         self.active: dict[tuple[str, str, int], tuple[str, float]] = {}
-        """By broker, failover subscription and partition: who was told last that it is active."""
+        """By broker, failover subscription and partition: the consumer named last as active."""
         self.seeks = rng.choice((0.0, 0.0, 0.02, 0.1))
         self.inflight = rng.choice((1, 2, 8))
         self.at_once = rng.choice((1, 2, 2, 3))
         self.harm_s = rng.choice((0.7, 2.0, 5.0))
         self.spark_s = rng.choice((None, 0.5, 2.0))
         self.drivers_die = rng.choice((0.0, 0.1, 0.5))
-        """The share of the askings for a live ledger after which who asked is killed."""
+        """The share of the requests for a live ledger after which the committer is killed."""
         self.chased = rng.choice((0.0, 0.0, 0.7))
         """The share of the take-overs after which the new owner is harmed soon, and of the pauses
         of a broker at whose end the others are killed."""
@@ -125,7 +125,7 @@ class BrokerWork:
         return f"{TOPIC}-partition-{partition}"
 
     def judged(self, judge: Callable[..., None], *args: Any) -> None:
-        """A Violation is kept: who calls is a callback of a connection."""
+        """A Violation is kept: the caller is a callback of a connection."""
         try:
             judge(*args)
         except Violation as violation:
@@ -135,7 +135,7 @@ class BrokerWork:
             self.world.observers.violated(defect)
 
     def rows_are(self, partition: int, offset: int, values: list[bytes]) -> None:
-        """Somebody was told that these rows begin at the offset."""
+        """Note that a client learned that these rows begin at the offset."""
         for at, value in enumerate(values, offset):
             place = (self.log.topic_id, partition, at)
             known = self.work.ghost.offsets
@@ -157,8 +157,8 @@ class BrokerWork:
         await self.come_to_the_end(users)
 
     async def ends(self) -> None:
-        """Everything is well, and who uses brokers has come to the end: they stop, in some runs
-        after they lived on for hours."""
+        """Everything is well, and the clients of brokers have come to the end: the brokers stop, in
+        some runs after they lived on for hours."""
         if self.lives_on:
             await Living(self).comes_to_rest()
         await self._stop_all()
@@ -310,7 +310,8 @@ class BrokerWork:
             self._kill(broker)
 
     def _written(self, written: Commit) -> None:
-        """The store has applied it: of who has taken partitions something may become at once."""
+        """The store has applied it: something may happen at once to an owner that took
+        partitions."""
         path, loop = paths.brokers_of_topic(self.log.topic_id), self.world.loop
         if not any(change.path == path for change in written.changes):
             return

@@ -1,4 +1,4 @@
-"""What one bookie says, before and after it crashed: 5, 12, 13, 14, 15, 16, 25, 30, T13."""
+"""Answers of one bookie, before and after it crashed: 5, 12, 13, 14, 15, 16, 25, 30, T13."""
 
 from bookie_server.api.status import Meaning, Status, meaning
 from bookie_server.logs.index import EVERY_LEDGER
@@ -87,10 +87,10 @@ def an_acknowledged_add_survives_a_crash(
 def who_lost_nothing_does_not_say_that_it_did(
     ghost: Ghost, bookie: BookieGhost, lost: list[int], found_again: bool
 ) -> None:
-    """A start finds nothing lost (`lost`: ledgers, or EVERY_LEDGER, of which it says so) where no
-    disk was damaged and no directory lost: kills, power cuts and disks that fail for a while cost
-    nothing that was durable. Else each crash would be a loss to those who count on the bookie. Not
-    so if it ever started with directories alone that cannot know.
+    """A start reports no ledger as lost (`lost`: the ledgers that it reports, or EVERY_LEDGER) if
+    no disk was damaged and no directory lost: kills, power cuts and disks that fail for a while
+    cost nothing that was durable. Otherwise each crash would be a loss for clients that count on
+    the bookie. This does not hold if it ever started only with directories that cannot know.
 
     Nor of a ledger of which nothing has to be here, if a directory is there again that a run before
     lacked (`found_again`). If no ledger recorded that one it was not missed, so the ledger may have
@@ -127,8 +127,8 @@ def what_was_acknowledged_is_never_denied(
 ) -> None:
     """A bookie that once acked e answers OK or unknown for e until its ledger is deleted, never
     a negative: also after a crash, a torn write or bit rot. `begun`: when the read began. What
-    does not belong to it when a ledger was compared and cleared is not brought back; who lost a
-    directory does not know of ledgers whose record names it no more."""
+    does not belong to it when a ledger was compared and cleared is not brought back; a bookie that
+    lost a directory does not know of ledgers whose record no longer names it."""
     acked = bookie.stored.get((ledger.ledger_id, entry_id))
     released = _released(bookie, ledger, entry_id)
     foreign = bookie.bereft and not _named(bookie, ledger)

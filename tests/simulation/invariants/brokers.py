@@ -1,4 +1,4 @@
-"""Of brokers: what producers are told, what is stored for them, and what consumers are given."""
+"""Of brokers: receipts of producers, the messages stored for them, and those that consumers get."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ def messages_are_in_the_order_of_their_producer(
 def nothing_is_told_that_is_not_confirmed(
     ghost: Ghost, who: str, partition: int, end: int, confirmed: int
 ) -> None:
-    """No receipt, and no message to a consumer or reader, lies beyond what commits and the acked
-    entries of the live ledger that the log names have (invariant 9 for brokers)."""
+    """No receipt, and no message to a consumer or reader, is beyond the commits and the acked
+    entries of the live ledger that the log names (invariant 9 for brokers)."""
     what = f"{who}: partition {partition} is told up to {end}, confirmed is {confirmed}"
     require(end <= confirmed, "B3", what)
 
@@ -72,7 +72,7 @@ def a_consumer_passes_over_nothing(
 def a_durable_position_never_goes_back(
     ghost: Ghost, name: str, partition: int, found: int | None, durable: int
 ) -> None:
-    """Who has a subscription next finds it where it was durable, or further."""
+    """The next owner of a subscription finds it at its durable position, or further."""
     what = f"subscription {name}, partition {partition}: durable at {durable}, found at {found}"
     require(found is not None and found >= durable, "B8", what)
 
@@ -81,8 +81,8 @@ def a_durable_position_never_goes_back(
 def a_producer_that_comes_back_hears_how_far_it_came(
     ghost: Ghost, name: str, told: int, received: int
 ) -> None:
-    """Of a topic with deduplication: the last sequence id that it is told is not below one of which
-    it had the receipt."""
+    """For a topic with deduplication: the last sequence id that a broker gives a producer is not
+    below one that the producer has a receipt for."""
     require(told >= received, "B9", f"producer {name} is told {told}, it had receipt {received}")
 
 
@@ -121,15 +121,15 @@ def a_deleted_subscription_is_gone(ghost: Ghost, name: str, there: bool) -> None
 def one_consumer_is_given_messages_at_a_time(
     ghost: Ghost, place: Any, who: str, active: str
 ) -> None:
-    """A broker sends the messages of a failover subscription to the consumer that it told last
-    that it is the active one, and to no other."""
+    """A broker sends the messages of a failover subscription only to the consumer that it named
+    last as the active one."""
     require(who == active, "B14", f"{place}: {who} is sent a message, active is '{active}'")
 
 
 @invariant("B15")
 def who_is_fenced_stores_no_more(ghost: Ghost, message: Any, epoch: int, newest: int) -> None:
-    """What exclusive producers sent to one owner of a partition lies in the order in which they
-    were the only one."""
+    """Messages of exclusive producers to one owner of a partition are in the order in which the
+    producers had the access."""
     require(epoch >= newest, "B15", f"{message} of epoch {epoch} comes after one of {newest}")
 
 
@@ -169,7 +169,8 @@ def the_last_message_is_the_last_with_a_row(
 def a_read_has_what_had_a_receipt_before(
     ghost: Ghost, partition: int, found: int, told: int
 ) -> None:
-    """Who reads once, as a batch of Spark does, is told of an end that is not below what producers
-    had receipts for when the read began; but for that of an owner that is dead or stands still."""
+    """A reader that reads once, as a batch of Spark does, gets an end that is not below the
+    receipts that producers had when the read began, except those of an owner that is dead or stands
+    still."""
     what = f"a read of partition {partition} ends at {found}, a receipt was for up to {told}"
     require(found >= told, "B16", what)

@@ -40,9 +40,10 @@ def recovery_decides_by_every_ack_quorum(
 def who_counts_as_lacking(
     ledger: LedgerGhost, entry_id: int, told: RecoveryGhost
 ) -> dict[str, Meaning]:
-    """The bookies whose word that they lack the entry counts, and what they said. Who denied it,
-    always; who lacks it after a torn tail, once each of the write set has said one or the other,
-    and only when the denials do not suffice. Who was declared gone lacks it as if after one."""
+    """The bookies whose answer that they lack the entry counts, and that answer. A denial counts
+    always. The answer of a bookie that lacks the entry after a torn tail counts once each member of
+    the write set has given one of the two, and only when the denials do not suffice. A bookie that
+    was declared gone counts as one with a torn tail."""
     assert ledger.recovered_from is not None
     denied = dict.fromkeys(told.who_said(entry_id, Meaning.NEGATIVE), Meaning.NEGATIVE)
     members = write_set(ledger.record, entry_id, ledger.recovered_from.ensemble)
@@ -90,8 +91,8 @@ def recovery_stays_in_the_last_fragment(
 def recovery_ends_before_the_first_that_nobody_has(
     ghost: Ghost, ledger: LedgerGhost, last_entry: int, told: RecoveryGhost
 ) -> None:
-    """It closes at (first unrecoverable - 1): no lower than any LAC it was told, and with every
-    entry above the highest of them delivered to it by somebody."""
+    """Recovery closes at (first unrecoverable - 1): no lower than any LAC that it heard, and a
+    bookie has delivered to it every entry above the highest of them."""
     fragment = ledger.recovered_from
     assert fragment is not None
     start = max([fragment.first_entry - 1, *told.fenced.values()])

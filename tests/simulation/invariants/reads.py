@@ -1,4 +1,4 @@
-"""What readers are given and told: 1, 4, 6, 9, 10, 11."""
+"""The entries and answers that readers get: 1, 4, 6, 9, 10, 11."""
 
 from collections.abc import Mapping
 
@@ -24,9 +24,9 @@ def an_acked_entry_is_readable_byte_for_byte(
 
 @invariant("1")
 def what_was_promised_of_ledgers_is_read(ghost: Ghost, history: History) -> None:
-    """Who recovered a ledger reads all that was acked before he began, each entry at its id; no
-    read of anybody has anything else there. What is wrong with the history is told by the invariant
-    that it breaks."""
+    """A client that recovered a ledger reads every entry that was acked before the recovery began,
+    each at its id; no read has anything else there. The violation is of the invariant that the
+    history breaks."""
     try:
         history.check()
     except HistoryBroken as broken:
@@ -117,8 +117,8 @@ def a_confirmed_read_ends_in_bytes(
 
 @invariant("11", over_budget=True)
 def what_is_there_has_no_end(ghost: Ghost, ledger_id: int, told: str) -> None:
-    """A reader of confirmed entries, or of an open ledger, is never told that there is no such
-    entry or ledger, or that it ends there; `told`: what it was told, "" when nothing of that."""
+    """A reader of confirmed entries, or of an open ledger, never gets the answer that there is no
+    such entry or ledger, or that it ends there; `told`: that answer, "" without one."""
     require(not told, "11", f"ledger {ledger_id} is there, and its reader was told: {told}")
 
 

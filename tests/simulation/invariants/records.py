@@ -52,7 +52,7 @@ def fragments_rise_within_what_is_confirmed(
     require(len(members) == after.ensemble_size, "17", f"{what}: on {len(members)} bookies")
     require(new >= last, "17", what)
     if is_of_repair(before, after):
-        return  # which members it may change says 18
+        return  # invariant 18 judges which members it may change
     if after.state is LedgerState.OPEN:
         for known, by in ((ledger.confirmed, "its author"), (ledger.durable_prefix, "anybody")):
             require(new <= known + 1, "17", f"{what}, beyond what {by} knows confirmed ({known})")
@@ -85,7 +85,7 @@ def every_move_is_a_row_of_the_table(
     author: str,
 ) -> None:
     """Each accepted metadata write has the guard of its row true on the version it replaced: the
-    state, who may make the move, and that nothing else of the record changes."""
+    state, the client that may make the move, and that nothing else of the record changes."""
     move = (before.state.value if before else "absent", after.state.value if after else "absent")
     ledger_id = (before or after).ledger_id  # type: ignore[union-attr]
     what = f"ledger {ledger_id} went from {move[0]} to {move[1]} by {author}"
@@ -111,7 +111,7 @@ def every_move_is_a_row_of_the_table(
 
 
 def _judge_change(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
-    """At least one slot has a new owner, who had none of the others."""
+    """At least one slot has a new owner, a bookie that owned no other slot."""
     old, new = before.last_fragment.ensemble, after.last_fragment.ensemble
     came = [bookie for was, bookie in zip(old, new, strict=True) if was != bookie]
     require(bool(came), "18", f"{what}, replacing nobody")
@@ -121,7 +121,8 @@ def _judge_change(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
 @invariant("18")
 def an_id_of_its_own_is_never_taken(ghost: Ghost, error: LedgerError) -> None:
     """absent -> OPEN: a creator that finds its id in use looks whose record it is. Ids come from
-    blocks that nobody else has, so it is its own, made by a write whose answer was lost."""
+    blocks that no other client has, so the record is its own, made by a write whose answer was
+    lost."""
     require(type(error) is not LedgerError, "18", f"a creator was told: {error}")
 
 

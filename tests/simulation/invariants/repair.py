@@ -7,7 +7,7 @@ from tests.simulation.ghost import BookieGhost, Ghost, Home, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
 
 SEEN_S = 1.0
-"""After so long a registration, an append or a change of a record was seen by who looks."""
+"""After this time an observer has seen a registration, an append or a change of a record."""
 SLACK_S = 0.5
 """Between what is seen here and there."""
 NOWHERE = Home("", "")
@@ -24,8 +24,8 @@ class Swap(NamedTuple):
 
 
 def is_of_repair(before: LedgerRecord, after: LedgerRecord) -> bool:
-    """Whether the move is one of repair, by what it changes: who joins, or the members of anything
-    but an open ledger's end."""
+    """Whether the move is one of repair, by its changes: the joining bookies, or members anywhere
+    except at an open ledger's end."""
     if before.state is not after.state:
         return False
     same_past = before.fragments[:-1] == after.fragments[:-1]
@@ -44,8 +44,8 @@ def swaps_of(before: LedgerRecord, after: LedgerRecord) -> list[Swap]:
 
 
 def judge_move(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
-    """Of invariant 18: fragments begin where they began; one slot at a time goes to whoever was
-    joining for it, and joins no more; and only what is settled is touched."""
+    """Of invariant 18: fragments begin where they began; one slot at a time goes to the bookie that
+    was joining for it, which joins no longer; and only settled fragments change."""
     firsts = [[each.first_entry for each in one.fragments] for one in (before, after)]
     require(firsts[0] == firsts[1], "18", f"{what}, whose fragments begin at {firsts}")
     swaps = swaps_of(before, after)
@@ -119,8 +119,8 @@ def who_took_a_slot_has_all_of_it(
 
 @invariant("R2")
 def a_swap_takes_no_copy_away(ghost: Ghost, ledger: LedgerGhost, swap: Swap) -> None:
-    """An acknowledged entry never has fewer copies at members that the record names than it had,
-    or Qw, because of a swap. (That who takes the slot was lost just now nobody can know.)"""
+    """Because of a swap an acknowledged entry never has fewer copies at members that the record
+    names than it had, or than Qw. (No process can know that the new member was lost just now.)"""
     if ghost.bookie(swap.new).wiped:
         return
     slot, ensemble = swap.slot, swap.fragment.ensemble
@@ -139,15 +139,15 @@ def a_swap_takes_no_copy_away(ghost: Ghost, ledger: LedgerGhost, swap: Swap) -> 
 
 @invariant("R3")
 def work_ends(ghost: Ghost, left: list[str], within_s: float) -> None:
-    """When all is quiet, and who will come back is back, everything is whole and the list of work
-    is empty, or what is on it says why."""
+    """When all is quiet, and every bookie that will come back is back, everything is whole and the
+    list of work is empty, or each ledger on it has its reason."""
     require(not left, "R3", f"not whole {within_s:.0f} s after all was closed: {left}")
 
 
 @invariant("R3")
 def no_reason_is_taken_off_unseen(ghost: Ghost, what: str, seen: int | None, version: int) -> None:
-    """A ledger is taken off the list of work only as whoever does that has seen it: a reason that
-    came meanwhile is not taken off with the others."""
+    """A worker takes a ledger off the list of work only at the version that it has seen: a reason
+    that came meanwhile is not taken off with the others."""
     require(seen == version, "R3", f"{what} is taken off at version {version}, seen at {seen}")
 
 
@@ -168,8 +168,8 @@ def nothing_is_copied_that_is_not_missing(
 def nobody_joins_for_who_is_there(
     ghost: Ghost, before: LedgerRecord, after: LedgerRecord, now_s: float
 ) -> None:
-    """Copies are made elsewhere of a bookie that is gone, or drained: nobody joins in the place of
-    one that is registered, and was for a while, so that whoever repairs had to see it; but for one
+    """Copies are made elsewhere of a bookie that is gone, or drained: no bookie joins in the place
+    of one that has been registered for so long that a worker of repair had to see it, except one
     that shares its rack, or its address, with fewer of a write set."""
     for one in after.joining:
         if one in before.joining:

@@ -18,8 +18,8 @@ def a_commit_that_returned_is_in_the_log_once(
 
 @invariant("T1")
 def what_was_promised_of_topics_is_read(ghost: Ghost, history: History) -> None:
-    """Every row of a committed task attempt is in the final fold, once, in the order of its task:
-    what is wrong with the history is told by the invariant that it breaks."""
+    """Every row of a committed task attempt is in the final fold, once, in the order of its task.
+    The violation is of the invariant that the history breaks."""
     try:
         history.check()
     except HistoryBroken as broken:
@@ -196,8 +196,8 @@ def one_owner_at_a_time_is_acked(ghost: Ghost, ledger_id: int, later: bool) -> N
 def a_source_reads_each_position_once(
     ghost: Ghost, partition: int, span: tuple[int, int], offsets: list[int], kept: int
 ) -> None:
-    """A batch that begins at saved positions gives each offset of its `span` once, in order,
-    whoever read before; what it leaves out was trimmed: it lies below `kept`."""
+    """A batch that begins at saved positions gives each offset of its `span` once, in order, after
+    any earlier reader; offsets that it leaves out were trimmed: they are below `kept`."""
     start, end = span
     first = min(offsets, default=end)
     whole = offsets == list(range(first, end)) and start <= first <= max(start, min(kept, end))
@@ -207,7 +207,7 @@ def a_source_reads_each_position_once(
 
 @invariant("32")
 def a_source_never_goes_back(ghost: Ghost, partition: int, saved: int, end: int) -> None:
-    """Where a partition ends is never below the position that was saved, whoever looks."""
+    """No reader sees a partition's end below the position that was saved."""
     require(end >= saved, "32", f"partition {partition} ends at {end}, saved was {saved}")
 
 
@@ -239,7 +239,7 @@ def what_was_held_lately_is_not_trimmed(
     ghost: Ghost, name: str, partition: int, offset: int, lowest: int | None
 ) -> None:
     """The trim point is at or below every position that a subscription had in the grace period
-    before it (hazard 38): who goes on from an older checkpoint finds its rows."""
+    before it (hazard 38): a query that goes on from an older checkpoint finds its rows."""
     free = lowest is None or offset <= lowest
     what = f"partition {partition} was trimmed to {offset}, subscription {name} was at"
     require(free, "T10", f"{what} {lowest} at most in the grace period")
@@ -250,7 +250,7 @@ def no_held_row_is_replaced(
     ghost: Ghost, name: str, partition: int, end: int, lowest: int | None
 ) -> None:
     """Rows that an overwrite takes away end at or below every position that a subscription had in
-    the grace period before it, unless the user said that they may go."""
+    the grace period before it, unless the user forced it."""
     free = lowest is None or end <= lowest
     what = f"rows of partition {partition} up to {end} were replaced, subscription {name} was at"
     require(free, "T10", f"{what} {lowest} at most in the grace period")
@@ -287,7 +287,7 @@ def nothing_of_one_topic_is_in_another(
 
 @invariant("T11")
 def nothing_is_acked_once_a_topic_was_deleted(ghost: Ghost, topic_id: str, late: bool) -> None:
-    """No add that was sent after somebody was told that the topic is deleted is ever acked."""
+    """No add that was sent after a client learned that the topic is deleted is ever acked."""
     require(not late, "T11", f"an add of topic {topic_id} was acked, which was deleted before")
 
 
@@ -305,7 +305,8 @@ def a_cursor_is_found_where_it_was_confirmed(
 def a_cursor_is_found_where_it_was_put(
     ghost: Ghost, name: str, partition: int, found: int, sought: int
 ) -> None:
-    """Who has it first after a seek finds it no further: the rows from there on come again."""
+    """The first owner of the subscription after a seek finds it no further than the seek put it:
+    the rows from there on come again."""
     what = f"subscription {name}, partition {partition}, was put to {sought} and found at {found}"
     require(found <= sought, "T12", what)
 
@@ -336,7 +337,7 @@ def every_committer_ends(ghost: Ghost, what: str, done: bool) -> None:
 
 @invariant("T14")
 def cleaning_ends(ghost: Ghost, left: str, done: bool) -> None:
-    """Liveness: when all who wrote are gone, passes of the janitor come to do nothing more."""
+    """Liveness: when all writers are gone, passes of the janitor come to do nothing more."""
     require(done, "T14", f"the janitor does not come to an end: {left}")
 
 
@@ -371,7 +372,8 @@ def a_log_is_its_tail(
 
 @invariant("T14")
 def watches_come_back_to_the_baseline(ghost: Ghost, left: list[str]) -> None:
-    """Who has closed what it followed watches no topic, once what it watched has changed."""
+    """A client that has closed its followers watches no topic, once the watched nodes have
+    changed."""
     require(not left, "T14", f"watches are left: {', '.join(left[:5])}")
 
 
@@ -401,7 +403,7 @@ def a_listing_is_small(ghost: Ghost, path: str, size: int, bytes_max: int) -> No
 
 @invariant("T5")
 def an_end_told_was_committed(ghost: Ghost, told: int, committed: int) -> None:
-    """No end is told beyond what is committed."""
+    """No client gets an end beyond the committed rows."""
     require(told <= committed, "T5", f"an end {told} was told, of {committed} committed rows")
 
 
@@ -427,6 +429,6 @@ def an_idle_poll_is_not_old(
 def an_end_never_goes_back(
     ghost: Ghost, topic_id: str, before: dict[int, int], now: dict[int, int]
 ) -> None:
-    """What a query is told of where a topic ends is never below what it was told before."""
+    """The end of a topic that a query gets is never below an end that it got before."""
     risen = all(now.get(p, -1) >= end for p, end in before.items())
     require(risen, "T16", f"topic {topic_id} ended at {before} and ends at {now}")

@@ -1,5 +1,5 @@
-"""Deeds of self-healing: who fills the list of work, who works at it, and who drains a bookie; and
-what happens to a ledger, to a bookie and to the garbage of both while somebody heals.
+"""Deeds of self-healing: filling the list of work, working at it, and draining a bookie; and what
+happens to a ledger, to a bookie and to the garbage of both during healing.
 
 Always true: three of five bookies keep each ledger, and one of them is gone, or is to go; a closed
 ledger and an open one have two fragments each, both with that member, so that slots are given away
@@ -260,7 +260,7 @@ async def a_member_to_be_drained(stage: Stage) -> None:
 
 
 async def a_member_drained_and_listed(stage: Stage) -> None:
-    """It is there, and has its copies still: it responds to who asks for them."""
+    """The member is up, and still has its copies: it responds to requests for them."""
     assert isinstance(stage, HealingStage)
     await stage.ledgers_made()
     client = await stage.world.client("operator")
@@ -341,7 +341,7 @@ async def it_is_back(stage: Stage) -> None:
 
 
 async def its_ledger_changes(stage: Stage) -> None:
-    """The writer, who lives, replaces a member."""
+    """The writer, which lives, replaces a member."""
     assert isinstance(stage, HealingStage)
     if not stage.writer.record.closed and stage.writer.failure is None:
         *_, last = stage.writer.record.last_fragment.ensemble
@@ -382,7 +382,7 @@ async def it_is_back_and_garbage_goes(stage: Stage) -> None:
 
 
 async def it_is_back_and_gone_again(stage: Stage) -> None:
-    """Another worker tells who joined for it to leave; what that one has goes; and it joins
+    """Another worker withdraws the bookie that joined for the member; its copies go; and it joins
     again."""
     assert isinstance(stage, HealingStage)
     await stage.member.start()
@@ -395,7 +395,7 @@ async def it_is_back_and_gone_again(stage: Stage) -> None:
     worker = Worker(client.ledgers, TOKENS)
 
     def dies(commit: Commit) -> None:
-        """Once somebody joined."""
+        """The worker dies once a bookie has joined."""
         ledgers = stage.world.ghost.ledgers.values()
         if client.process.alive and any(one.record.joining for one in ledgers):
             stage.world.loop.call_soon(client.kill, context=stage.world.loop.outside)
