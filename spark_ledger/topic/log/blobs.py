@@ -5,7 +5,8 @@ nothing else; its pointer has their length and CRC. Always true: a blob is in a 
 acknowledged entry by entry and read back before its pointer is given out; every copy was waited
 for, in a second ledger if need be (hazard 8). The ledger stays with its writer until the node that
 names the blob is written, and the multi that writes that node checks the ledger's record: whoever
-recovered or deleted the ledger meanwhile makes it fail.
+recovered or deleted the ledger meanwhile makes it fail. Under an intent whose ledgers are named
+once the ledger is new, and nothing is written to it after that node (hazard 94).
 """
 
 import asyncio
@@ -75,6 +76,7 @@ class HeldLedgers:
         self._ledgers = blobs.ledgers
         self._cache = blobs.cache
         self._made_as = topic_id, policies, intent
+        self._named_once = intent.names_once
         self._ledger: TaskLedger | None = None
         self._last_of: dict[int, int] = {}
         """By ledger the last entry given out."""
@@ -135,8 +137,10 @@ class HeldLedgers:
         return found
 
     def let_go(self) -> None:
-        """The ledger goes back to the cache."""
-        if self._ledger is not None:
+        """The ledger goes back to the cache; one that is named once is closed."""
+        if self._named_once:
+            self._leave()
+        elif self._ledger is not None:
             self._cache.release(self._ledger)
             self._ledger = None
 
@@ -165,7 +169,7 @@ class HeldLedgers:
 
     async def _open(self) -> TaskLedger:
         if self._ledger is None:
-            self._ledger = await self._cache.acquire(*self._made_as)
+            self._ledger = await self._cache.acquire(*self._made_as, new=self._named_once)
         return self._ledger
 
     def _leave(self) -> None:

@@ -54,6 +54,9 @@ PARTS = "parts"
 BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
+NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
+"""Kinds of intents under which a ledger is written for one commit or one checkpoint: nothing names
+one that is CLOSED and was dropped again, so the janitor may delete it (upkeep/garbage.py)."""
 IDS_PER_BLOCK = 8
 IDS_KEPT_S = 86_400.0  # then what is left of a block is not used: intent_expiry.py removes it
 HEARTBEAT_S = 60.0
@@ -87,6 +90,11 @@ class Intent:
     @property
     def target(self) -> str:
         return self.record.target
+
+    @property
+    def names_once(self) -> bool:
+        """Whether a ledger made under it is written for one commit or one checkpoint."""
+        return self.record.kind in NAMED_ONCE_KINDS
 
     def ended(self) -> errors.LedgerFenced:
         """The error of a run that goes on under an intent that is not open."""

@@ -72,8 +72,11 @@ class LedgerCache:
         self._idle: dict[TaskLedger, asyncio.TimerHandle] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
 
-    async def acquire(self, topic_id: str, policies: TopicPolicies, intent: Intent) -> TaskLedger:
-        """An open ledger for one task, an idle one if there is any. Give it back by `release`.
+    async def acquire(
+        self, topic_id: str, policies: TopicPolicies, intent: Intent, *, new: bool = False
+    ) -> TaskLedger:
+        """An open ledger for one task, an idle one if there is any; `new`: one that nothing was
+        written to. Give it back by `release`, or `discard` it.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
         """
@@ -81,7 +84,7 @@ class LedgerCache:
         self._close_older_runs(key, intent.record.app_id)
         now = asyncio.get_running_loop().time()
         for ledger in list(self._idle):
-            if ledger.key == key:
+            if ledger.key == key and not new:
                 self._idle.pop(ledger).cancel()
                 if ledger.usable(now):
                     return ledger

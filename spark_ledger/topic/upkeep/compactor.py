@@ -7,8 +7,10 @@ written together, and share entries as a task's rows do. A merge is a commit of 
 refused if anything but appends, and trims of rows before it, came to its partition since it was
 planned; then it is planned again. What was written for nothing is under an intent that ends with
 the merging, and so is the janitor's. Ended at any moment and begun again, it goes on with what is
-left. No two commits name one ledger: a round writes ledgers of its own, so that the janitor may
-take one away under an open intent once the topic has dropped it (garbage.py).
+left. No two commits name one ledger: a round writes its rows to ledgers of its own, and bodies of
+commits and checkpoints are never in them (log/blobs.py), so that the janitor may take one away
+under an open intent once the topic has dropped it (garbage.py). The commit checks all the same
+that the ledgers of its rows have records.
 
 `Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
 (spark/jobs.py).
@@ -22,6 +24,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import ANY_VERSION, Check
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import draft as commit_draft
@@ -207,12 +211,19 @@ class Compaction:
                 break
             try:
                 replaced = [self._replace(one) for one in merged]
-                await self._client.commit_actions(self._topic.id, replaced, self.intent)
+                records = dict.fromkeys(path for one in merged for path in _records(one))
+                there = [Check(path, ANY_VERSION) for path in records]
+                await self._client.commit_actions(
+                    self._topic.id, replaced, self.intent, checks=there
+                )
                 self.done = self.done.plus(merged)
                 break
-            except errors.TxnConflict:
+            except errors.TxnConflict as conflict:
+                gone = conflict.facts.get("path")
                 state = await self._state()
-                merged = [one for one in merged if self._holds(state, one)]
+                merged = [
+                    one for one in merged if gone not in _records(one) and self._holds(state, one)
+                ]
         else:
             merged = ()
         await self.aclose()
@@ -271,6 +282,11 @@ class Compaction:
         except errors.TxnConflict:
             return False
         return True
+
+
+def _records(one: Merged) -> list[str]:
+    """The paths of the records of the ledgers that its rows were written to."""
+    return [paths.ledger(segment.ledger_id) for segment in one.segments]
 
 
 def together(merges: Sequence[Merge]) -> list[list[Merge]]:

@@ -12,9 +12,10 @@ intent's commits name a ledger (hazard 5):
   one after another from one run;
 - what a broker, maintenance, a batch job or a task that commits its part wrote is named by no
   further commit once it is CLOSED and the topic has dropped it, so it goes although the intent is
-  open, for months perhaps: all that a live ledger has is in its seal, and a round of merges, or a
-  part, writes ledgers of its own (compactor.py, parts.py). A ledger of theirs that the topic never
-  referred to may be about to be named: it stays while the intent is open;
+  open, for months perhaps: all that a live ledger has is in its seal; a round of merges, or a part,
+  writes its rows to ledgers of its own (compactor.py, parts.py); and the bodies of a commit, or a
+  checkpoint, are in ledgers that nothing else is written to (log/blobs.py). A ledger of theirs that
+  the topic never referred to may be about to be named: it stays while the intent is open;
 - of other kinds nothing is known, and all is kept.
 
 Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
@@ -27,13 +28,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from spark_ledger.topic.log.intents import BATCH, PARTS, QUERY, SYSTEM
+from spark_ledger.topic.log.intents import BATCH, NAMED_ONCE_KINDS, PARTS, QUERY
 from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 
 COUNTING_KINDS = (QUERY,)
 """Kinds of intents whose versions one run commits in order, one at a time."""
-NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
-"""Kinds of intents of which no commit names a ledger that is CLOSED and was dropped."""
 POLICY_KINDS = (QUERY, PARTS, BATCH)
 """Kinds of intents whose ledgers are all rolled as the topic's policies say."""
 DELETED_PART_MAX = 0.1  # of the ledgers that a pass knows, for the lack of references alone

@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Create, Set
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.upkeep.compactor import Compaction, Pace
 from spark_ledger.topic.write import TaskResult
 from tests.unit.spark_ledger.broker.test_hand_over import another_process, reached
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.topic.leftovers import ledgers_made
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 CALLS = ("get", "children", "sync", "create", "set", "delete", "multi")
@@ -143,6 +147,43 @@ def test_a_commit_past_an_owner_reads_head_and_a_moment_later_is_folded():
             await batches.commit(intent, version, result)
             assert counted.taken() == {"get": 1, "multi": 1}
         await owner.writer.close()
+
+    play(act)
+
+
+@pytest.mark.parametrize("body_in_a_ledger", [False, True])
+def test_a_round_of_merges_makes_one_ledger_and_one_more_for_a_large_body(
+    body_in_a_ledger, monkeypatch
+):
+    if body_in_a_ledger:
+        monkeypatch.setattr(commit_draft, "BODY_INLINE_BYTES_MAX", 200)
+
+    async def act(stage):
+        batches = replace(stage, client=await stage.another())
+        intent = await batches.intent()
+        own = await stage.client.intents.open_system_intent("merge", "topics")
+        counted = Counted(stage.client)
+
+        async def one_for_all():
+            return own
+
+        for first in (0, 6):
+            for version in range(first, first + 6):
+                row = await batches.written(intent, [b"%d" % version] * 2)
+                await batches.commit(intent, version, row)
+            counted.taken(), counted.multis.clear()
+            before = len(ledgers_made(stage.world))
+            compaction = Compaction(stage.client, stage.topic, intent=one_for_all)
+            await compaction.carry_out(await compaction.plan(), Pace(None))
+            await stage.client.cache.close()
+
+        made = 1 + body_in_a_ledger
+        assert len(ledgers_made(stage.world)) - before == made
+        calls = counted.taken()
+        assert (calls["multi"], calls["set"]) == (1 + made, made), "ledgers made and closed"
+        commit = counted.multis[-1]
+        assert [type(one) for one in commit] == [Check, Set, *[Check] * (1 + made), Set, Create]
+        assert sum(one.path.startswith(paths.LEDGERS) for one in commit) == made
 
     play(act)
 
