@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.simulation.invariants import Violation
-from tests.simulation.mutants import brokers, healing, reach_bookies, reach_topics
+from tests.simulation.mutants import brokers, healing, reach_bookies, reach_merging, reach_topics
 from tests.simulation.mutants.mutant import DEFECTS, Mutant, MutantBroken
 from tests.simulation.points.command import DEEDS as VERBS
 from tests.simulation.points.enumerate import (
@@ -39,22 +39,23 @@ from tests.storage.points import PointFailed as DiskPointFailed
 FILE = Path(__file__).with_name("reach.json")
 REACHED = (
     *reach_topics.REACHED,
+    *reach_merging.REACHED,
     *reach_bookies.REACHED,
     *healing.REACHED,
     *brokers.REACHED,
 )
 EQUIVALENT = {
-    "w0 of before": "who noted an older w0 is refused more, never less: the next run notes the"
-    " newest",
-    "block under any intent": "the block lies under the intent's node, so a janitor finds its"
-    " ledgers as long as the node is there, and nothing under an ended intent is committed",
+    "w0 of before": "a run that noted an older w0 is refused more, never less: the next run notes"
+    " the newest",
+    "block under any intent": "the block is under the intent's node, so a janitor finds its ledgers"
+    " as long as the node is there, and nothing under an ended intent is committed",
     "older run goes on": "the older run finds the pointer moved at its next batch; of the one under"
     " way the transaction record takes either its commit or the newer run's",
-    "bodies unchecked": "who may delete the body's ledger ends the intent first, which the multi"
-    " checks, or waits for a later version of the same run",
+    "bodies unchecked": "a process that may delete the body's ledger first ends the intent, which"
+    " the multi checks, or waits for a later version of the same run",
     "growth to less": "applied, it changes nothing",
-    "log trimmed before it is said": "only what lies below the previous checkpoint goes, which"
-    " nobody folds, and a trim that finds some of it gone goes on",
+    "log trimmed before it is said": "only commits below the previous checkpoint go, which no"
+    " process folds, and a trim that finds some of them gone goes on",
     "take-over in the same epoch": "each claim has a random token of its own, compared"
     " together with the epoch, and the record is written at its version",
     "record confirmed by a lost answer": "the write below resolves a lost answer itself, and what"

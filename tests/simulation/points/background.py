@@ -13,8 +13,9 @@ from spark_ledger.topic.upkeep.intent_expiry import IntentExpiry
 from spark_ledger.topic.upkeep.merge_plan import MergeLimits
 from spark_ledger.topic.upkeep.upkeep import Merging, TopicHead
 from tests.simulation.invariants import require
-from tests.simulation.points.deeds import others_clean, small_batches, two_batches
+from tests.simulation.points.deeds import IN_LEDGERS, others_clean, small_batches, two_batches
 from tests.simulation.points.enumerate import Deed
+from tests.simulation.points.fates import Fate
 from tests.simulation.points.stage import LEASE_S, Stage
 from tests.simulation.topic_work import TOPIC
 from tests.simulation.world import Client
@@ -48,6 +49,31 @@ async def others_merge_unasked(stage: Stage) -> None:
     await stage.patiently("trimmer", lambda client: stage.trim(client, 0.3))
     await stage.patiently("merger", lambda client: merges_unasked(stage, client))
     await stage.patiently("checkpointer", stage.checkpoint)
+
+
+async def nothing_yet(stage: Stage) -> None:
+    """A topic without rows."""
+
+
+async def merges_round_after_round(stage: Stage, client: Client) -> None:
+    """Two rounds under one intent, the second soon after the commit of the first."""
+    topics = stage.topics(client)
+    merging = Merging(topics, MergeLimits(), bytes_per_s=None, quiet_ms=0)
+    for versions in (range(5), range(5, 10)):
+        await stage.batches(versions)
+        info = await topics.topics.open(TOPIC)
+        head = TopicHead(info, (await topics.log(info.id).fold(fresh=True)).next)
+        await merging.once([head], await store_now_ms(topics.store))
+    await merging.close()
+
+
+async def others_make_its_ledgers_needless(stage: Stage) -> None:
+    """Checkpoints make the topic drop what is in ledgers beside rows, and a janitor deletes it."""
+    for version in range(3):
+        await stage.batches([version], query="r")
+        await stage.patiently("checkpointer", stage.checkpoint)
+    janitor = lambda client: stage.janitor(client).clean(force=True)  # noqa: E731
+    await stage.patiently("janitor", janitor)
 
 
 # -- expiry ---------------------------------------------------------------------------------------
@@ -163,6 +189,11 @@ async def others_commit_it(stage: Stage) -> None:
 
 DEEDS = (
     Deed("merging unasked", small_batches, merges_unasked, others_merge_unasked),
+    Deed(
+        *("merging round after round", nothing_yet, merges_round_after_round),
+        *(others_make_its_ledgers_needless, IN_LEDGERS),
+        fates=(Fate.BESIDE,),
+    ),
     Deed("expiry of intents", intents_long_over, expires, others_expire, SOON_OVER),
     Deed(
         "heartbeat of an intent",

@@ -1,0 +1,35 @@
+"""Bugs of the ledgers of merges, looked for at the points of the deeds named with each."""
+
+from dataclasses import replace
+from typing import Any
+
+from spark_ledger.metadata import paths
+from spark_ledger.topic.commit import commit
+from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.topics import CHURN
+
+
+def bodies_before_rows(send: Any) -> Any:
+    """The ledger of a body stays open for the next rows of its intent, and no multi checks that the
+    ledgers of a merge have records."""
+
+    async def sent(self: Any, view: Any, drafts: Any, steps: Any) -> Any:
+        others = [one for one in self._wanted.checks if not one.path.startswith(paths.LEDGERS)]
+        self._wanted = replace(self._wanted, checks=others)
+        outcome = await send(self, view, drafts, steps)
+        for held in self._payloads._held.values():
+            held._named_once = False
+        return outcome
+
+    return sent
+
+
+REACHED = (
+    (
+        Mutant(
+            *("rows after a body", "hazard 94", commit._Commit, "_send"),
+            *(bodies_before_rows, CHURN),
+        ),
+        ("merging round after round",),
+    ),
+)
