@@ -49,7 +49,7 @@ _TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
 
 
 class SlotState(Enum):
-    """Of a slot of the ensemble."""
+    """The state of a slot of the ensemble."""
 
     HEALTHY = "healthy"
     FAILED = "failed"

@@ -1,4 +1,4 @@
-"""What a reader knows of its ledger: the record, and how far entries are confirmed (`LedgerView`);
+"""A reader's knowledge of its ledger: the record, and how far entries are confirmed (`LedgerView`);
 and how the reader learns of more while the ledger is being written (`News`):
 
     a LAC above the known one (an add, or an explicit LAC)  -> read on
@@ -199,7 +199,7 @@ class LedgerView:
 
 
 async def _outcome_by(deadline: float, looking: "asyncio.Task[bool]") -> bool | None:
-    """What `looking` returns; None if it has not returned by the deadline, and goes on."""
+    """The result of `looking`; None if it has not returned by the deadline, and goes on."""
     try:
         async with asyncio.timeout_at(deadline):
             return await asyncio.shield(looking)

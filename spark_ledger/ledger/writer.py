@@ -94,7 +94,7 @@ class AsyncLedgerWriter:
 
     @property
     def confirmed_bytes(self) -> int:
-        """Of the payloads of entries up to the last add confirmed."""
+        """Bytes of the payloads of entries up to the last add confirmed."""
         return self._pipeline.confirmed_bytes
 
     @property
@@ -104,7 +104,7 @@ class AsyncLedgerWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of entries appended that not every bookie has responded to."""
+        """Bytes of appended entries that not every bookie has responded to."""
         return self._pipeline.held_bytes
 
     @property

@@ -75,7 +75,7 @@ class Autorecovery:
         return cls(ledgers, tokens, host or socket.gethostname(), pid or os.getpid(), now_ms)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look and work again and again, until cancelled."""
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._again(once)) for once in (self.look, self.work)]
         try:

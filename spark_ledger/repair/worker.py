@@ -1,9 +1,9 @@
 """Repairing the ledgers on the list of under-replicated ones, a few at a time.
 
     lock -> read the record again -> drop reasons that no longer hold -> close the ledger, if its
-    writer is gone -> give away the slots of bookies that are to go, and, while no copy of any
-    ledger is missing, those that a bookie on another host or rack can take; bring back the entries
-    that other bookies lack -> take the ledger off the list, or note the obstacle there
+    writer is gone -> give away the slots of bookies that are lost or drained, and, while no copy of
+    any ledger is missing, those that a bookie on another host or rack can take; bring back the
+    entries that other bookies lack -> take the ledger off the list, or note the obstacle there
 
 Always true:
 - the worker asks the store again, before each ledger and while copies are made elsewhere, whether a

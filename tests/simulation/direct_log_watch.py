@@ -1,8 +1,9 @@
 """What becomes of large entries at one bookie identity: where they were placed, what a start finds
 of them beyond a log's mark, and how that ends.
 
-Always true: what is watched behaves as if it were not; what a start finds is asked of the disk, by
-the mark that the index gives to who starts, and compared with the places that were told.
+Always true: the watched bookie behaves as if it were not watched; what a start finds is read from
+the disk, from the mark that the index gives to the start, and compared with the places that the
+bookie gave.
 """
 
 import asyncio
@@ -30,8 +31,8 @@ Log = tuple[str, int]
 
 
 class _Unread(NamedTuple):
-    """An entry whose place was told and that a start cannot read; `synced`: what lies there was
-    not written last."""
+    """An entry whose place the bookie gave and that a start cannot read; `synced`: the bytes there
+    were not written last."""
 
     directory: str
     ledger_id: int
@@ -72,7 +73,8 @@ class DirectLogWatch:
         self._told.clear()
 
     def unsaid(self) -> list[str]:
-        """What this start could not read, though its place had been told, without a word of it."""
+        """Entries whose places the bookie had given, and that this start could not read and did not
+        report."""
         storage, found = self._storage, []
         for directory, ledger_id, entry_id, synced in self._unread:
             state = storage.state(ledger_id)

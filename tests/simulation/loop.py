@@ -17,7 +17,7 @@ Always true:
 
 A `Process` groups tasks, so that they can be killed together: every task made by a task of the
 process belongs to it. A killed process runs its `finally` blocks (Python gives no way round that),
-so whoever kills it shuts its doors first: disk, network and store refuse what a dead process asks.
+so the caller of a kill shuts its doors first: disk, network and store refuse a dead process.
 """
 
 import asyncio
@@ -155,7 +155,8 @@ class Process:
             self.backlog.clear()
 
     def jump(self, seconds: float) -> None:
-        """Its clock jumps ahead: `time()` says so to it, and its timers fire as much earlier."""
+        """Its clock jumps ahead: `time()` shows it the later time, and its timers fire as much
+        earlier."""
         if self.alive:
             self.ahead_s += seconds
             self._loop.hasten(self, seconds)
@@ -184,7 +185,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.seed = seed
         self.steps = 0
         self.failures: list[dict[str, Any]] = []
-        """Contexts of callbacks that raised and of tasks whose exception nobody took."""
+        """Contexts of callbacks that raised and of tasks whose exception was never retrieved."""
         self._generators: list[tuple[str, random.Random]] = []
         self._chance = str(seed)
         self.outside = Context()
@@ -194,7 +195,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._steps_max = steps_max
         self._jumped = False
         self.now = 0.0
-        """The one true time, whoever asks."""
+        """The one true time, the same for every process."""
         self._sequence = 0
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
@@ -481,7 +482,7 @@ def current() -> SimLoop:
 
 
 def running() -> SimLoop | None:
-    """The same, or None when there is none. (asyncio.get_running_loop asks the kernel for the
+    """The running loop, or None if no loop runs. (asyncio.get_running_loop asks the kernel for the
     process' id each time.)"""
     return _running
 
@@ -496,7 +497,7 @@ def run(
     """Run a coroutine in simulated time and return its result.
 
     `seed` is what `current().random_for(name)` splits. Raises what the coroutine raises; Deadlock,
-    Livelock; AssertionError when a callback raised, for nobody else would see it.
+    Livelock; AssertionError when a callback raised, because no other code would see it.
     """
     loop = SimLoop(seed, steps_max=steps_max)
     collecting = gc.isenabled()

@@ -1,4 +1,4 @@
-"""Who keeps topics up in a run, while queries write to them and others read: maintenance trims,
+"""Upkeep of topics in a run, while queries write to them and other clients read: maintenance trims,
 merges and checkpoints, a janitor takes intents away, subscriptions move and hold rows.
 
 Always true: each of them may be killed or stand still at any moment, two of a kind may be at work
@@ -29,7 +29,7 @@ PARTITIONS_MAX = 8
 
 
 class TopicUpkeep:
-    """The actors of one run that nobody waits for."""
+    """The actors of one run that no other client waits for."""
 
     def __init__(self, work: TopicWork) -> None:
         self.work = work

@@ -1,4 +1,4 @@
-"""What is done to topics, and who comes after. Each deed is one verb of the topic layer."""
+"""Deeds on topics, and the processes that come after. Each deed is one verb of the topic layer."""
 
 import asyncio
 from functools import partial
@@ -171,7 +171,7 @@ async def others_create(stage: Stage) -> None:
 
 
 async def others_clean(stage: Stage) -> None:
-    """A janitor takes who is silent for gone, and what it wrote for needless."""
+    """A janitor takes a silent process for gone, and deletes its ledgers."""
     await stage.patiently("janitor", lambda client: cleans(stage, client))
 
 
@@ -206,7 +206,8 @@ async def cleans(stage: Stage, client: Client, passes: int = 4) -> None:
 
 
 async def condemns(stage: Stage, client: Client) -> None:
-    """Passes up to the one that takes who sleeps for gone, and deletes what only he could name."""
+    """Passes up to the one that takes the sleeping process for gone, and deletes the ledgers that
+    only that process could name."""
     janitor = stage.janitor(client)
     for _ in range(20):
         report = await janitor.clean(force=True)
@@ -217,7 +218,7 @@ async def condemns(stage: Stage, client: Client) -> None:
 
 
 async def others_clean_for_long(stage: Stage) -> None:
-    """Who makes a checkpoint is taken for gone."""
+    """The process that makes a checkpoint is taken for gone."""
     await stage.patiently("janitor", lambda client: cleans(stage, client, passes=14))
 
 

@@ -36,8 +36,8 @@ NOTICED_S, COMES_S, SEEKS_S, SETTLES_S = 2.5, 2.5, 2.0, 3.0
 
 
 class Seeker(ConsumerModel):
-    """Of partition 0. It seeks the beginning when it is told to, and at no other time while it
-    knows where it is."""
+    """A consumer of partition 0. It seeks the beginning when its case asks for it, and at no other
+    time while it knows its position."""
 
     def __init__(self, stage: "TakenOver", name: str) -> None:
         super().__init__(stage.brokers, name, 0, SUBSCRIPTION, SubscriptionType.FAILOVER)
@@ -55,8 +55,8 @@ class Seeker(ConsumerModel):
 
 
 class Follower(Seeker):
-    """It comes when it is told to, acknowledges nothing before the end, and a broker that has
-    answered its seek dies."""
+    """It comes when its case asks for it, acknowledges nothing before the end, and a broker that
+    has answered its seek dies."""
 
     def __init__(self, stage: "TakenOver") -> None:
         super().__init__(stage, stage.followed_by)
@@ -92,7 +92,8 @@ class TakenOver(BrokerStage):
         self.sought = asyncio.Event()
 
     async def begins_at(self, broker: BrokerProcess) -> None:
-        """That one has partition 0, and what else falls on it; then all come who use the topic."""
+        """This broker has partition 0 and the others that fall on it; then all clients of the topic
+        come."""
         work = self.brokers
         link = Link(self.world.loop, broker, self.follower.process)
         try:
@@ -159,8 +160,8 @@ class TakenOver(BrokerStage):
 
 
 class ComesBack(TakenOver):
-    """The one that took over dies, and the victim has partition 0 once more. Of what happened
-    meanwhile the victim's watches are not told."""
+    """The broker that took over dies, and the victim has partition 0 once more. The watches of the
+    victim miss all changes in between."""
 
     followed_by = "a"
     victim: Client | None = None
@@ -253,7 +254,7 @@ async def takes_it_for_gone(stage: Stage, client: Client) -> None:
 
 
 async def commits_past_its_segments(stage: Stage, client: Client) -> None:
-    """Who is late plans again: what the owner did meanwhile is no reason to give up."""
+    """A late committer plans again: what the owner did meanwhile is no reason to give up."""
     assert isinstance(stage, Condemned)
     try:
         await stage.brokers.spark_batch(client, 1)
@@ -318,7 +319,7 @@ async def a_janitor_cleans(stage: Stage) -> None:
 SMALL = {(live_writer, "ENTRY_BYTES_MAX"): ENTRY_BYTES_MAX}
 LATE: dict[Any, Any] = {**SMALL, (keeping, "FIRST_LOOK_S"): 600.0, (broker, "TICK_S"): 60.0}
 """A broker does not look by itself whether it has its partitions still: their record has to do.
-(That another broker took it for dead is told it by a watch, which ComesBack has it miss.)"""
+(It learns by a watch that another broker took it for dead, and ComesBack has it miss that.)"""
 DEEDS = (
     Deed(
         *("broker beside its successor", another_broker, serves_a_part, the_other_takes_over),
