@@ -33,9 +33,9 @@ LARGE = (0, 0, 300, 300, 65)
 """Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
 eight of what ledger_work.draw_payload makes, all but the empty ones."""
 PLACES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 300)
-"""Sizes from which on entries are told by their places (StorageConfig.place_bytes_min)."""
+"""Sizes from which on bookies give places of entries (StorageConfig.place_bytes_min)."""
 LATE_ALSO = {"keys": 0.4, "live cuts": 0.5}
-"""As ALSO, drawn later: somebody reads rows of a few keys only (topic_keys.py); live segments are
+"""As ALSO, drawn later: a client reads rows of a few keys only (topic_keys.py); live segments are
 read from the middle of an entry to the middle of another (topic_live.py)."""
 RACKS = ("", "", "", "soft", "hard")
 OWN_POLICY = 0.2
@@ -109,8 +109,8 @@ class Plan:
     also: tuple[str, ...] = ()
     """What more happens to topics, from ALSO and LATE_ALSO."""
     places: int = 0
-    """Clients run on the hosts of all bookies, and are told the places of entries of so many bytes;
-    0: they run elsewhere."""
+    """Clients run on the hosts of all bookies, and get the places of entries of so many bytes and
+    more; 0: they run elsewhere."""
     operators: bool = False
     """Somebody looks at everything and changes what may be changed, by what the command line offers
     (operators.py)."""
@@ -122,8 +122,8 @@ class Plan:
     own_policy: bool = False
     """Clients have a placement policy of their own, if there are bookies to spare (racks.py)."""
     page_cache: bool = False
-    """Half of the ledgers are acknowledged before they are synced; who loses power counts as one
-    that lost its disk."""
+    """Half of the ledgers are acknowledged before they are synced; a bookie that loses power counts
+    as one that lost its disk."""
     healing: bool = False
     """Bookies are lost for good, one after another, and drained; what they held is made elsewhere,
     and the budget of losses is for what was not yet (healing.py)."""
@@ -143,11 +143,11 @@ class Plan:
 
     @property
     def losses_max(self) -> int:
-        """How many disks may be lost or rot in the whole run, for nobody repairs yet."""
+        """How many disks may be lost or rot in the whole run, in which no process repairs."""
         return self.quorum[2] - 1 + (OVER_BY if self.over_budget else 0)
 
     def __str__(self) -> str:
-        """For people: what is on; what was drawn and is off is said to be."""
+        """For people: the faults that are on, and those that were drawn and are off."""
         on = [name for name in self.faults if name not in self.without]
         off = [name for name in self.faults if name in self.without]
         drawn = f" (drawn but off: {', '.join(off)})" if off else ""

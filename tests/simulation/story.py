@@ -1,9 +1,9 @@
-"""A failed run told for the ledger that its violation names: who sent what to whom and what became
-of it, which faults there were, what the record said, what lay on each disk at the end.
+"""The story of a failed run for the ledger that its violation names: each message with its sender,
+receiver and outcome, the faults, the record, and the contents of each disk at the end.
 
-Always true: a story is a selection of what recorder.py heard, in the order of time; what is left
-out is said. Bookies are called by their address without the port, and by b1', b1'' after their disk
-was lost once or twice.
+Always true: a story is a selection of what recorder.py heard, in the order of time; it names what
+it leaves out. Bookies are called by their address without the port, and by b1', b1'' after their
+disk was lost once or twice.
 """
 
 import re
@@ -22,14 +22,14 @@ from tests.simulation.scenario import SeedFailed, run_seed
 
 LINES_MAX = 76
 TOGETHER_S = 0.05
-"""Equal requests to several bookies sent within so long are told as one."""
+"""Equal requests to several bookies that were sent within this time are one line."""
 _TURNS = ("killed", "starts", "exits", "cannot start", "gets a blank")
 """How the notes of a bookie's life begin."""
 
 
 @dataclass
 class Told:
-    """One line of a story. `plain`: nothing is to be seen there, it may be told with others."""
+    """One line of a story. `plain`: nothing special happened, it may share a line with others."""
 
     time_s: float
     text: str

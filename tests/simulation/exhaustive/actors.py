@@ -1,7 +1,7 @@
 """The actors: bookies, clients and the metadata store, each running production code alone.
 
-Always true: an actor is told of one event at a time (`do`), runs until it is at rest, and says what
-it sent and what observers would have seen. The same events give the same steps: an actor is a
+Always true: an actor gets one event at a time (`do`), runs until it is at rest, and returns what it
+sent and what observers would have seen. The same events give the same steps: an actor is a
 deterministic automaton, whatever the others do meanwhile.
 """
 
@@ -72,7 +72,7 @@ class Actor:
         return True
 
     def waiting(self) -> frozenset[Asked] | None:
-        """What a client waits for an answer to; None of who is asked."""
+        """The requests whose answers a client waits for; None for an actor that is asked."""
         return None
 
     def facts(self) -> Any:
@@ -80,7 +80,8 @@ class Actor:
         return None
 
     def identity(self) -> Hashable:
-        """All that it is, where that can be told: equal ones have the same future. Else None."""
+        """The whole state of the actor, if it is known: equal ones have the same future. Else
+        None."""
         return None
 
     def discard(self) -> None:
@@ -191,7 +192,7 @@ class BookieActor(Actor):
         self._sent = [message for message in self._sent if message.body is None]
 
     def _restart(self) -> None:
-        """Boot in one go (nobody hears of it before it serves), and say what it still knows."""
+        """Boot in one go (no client hears of it before it serves), and note what it still knows."""
         self.down = False
         for disk in self._disks:
             disk.free = True
@@ -200,8 +201,8 @@ class BookieActor(Actor):
         self.begin()
 
     def _reset(self, *asked: Asked) -> None:
-        """Tell the callers of questions that the connection broke. Who adds is told nothing: it
-        would try again, and again, and its time-out is far."""
+        """Answer the callers of questions that the connection broke. A client that adds gets no
+        answer: it would try again, and again, and its time-out is far."""
         if self._resets:
             self._sent += [Message(one, True) for one in asked if one.call.method in _QUESTIONS]
 
@@ -254,7 +255,7 @@ class ClientActor(Actor):
         self._calls = Calls(name, self._loop)
         self._ended: Hashable = None
         self.told: list[Hashable] = []
-        """What the program has been told so far, for the final judgement."""
+        """What the program has learned so far, for the final judgement."""
         self.kept: Any = None
         """What `prepare` made, for `program`."""
 

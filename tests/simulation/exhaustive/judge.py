@@ -1,14 +1,14 @@
 """What the simulation's observers think of it: their ghost, as an automaton like the actors.
 
 Always true: a ghost is a value here: it has a number, equal ones (but for counters and the order in
-which things were noted) have the same, and what the observers make of it when they are told
-something is computed once, by the observers themselves, and remembered.
+which things were noted) have the same, and its successor after an observation is computed once, by
+the observers themselves, and remembered.
 
 A moment (ghost.py) is, here, how many answers the bookie in question had given by then, counted
 from 1 again when nothing is under way at it: all moments before are then 0, for nothing that began
-before them will ever end. Moments of different bookies are never compared. What a recoverer has
-been told is forgotten once the ledger is closed: nothing is judged by it any more. `Situations`
-judge nothing and are left out.
+before them will ever end. Moments of different bookies are never compared. The answers that a
+recoverer got are forgotten once the ledger is closed: nothing is judged by them any more.
+`Situations` judge nothing and are left out.
 """
 
 import dataclasses
@@ -92,8 +92,8 @@ class Judge:
             self.judged[name] = self.judged.get(name, 0) + times
 
     def after(self, number: int, seen: tuple[Seen, ...]) -> int:
-        """The ghost after the observers were told all that, in order; -1 when an invariant does
-        not hold (`violations` says which)."""
+        """The ghost after the observers saw all of this, in order; -1 when an invariant does not
+        hold (`violations` names it)."""
         key = (number, seen)
         found = self._after.get(key)
         if found is None:
@@ -138,7 +138,7 @@ class Judge:
             _all_past(observers.ghost.bookie(request.bookie_id))
 
     def delivered(self, observers: Observers, exchange: Exchange) -> None:
-        """An answer was taken by whoever had asked."""
+        """Note that the caller took an answer."""
         request = codec.decode_request(exchange.method, exchange.request)
         if isinstance(request, m.ReadRequest | m.ReadLacRequest) and request.fence:
             response = codec.decode_response(exchange.method, exchange.answer)
@@ -159,7 +159,7 @@ class Judge:
         outcome: int | type[BaseException],
         confirmed: int,
     ) -> None:
-        """`outcome`: the id, or the error; `confirmed`: what the writer's handle says then."""
+        """`outcome`: the id, or the error; `confirmed`: the value of the writer's handle then."""
         observers.writes(ledger_id, _Handle(confirmed))
         observers.appended(ledger_id, entry_id, _Done(outcome))
 
@@ -188,7 +188,7 @@ class Judge:
 
 
 def _all_past(bookie: BookieGhost) -> None:
-    """Every moment of it lies before whatever will be compared with it."""
+    """Make every moment of the bookie earlier than any moment that will be compared with it."""
     for moments in vars(bookie).values():
         if isinstance(moments, dict):
             moments.update(dict.fromkeys(moments, 0))

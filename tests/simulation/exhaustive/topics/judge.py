@@ -1,8 +1,8 @@
 """What must hold of every world, every step between two, every word of a process, and every end.
 
-Always true: a world is judged once, whoever brought it about. What topics are is told by production
-code that folds them afresh, and beside it by applying every commit that was ever made; the two must
-agree (T1). Invariants are numbered as in docs/simulation.md.
+Always true: a world is judged once, on whatever way it came about. The state of topics is computed
+by production code that folds them afresh, and beside it by applying every commit that was ever
+made; the two must agree (T1). Invariants are numbered as in docs/simulation.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +71,7 @@ class Judge:
     def __init__(self, scope: Scope) -> None:
         self.judged: dict[str, int] = {}
         self.told: dict[str, int] = {}
-        """What processes said, and in how many worlds."""
+        """What processes reported, and in how many worlds."""
         self._scope = scope
         self._worlds: dict[int, str] = {}
         self._steps: dict[tuple[int, int], str] = {}

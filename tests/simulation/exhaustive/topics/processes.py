@@ -1,4 +1,4 @@
-"""A process: production code alone in a loop of its own, told one answer of the store at a time.
+"""A process: production code alone in a loop of its own, given one answer of the store at a time.
 
 Always true: what a process does is a function of the answers it was given, in their order (its
 local history), so production code is run once for each local history, whatever the others did
@@ -61,7 +61,7 @@ class Process:
         self.waiting: list[tuple[Operation, asyncio.Future[Any]]] = []
         """What it asked for, oldest first."""
         self.first: dict[str, Versioned] = {}
-        """What the store said of each node when it was first asked."""
+        """The store's first answer for each node."""
         self._notes: list[Note] = []
         self._loop = loop
 

@@ -5,9 +5,9 @@ Always true: a state is the world, each process after its local history, and how
 still come: nothing else can matter, so a state met again is not followed again. From every state
 every choice is taken, but that a request which commutes with all that the others may ever do is
 carried out at once, alone: a `sync`, a read of what no process that still runs can write, a write
-below `Scope.own` (whoever made such a node, nobody else ever touches it, which is asserted). No
-state can be met twice on one way, as histories only grow. States are met in the order of steps, so
-the first violation has a shortest story.
+below `Scope.own` (only the maker of such a node ever touches it, which is asserted). No state can
+be met twice on one way, as histories only grow. States are met in the order of steps, so the first
+violation has a shortest story.
 """
 
 import time
@@ -39,8 +39,8 @@ _State = tuple[Any, ...]
 
 @dataclass
 class Found:
-    """What an exploration found. `story`: who asked what with which fate, in order, up to the
-    violation."""
+    """The result of an exploration. `story`: the requests, each with its process and its fate, in
+    order, up to the violation."""
 
     states: int = 0
     steps: int = 0
@@ -56,7 +56,7 @@ class Found:
     last: dict[int, World] = field(default_factory=dict)
     """The worlds in which nothing happens any more, by number."""
     told: dict[str, int] = field(default_factory=dict)
-    """What processes told, and in how many different worlds."""
+    """What processes reported, and in how many different worlds."""
     judged: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -125,7 +125,7 @@ class Search:
         return (world, self._scope.faults, *(one.first.number for one in self._learners))
 
     def _next(self, state: _State) -> list[tuple[int, str, _State, str]]:
-        """(who, fate, the state after it, what it breaks) of every choice."""
+        """(process, fate, the state after it, the violation) of every choice."""
         world, faults, *numbers = state
         moments = [one.moments[n] for one, n in zip(self._learners, numbers, strict=True)]
         running = [who for who, moment in enumerate(moments) if moment.operation is not None]
@@ -212,7 +212,7 @@ class Search:
         )
 
     def _check(self, who: int, operation: Operation) -> None:
-        """What the scope says of its processes is so."""
+        """Check that the process keeps to what the scope declares of it."""
         actor, own = self._scope.actors[who], self._scope.own
         if operation[0] == "children" and _above(operation[1], own):
             raise AssertionError(f"{actor.name} lists {operation[1]}, where others have their own")
