@@ -1,10 +1,10 @@
-"""From the settings to the directories that a bookie starts on, or whose indexes are made anew; and
-where they may lie.
+"""From the settings to the directories on which a bookie starts, or whose indexes are made anew;
+and which places directories may have.
 
-Always true: settings that no bookie can start with are refused before anything is written, with the
-two names that disagree and what to do; a directory is locked before anything in it is read; it gets
-its id with its identity and keeps it; an index that cannot be opened costs its own directory only,
-while others are left.
+Always true: settings with which no bookie can start are refused before anything is written, with
+the two names that disagree and the remedy; a directory is locked before anything in it is read; it
+gets its id with its identity and keeps it; if an index cannot be opened, only its own directory is
+left out, while others live.
 """
 
 import fcntl
@@ -60,31 +60,32 @@ class OnDisk:
 
     @property
     def disks(self) -> list[Disk]:
-        """Of all directories."""
-        return [each.disk for each in self._all]
+        """The disks of all directories."""
+        return [directory.disk for directory in self._all]
 
     async def test(self) -> None:
         """Warn of disks that are slow or do not sync."""
-        await self_test.run([(each.kind, Path(each.name)) for each in self._all])
+        await self_test.run([(directory.kind, Path(directory.name)) for directory in self._all])
 
     async def identity(self) -> Identity | None:
-        """None: they are to be formatted. Raises BadIdentity, DiskFailed."""
+        """The directories' identity; None: they are to be formatted. Raises BadIdentity,
+        DiskFailed."""
         return await identities.read(self._all)
 
     async def format(self, identity: Identity) -> None:
-        """Give the identity to the directories that have none."""
-        for each in self._all:
-            await identities.write(each.disk, identity, str(uuid.uuid4()))
+        """Give the identity to the directories without one."""
+        for directory in self._all:
+            await identities.write(directory.disk, identity, str(uuid.uuid4()))
 
     async def make_space(self, config: BookieConfig) -> None:
-        """Give the reserve of a full directory back before an index is opened: that takes space."""
+        """Free the reserve of a full directory before an index is opened, which takes space."""
         roles = {"journal": Role.JOURNAL, "ledger": Role.LEDGER}
-        watched = [Watched(each.name, each.name, roles[each.kind], each.disk) for each in self._all]
+        watched = [Watched(d.name, d.name, roles[d.kind], d.disk) for d in self._all]
         await DiskMonitor(watched, config).look()
 
     async def open(self) -> Directories:
-        """Raises DiskFailed when no index can be opened, DiskFull when there is no space to open
-        one: it is not lost, and must not be taken for that."""
+        """Open the indexes. Raises DiskFailed when no index can be opened, DiskFull when one lacks
+        the space for it: that index must not count as lost."""
         journals = [
             JournalDirectory(await identities.directory_id(j.disk, "journal"), j.disk, j.name)
             for j in self.journals
@@ -92,53 +93,51 @@ class OnDisk:
         ledgers: list[LedgerDirectory] = []
         failed: dict[str, str] = {}
         names: dict[str, str] = {}
-        for number, each in enumerate(self.ledgers):
-            directory_id = await identities.directory_id(each.disk, "ledger")
+        for number, (_, folder, disk) in enumerate(self.ledgers):
+            directory_id = await identities.directory_id(disk, "ledger")
             try:
                 name = f"index-{number}"
-                index = await RocksIndex.open(Path(each.name) / INDEX, name, self._hang_s)
-                device = str(os.stat(each.name).st_dev)
-                path = _told(Path(each.name))
-                ledgers.append(
-                    LedgerDirectory(directory_id, each.disk, index, each.name, device, path)
-                )
+                index = await RocksIndex.open(Path(folder) / INDEX, name, self._hang_s)
+                device = str(os.stat(folder).st_dev)
+                path = _real_path(Path(folder))
+                ledgers.append(LedgerDirectory(directory_id, disk, index, folder, device, path))
             except DiskFull:
                 for opened in ledgers:
                     await opened.index.close()
                 raise
             except DiskFailed as error:
                 failed[directory_id] = str(error)
-                names[directory_id] = each.name
-                log.error("ledger directory %s is left out: %s", each.name, error)
+                names[directory_id] = folder
+                log.error("ledger directory %s is left out: %s", folder, error)
         if not ledgers:
             raise DiskFailed("; ".join(failed.values()))
         return Directories(journals, ledgers, failed, names)
 
     async def _current(self) -> list[str]:
         """The ledger directories that were there to the last: their checkpoint is the furthest.
-        What another one says of ledgers may be of long ago, before a fence."""
+        States in another directory may be old, from before a fence."""
         first = await identities.directory_id(self.journals[0].disk, "journal")
-        marks = {each.name: await _marks(each, first) for each in self.ledgers}
+        marks = {directory.name: await _marks(directory, first) for directory in self.ledgers}
         latest = reduce(checkpoint.furthest, marks.values())
-        return [name for name, found in marks.items() if found == latest]
+        return [name for name, own_marks in marks.items() if own_marks == latest]
 
     async def broken_indexes(self) -> list[str]:
-        """Names of the ledger directories whose index cannot be opened, or says nothing."""
-        return [each.name for each in self.ledgers if await _states(each) is None]
+        """Names of the ledger directories whose index cannot be opened, or is empty."""
+        return [d.name for d in self.ledgers if await _states(d) is None]
 
     async def rebuild_indexes(self, config: BookieConfig) -> None:
-        """Make those indexes anew that cannot be opened, or all when all can. Raises DiskFailed."""
-        opened = {each.name: await _states(each) for each in self.ledgers}
-        broken = [each for each in self.ledgers if opened[each.name] is None] or self.ledgers
+        """Make the indexes that cannot be opened anew, or all if all can. Raises DiskFailed."""
+        opened = {directory.name: await _states(directory) for directory in self.ledgers}
+        broken = [d for d in self.ledgers if opened[d.name] is None] or self.ledgers
         current = await self._current()
         readable = [s for name, s in opened.items() if s is not None and name in current]
-        states = [state for some in readable for state in some] if readable else None
-        for each in broken:
-            directory_id = await identities.directory_id(each.disk, "ledger")
-            log.info("%s: making its index anew from its entry logs", each.name)
-            make = partial(_index_in, Path(each.name))
-            found = await rebuild(each.disk, directory_id, make, config, states)
-            log.warning("%s: %s", each.name, found.sentence())
+        states = [state for copy in readable for state in copy] if readable else None
+        for directory in broken:
+            directory_id = await identities.directory_id(directory.disk, "ledger")
+            log.info("%s: making its index anew from its entry logs", directory.name)
+            make = partial(_index_in, Path(directory.name))
+            rebuilt = await rebuild(directory.disk, directory_id, make, config, states)
+            log.warning("%s: %s", directory.name, rebuilt.sentence())
 
 
 def _opened(kind: str, number: int, path: Path, hang_s: float) -> Directory:
@@ -149,14 +148,14 @@ def _opened(kind: str, number: int, path: Path, hang_s: float) -> Directory:
         raise BadLayout(text) from error
 
 
-def _told(path: Path) -> str:
-    """LedgerDirectory.path: where it really is, if that is text (links may lead anywhere)."""
-    found = str(path.resolve())
+def _real_path(path: Path) -> str:
+    """LedgerDirectory.path: the path without links; empty if that path is no valid text."""
+    real = str(path.resolve())
     try:
-        found.encode()
+        real.encode()
     except UnicodeEncodeError:
         return ""
-    return found
+    return real
 
 
 def _lock(directories: Sequence[Path]) -> None:
@@ -182,9 +181,8 @@ async def _marks(directory: Directory, first_journal: str) -> Marks:
 
 
 async def _states(directory: Directory) -> list[LedgerState] | None:
-    """What the index says of ledgers; None when it cannot be opened or read, or says nothing: then
-    it was lost and an empty one is in its place, or a rebuild of it was interrupted. Raises
-    DiskFull."""
+    """The states in the index; None if it cannot be opened or read, or is empty: then the index was
+    lost and an empty one is in its place, or a rebuild of it was interrupted. Raises DiskFull."""
     try:
         await refuse_half_rebuilt(directory.disk)
         index = await RocksIndex.open(Path(directory.name) / INDEX)
@@ -200,18 +198,18 @@ async def _states(directory: Directory) -> list[LedgerState] | None:
         return None
 
 
-# -- where directories may lie -------------------------------------------------------------
+# -- which places directories may have -----------------------------------------------------
 
 
 class BadLayout(Exception):
-    """Settings of directories that no bookie can start with; the text says what to do."""
+    """Settings of directories with which no bookie can start; the text has the remedy."""
 
 
 def check(directories: Sequence[tuple[str, Path]]) -> None:
-    """`directories` are given with the settings that name them. Makes those that are missing.
+    """`directories` are given with the settings that name them. Makes the missing ones.
 
-    Raises BadLayout when two are the same or one lies in the other (links are followed), or when
-    one cannot be made, read and written.
+    Raises BadLayout when two are the same or one is in the other (links are followed), or when one
+    cannot be made, read and written.
     """
     for (setting, path), (other_setting, other) in combinations(directories, 2):
         here, there = path.resolve(), other.resolve()
@@ -222,7 +220,7 @@ def check(directories: Sequence[tuple[str, Path]]) -> None:
             )
         if here.is_relative_to(there) or there.is_relative_to(here):
             raise BadLayout(
-                f"{setting} {path} and {other_setting} {other} lie in each other. "
+                f"{setting} {path} and {other_setting} {other}: one is in the other. "
                 "Give directories side by side.",
             )
     for setting, path in directories:
@@ -230,8 +228,8 @@ def check(directories: Sequence[tuple[str, Path]]) -> None:
 
 
 def check_reserve(directories: Sequence[tuple[str, Path]], reserve_bytes: int) -> None:
-    """Raises BadLayout when the reserves of the directories on one file system, which are there,
-    are more than it has at all: they would be full for ever, without a visible cause."""
+    """Raises BadLayout when the reserves of the directories (which exist) on one file system are
+    more than its size: they would be full for ever, without a visible cause."""
     on: dict[int, list[Path]] = {}
     for _, path in directories:
         on.setdefault(path.stat().st_dev, []).append(path)
@@ -246,17 +244,17 @@ def check_reserve(directories: Sequence[tuple[str, Path]], reserve_bytes: int) -
 
 
 def check_kinds(journals: Sequence[tuple[str, Path]], ledgers: Sequence[tuple[str, Path]]) -> None:
-    """Raises WrongDisks when one holds what belongs in a directory of the other kind: swapped, it
-    would serve without all that it acknowledged."""
+    """Raises WrongDisks when a directory holds a folder of the other kind: with swapped directories
+    the bookie would serve without the entries that it acknowledged."""
     for directories, kind, foreign in (
         (journals, "ledger", _OF_LEDGERS),
         (ledgers, "journal", _OF_A_JOURNAL),
     ):
         for setting, path in directories:
-            found = [name for name in foreign if (path / name).exists()]
-            if found:
+            present = [name for name in foreign if (path / name).exists()]
+            if present:
                 raise WrongDisks(
-                    f"{setting} {path} is a {kind} directory (it holds {found[0]}/): "
+                    f"{setting} {path} is a {kind} directory (it holds {present[0]}/): "
                     "were journal and ledger directories swapped? Put them in their places"
                 )
 

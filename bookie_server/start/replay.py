@@ -1,15 +1,15 @@
-"""At start: what the journals hold beyond the checkpoint goes to the stores, and damage is judged.
+"""At start: journal records beyond the checkpoint go to the stores, and damage is judged.
 
 Always true:
-- every whole record is applied, also those of a batch that was torn: applying what was never
-  acknowledged is allowed, forgetting what was is not; applying twice changes nothing;
-- bytes beyond the last position known to be synced that cannot be read are a torn write, or rot in
-  the last one, which looks the same: they are cut and the node serves; whose they are known is in
-  torn limbo itself, open or closed, and every ledger is until limbo.py has found those concerned;
-- bytes below it that cannot be read are damage: whose they are known puts that ledger in limbo
-  (and fences it, unless the record was an entry: it may have been a fence); whose they are
-  unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
-  checkpoint moves past the damage;
+- every whole record is applied, also those of a torn batch: to apply a record that was never
+  acknowledged is allowed, to forget one that was is not; applying a record twice changes nothing;
+- unreadable bytes beyond the last position that is surely synced are a torn write, or damage of the
+  last write, which looks the same: they are cut and the node serves. If the bytes name their
+  ledger, it gets torn limbo of its own, open or closed; and every ledger is in torn limbo until
+  limbo.py has found the ledgers concerned;
+- unreadable bytes below that position are damage. If they name their ledger, it is put in limbo
+  (and fenced, unless the record was an entry: it may have been a fence); else every ledger is put
+  in limbo, and the node is read-only. Limbo is durable before the checkpoint moves past the damage;
 - a journal that an earlier start missed is replayed after all others (LateReplayed), and direct
   logs after all journals (replayed.py).
 """
@@ -43,10 +43,10 @@ _log = logging.getLogger(__name__)
 async def open_storage(
     directories: Directories, config: StorageConfig, space: DiskMonitor | None = None
 ) -> LedgerStorage:
-    """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.
+    """Replay the journals' records beyond the checkpoint, flush them, begin new segments.
 
-    The checkpoint is at their start when this returns. `space` says which ledger directories new
-    ledgers go to. Raises DiskFailed.
+    The checkpoint is at the new segments' start when this returns. `space`: the monitor that shows
+    which ledger directories have space for new ledgers. Raises DiskFailed.
     """
     storage, marks = await LedgerStorage.open(directories, config, space)
     lost = _lost_before_replay(directories, storage, marks)
@@ -59,8 +59,8 @@ async def open_storage(
         late.cancel()
     if marks is None:
         lost += _lost_without_checkpoint(endings, replayed)
-    for each in endings.values():  # what was logged earlier must not take back what is found now
-        _judge(each.replay, storage)
+    for end in endings.values():  # after all replays: earlier records must not undo these changes
+        _judge(end.replay, storage)
     for why in lost:
         doubt_all(storage, LimboReason.LOST, why)
     try:
@@ -78,8 +78,8 @@ async def open_storage(
 async def _replay_all(
     directories: Directories, marks: Marks | None, replayed: Replayed, lost: list[str]
 ) -> dict[str, "_End"]:
-    """What each journal ended with, but those that are back after a start that missed them; why
-    one of several cannot be read is added to `lost`."""
+    """How each journal ended, without those that are back after a start that missed them. If one of
+    several cannot be read, the reason is added to `lost`."""
     endings: dict[str, _End] = {}
     for directory in directories.journals:
         mark = (marks or {}).get(directory.id)
@@ -87,7 +87,7 @@ async def _replay_all(
             if mark is not None and await _is_back(directory.disk, mark):
                 continue
             if mark is None and marks and await segment_ids(directory.disk):
-                mark = Mark(_FIRST)  # it came and was used since: all of it has to be there
+                mark = Mark(_FIRST)  # it came and was used since: it has to be complete
             endings[directory.id] = await _replay(directory.disk, mark, replayed)
         except DiskFailed as error:
             if len(directories.journals) == 1:
@@ -100,8 +100,8 @@ async def _replay_all(
 async def _replay_late(
     directories: Directories, marks: Marks | None, late: LateReplayed
 ) -> dict[str, "_End"]:
-    """What each journal ended with that an earlier start missed. One that cannot be read stays
-    missed; what that may have cost was said then."""
+    """How each journal ended that an earlier start missed. A journal that cannot be read stays
+    missed; the earlier start logged the possible loss."""
     endings: dict[str, _End] = {}
     for directory in directories.journals:
         mark = (marks or {}).get(directory.id)
@@ -112,7 +112,7 @@ async def _replay_late(
                 end = await _replay(directory.disk, mark, late)
                 for suspect in end.replay.damage if end.replay is not None else ():
                     _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
-                endings[directory.id] = end._replace(replay=None)  # nothing of it is judged
+                endings[directory.id] = end._replace(replay=None)  # it is not judged
         except DiskFailed as error:
             if len(directories.journals) == 1:
                 raise
@@ -122,7 +122,7 @@ async def _replay_late(
 
 
 async def _is_back(disk: Disk, mark: Mark) -> bool:
-    """Whether it is the journal that a start missed, as it was. Raises DiskFailed."""
+    """Whether this is the journal that a start missed, unchanged. Raises DiskFailed."""
     return mark.missed and not _was_used_since(mark, await segment_ids(disk))
 
 
@@ -132,10 +132,8 @@ async def _begin(
     config: StorageConfig,
     storage: LedgerStorage,
 ) -> None:
-    """New segments in all directories that can be written. What the others had is flushed by now.
-
-    Raises DiskFailed when none can.
-    """
+    """Begin new segments in all directories that can be written. The records of the others are
+    flushed by now. Raises DiskFailed when no directory can be written."""
     journals: dict[str, Journal] = {}
     failures: dict[str, str] = {}
     for directory in directories.journals:
@@ -154,8 +152,8 @@ async def _begin(
 
 
 class _End(NamedTuple):
-    """Of a journal that was replayed: where it goes on, up to where it is durable, and the
-    segments to set aside."""
+    """How a replayed journal ended: the segment with which it goes on, up to where it is durable,
+    and the segments to set aside."""
 
     file_id: int
     synced: Position
@@ -166,11 +164,11 @@ class _End(NamedTuple):
 def _lost_before_replay(
     directories: Directories, storage: LedgerStorage, marks: Marks | None
 ) -> list[str]:
-    """What the checkpoint says about all ledgers: why any of them may have lost something.
+    """Why, by checkpoint and index, any ledger may have lost entries.
 
-    The index carries the state of EVERY_LEDGER from a node's first start on: a checkpoint
-    without it means that the index was lost, and nothing is known of any ledger. A journal that it
-    names, does not call retired, and is not there takes what was acknowledged last along.
+    The index has the state of EVERY_LEDGER from a node's first start on: a checkpoint without it
+    means that the index was lost with the states of all ledgers. With a missing journal that the
+    checkpoint names and does not mark as retired, the last acknowledged entries may be lost.
     """
     lost = []
     if storage.state(EVERY_LEDGER) is None:
@@ -178,7 +176,7 @@ def _lost_before_replay(
         if marks is not None or any(store.logs.sealed() for store in storage.stores):
             lost.append("the entry index is empty although there is a checkpoint or a log")
         elif storage.failures:
-            lost.append("no ledger directory that is left knows of any ledger")
+            lost.append("no ledger directory that is left has the state of any ledger")
     present = [directory.id for directory in directories.journals]
     for journal_id, mark in (marks or {}).items():
         if journal_id not in present and not mark.retired:
@@ -187,9 +185,9 @@ def _lost_before_replay(
 
 
 def _lost_without_checkpoint(endings: Mapping[str, "_End"], replayed: Replayed) -> list[str]:
-    """Why the journals are not all that ever was acknowledged. Nothing of them is removed before a
-    checkpoint is in every ledger directory: without one this is a first start, or those directories
-    are not there, and what is there was formatted by a start that never got so far."""
+    """Why the journals may lack acknowledged entries. No segment is removed before a checkpoint is
+    in every ledger directory: without a checkpoint this is a first start, or those directories are
+    missing, and the present ones were formatted by a start that never got so far."""
     lost = []
     for journal_id, end in endings.items():
         file_ids = end.replay.file_ids if end.replay is not None else []
@@ -220,19 +218,21 @@ async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
 
 
 def _was_used_since(mark: Mark, there: list[int]) -> bool:
-    """A journal that is closed or given up keeps the segment in which that happened, until a later
-    run begins new ones: then the mark is of a directory that was away since."""
+    """Whether the journal was used after the mark. A journal that is closed or given up keeps the
+    segment in which that happened, until a later run begins new ones: without that segment, the
+    mark is of a directory that was away since."""
     return bool(there) and mark.position.file_id not in there
 
 
 def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
-    """What was torn of a ledger may have been acknowledged: rot looks the same."""
+    """Put the ledgers of torn and damaged records in limbo. A torn record may have been
+    acknowledged, as damage looks the same."""
     if replay is None:
         return
     for torn in replay.torn:
         _log.warning("journal: a torn write at %s is cut: %s", torn.position, torn.why)
-        known = None if torn.ledger_id is None else storage.state(torn.ledger_id)
-        if torn.ledger_id is not None and not (known and known.deleted):
+        state = None if torn.ledger_id is None else storage.state(torn.ledger_id)
+        if torn.ledger_id is not None and not (state and state.deleted):
             fence = torn.kind is RecordKind.FENCE
             doubt(storage, torn.ledger_id, LimboReason.TORN, fence=fence)
     for suspect in replay.damage:
@@ -246,10 +246,9 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
 
 
 def doubt_the_tail(ending: Ending, storage: LedgerStorage) -> None:
-    """What the end of the last run leaves in doubt. A torn tail may be rot in what was acknowledged
-    last, of any ledger; without a seal, ledgers that are acknowledged from the page cache may lack
-    what they had there, unless they are fenced: a fence is synced with all that was written before.
-    """
+    """Put the ledgers in limbo that the end of the last run leaves in doubt. A torn tail may be
+    damage of the last acknowledged records, of any ledger. Without a seal, page-cache ledgers may
+    lack their last entries, unless they are fenced: a fence is synced with all earlier writes."""
     if ending is Ending.TORN:
         doubt(storage, EVERY_LEDGER, LimboReason.TORN)
     if ending is not Ending.CLEAN:

@@ -1,18 +1,17 @@
-"""What journals and direct logs say is put into the engine, batch by batch, while it flushes.
+"""Puts the records of journals and direct logs into the engine, batch by batch, while it flushes.
 
-Always true: states change in the order of the records, and a ledger's entries follow the record
-that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; of
-what direct logs hold only that counts which is not known otherwise, as new or newer; both halves
-of the write cache and the batch at hand are all that is in memory: without room the replay waits
-for the flush.
+Always true: states change in the order of the records, and a ledger's entries follow its ledger
+record; the entries of a batch are put together, as nothing reads them yet; an entry of a direct log
+counts only if no copy that is as new or newer is stored otherwise; only both halves of the write
+cache and the present batch are in memory: without room the replay waits for the flush.
 
 Always true of direct logs:
-- a direct log is its own journal (logs/direct_log.py), read after all journals: what an entry
-  counts for is in its ledger's state;
-- bytes that cannot be read are damage if a write that began after them shows that they were synced,
-  or the log's footer does, or the disk itself cannot read them; else they are a torn write, or rot
-  in the last one, which looks the same: the rules of replay.py for journals hold for both;
-- a mark whose log is not there, or ends before it, is damage that cannot be attributed to a ledger;
+- a direct log is its own journal (logs/direct_log.py), read after all journals: its ledger's state
+  decides whether an entry counts;
+- unreadable bytes are damage if a write that began after them shows that they were synced, or the
+  log's footer does, or the disk itself cannot read them; else they are a torn write, or damage of
+  the last write, which looks the same: the rules of replay.py for journals hold for both;
+- a mark whose log is missing, or ends before the mark, is damage of an unknown ledger;
 - marks are forgotten only when all this is flushed: a start that was interrupted is repeated.
 """
 
@@ -54,10 +53,10 @@ class Replayed:
         self._storage = storage
         self._flush: asyncio.Task[None] | None = None
         self.ledgers: dict[int, None] = {}
-        """Those of which there was a record."""
+        """The ledgers that had a record."""
 
     async def apply(self, records: list[Record]) -> None:
-        """Known from now on. Raises DiskFailed when a flush did."""
+        """Apply the records. Raises DiskFailed when a flush did."""
         entries: dict[int, dict[int, Buffer]] = {}
         for record in records:
             kind, ledger_id, entry_id, body, _ = record
@@ -69,26 +68,27 @@ class Replayed:
             else:
                 entries[ledger_id] = {entry_id: body}
                 self.ledgers[ledger_id] = None
-                self._known(ledger_id)
+                self._state_of(ledger_id)
         for ledger_id, of_ledger in entries.items():
             await self._put(ledger_id, of_ledger)
 
     async def add_locations(
         self, directory: str, ledger_id: int, locations: Sequence[Location]
     ) -> None:
-        """Entries of the ledger lie in the directory's direct log; no index may know them. After
-        the journals. Raises DiskFailed when a flush did."""
+        """Add locations of the ledger's entries in the directory's direct log, which every index
+        may lack. Called after the journals. Raises DiskFailed when a flush did."""
         state = self._state_with(directory, ledger_id)
         if state is None or state.deleted or directory not in state.directories:
             return
         entry_ids = [location.entry_id for location in locations]
-        known = await self._stored(ledger_id, min(entry_ids), max(entry_ids), directory)
-        new = [DirectLocation(directory, each) for each in locations if each.entry_id not in known]
+        stored = await self._stored(ledger_id, min(entry_ids), max(entry_ids), directory)
+        new = [DirectLocation(directory, at) for at in locations if at.entry_id not in stored]
         if new:
             await self._when_there_is_room(lambda: self._storage.replay_locations(ledger_id, new))
 
     def _state_with(self, directory: str, ledger_id: int) -> LedgerState | None:
-        """With the directory, if the record that named it may be among what journals have lost."""
+        """The ledger's state, with the directory if journals may have lost the record that named
+        it."""
         state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
         doubt = every.limbo if every is not None else LimboReason.NONE
         if state is None:
@@ -96,26 +96,26 @@ class Replayed:
                 return None  # it was deleted and forgotten
             state = LedgerState(ledger_id, limbo=doubt, met=False)
             state = doubted(state) if doubt == LimboReason.LOST else state
-        known = directory in (*state.directories, *dict(state.given_up))
-        if known or state.deleted or not (doubt or state.limbo):
+        is_named = directory in (*state.directories, *dict(state.given_up))
+        if is_named or state.deleted or not (doubt or state.limbo):
             return state
         return self._storage.restore_state(
             replace(state, directories=(directory, *state.directories))
         )
 
     async def end(self) -> None:
-        """No flush is under way when this returns. Raises DiskFailed when one failed."""
+        """Wait for the flush under way. Raises DiskFailed when it failed."""
         if (flush := self._flush) is not None:
             self._flush = None
             await flush
 
     def cancel(self) -> None:
-        """Whatever happened, do not go on."""
+        """End the flush under way, after a failure too."""
         if self._flush is not None:
             self._flush.cancel()
 
-    def _known(self, ledger_id: int) -> LedgerState:
-        """Without a state its ledger record is among what is damaged."""
+    def _state_of(self, ledger_id: int) -> LedgerState:
+        """The ledger's state; without one, its ledger record is among the damaged ones."""
         state = self._storage.state(ledger_id)
         if state is None:
             state = LedgerState(ledger_id, limbo=LimboReason.LOST, met=False)
@@ -125,13 +125,13 @@ class Replayed:
     def _apply_state(self, record: Record) -> None:
         storage, ledger_id = self._storage, record.ledger_id
         if record.kind is RecordKind.LEDGER:
-            known = storage.state(ledger_id)
+            earlier = storage.state(ledger_id)
             logged = decode_ledger_state(bytes(record.body))
-            storage.restore_state(logged if known is None else merged(logged, known))
+            storage.restore_state(logged if earlier is None else merged(logged, earlier))
         elif record.kind is RecordKind.FENCE:
-            storage.restore_state(replace(self._known(ledger_id), fenced=True))
+            storage.restore_state(replace(self._state_of(ledger_id), fenced=True))
         elif record.kind is RecordKind.LAC:
-            state = self._known(ledger_id)
+            state = self._state_of(ledger_id)
             lac = max(state.explicit_lac, record.entry_id)
             storage.restore_state(replace(state, explicit_lac=lac))
 
@@ -141,15 +141,15 @@ class Replayed:
     async def _stored(
         self, ledger_id: int, first: int, last: int, directory: str
     ) -> dict[int, None]:
-        """What is as new as locations in the directory, or newer. An index that cannot say was told
-        of, if it is damaged; a location is as good then as any that it might have, but none that
-        came from a journal. Raises DiskHung."""
+        """The stored entries whose copy is as new as locations in the directory, or newer. If an
+        index cannot be read (a damaged one is logged already), entries from a journal still come
+        first, and locations here are as good as those that the index may have. Raises DiskHung."""
         try:
             return await self._storage.reader.stored(ledger_id, first, last, directory)
         except DiskHung:
             raise
         except DiskFailed as error:
-            _log.error("what is stored of ledger %d cannot be said: %s", ledger_id, error)
+            _log.error("the stored entries of ledger %d cannot be listed: %s", ledger_id, error)
             return self._storage.reader.stored_in_cache(ledger_id, first, last)
 
     async def _when_there_is_room(self, put: Callable[[], bool]) -> None:
@@ -162,7 +162,7 @@ class Replayed:
             self._go_on()
 
     def _go_on(self) -> None:
-        """A flush was begun: let it run beside what comes next."""
+        """A flush was begun: let it run beside the next batches."""
         if self._flush is None:
             self._flush = asyncio.ensure_future(self._storage.carry_out())
 
@@ -172,9 +172,9 @@ class LateReplayed(Replayed):
 
     async def apply(self, records: list[Record]) -> None:
         """See Replayed.apply."""
-        await super().apply([each for each in records if each.ledger_id != EVERY_LEDGER])
+        await super().apply([record for record in records if record.ledger_id != EVERY_LEDGER])
 
-    def _known(self, ledger_id: int) -> LedgerState:
+    def _state_of(self, ledger_id: int) -> LedgerState:
         state = self._storage.state(ledger_id)
         if state is None:
             state = doubted(LedgerState(ledger_id, met=False))
@@ -185,16 +185,16 @@ class LateReplayed(Replayed):
         if record.kind is not RecordKind.LEDGER:
             super()._apply_state(record)
             return
-        known = self._storage.state(record.ledger_id)
+        present = self._storage.state(record.ledger_id)
         logged = decode_ledger_state(bytes(record.body))
-        if known is None:
+        if present is None:
             self._storage.restore_state(doubted(logged))
         else:
-            both = merged(known, replace(logged, revision=0))
-            self._storage.restore_state(replace(both, limbo=known.limbo))
+            both = merged(present, replace(logged, revision=0))
+            self._storage.restore_state(replace(both, limbo=present.limbo))
 
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
-        if self._known(ledger_id).deleted:
+        if self._state_of(ledger_id).deleted:
             return
         here = await self._storage.reader.stored(ledger_id, min(entries), max(entries))
         absent = {i: entry for i, entry in entries.items() if i not in here}
@@ -203,8 +203,8 @@ class LateReplayed(Replayed):
 
 
 class Hole(NamedTuple):
-    """Bytes of a direct log in which no record could be read. `ledger_ids`: whose they are, if the
-    headers of all records that may lie there could be read; else None."""
+    """Bytes of a direct log in which no record could be read. `ledger_ids`: the ledgers of these
+    bytes, if the headers of all records that may be there could be read; else None."""
 
     start: int
     end: int
@@ -212,20 +212,21 @@ class Hole(NamedTuple):
 
 
 class Coverage:
-    """Which bytes of a direct log, from `start` on, are records; told chunk by chunk.
+    """Which bytes of a direct log, from `start` on, are records; `take` adds chunk by chunk.
 
     Always true: records of one write touch each other, and a write begins at the first block after
-    the one before; so what lies between is a hole, zeros too, but for those up to that block.
+    the write before; so all other bytes between records are a hole, zeros too, except the zeros up
+    to that block.
     """
 
     def __init__(self, start: int) -> None:
         self._next = start
-        self._synced = start  # all before it was
+        self._synced = start  # all bytes before it were synced
         self._holes: list[tuple[int, int]] = []
         self._damage: dict[int, Damage] = {}  # by where it begins, ascending
 
     def take(self, chunk: Scanned) -> None:
-        """What comes next in the log."""
+        """Take the next chunk of the log."""
         for damage in chunk.damage:
             self._damage[damage.start] = damage
             self._synced = max(self._synced, damage.write_start)
@@ -238,8 +239,8 @@ class Coverage:
             self._synced = max(self._synced, record.write_start)
 
     def judge(self, end: int, synced: int) -> tuple[list[Hole], list[Hole]]:
-        """The holes in what was synced, and those in what may not have been; the log's records end
-        at `end`, and all before `synced` was synced whatever they say."""
+        """The holes in bytes that were synced, and those in bytes that may not have been. The log's
+        records end at `end`; bytes before `synced` were synced whatever the records show."""
         self._note_hole(end)
         synced = max(synced, self._synced)
         cut = [bad for bad in self._damage.values() if bad.start < synced < bad.end]
@@ -254,26 +255,26 @@ class Coverage:
             self._holes.append((start, end))
 
     def _hole(self, hole: tuple[int, int]) -> Hole:
-        """One whose bad records touch each other from its start to its end is theirs."""
-        found: list[int] = []
+        """The hole; with ledger ids if bad records with known ledgers fill it from start to end."""
+        ledger_ids: list[int] = []
         start, end = hole
         while start < end:
             damage = self._damage.get(start) or self._damage.get(_block(start))
             if damage is None or damage.location is None or damage.end > _block(end):
                 break
-            found.append(damage.location.ledger_id)
+            ledger_ids.append(damage.location.ledger_id)
             start = damage.end
-        return Hole(*hole, found if found and _block(start) >= end else None)
+        return Hole(*hole, ledger_ids if ledger_ids and _block(start) >= end else None)
 
 
 def _block(position: int) -> int:
-    """Where the first block begins that does not begin before it."""
+    """Where the first block at or after the position begins."""
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
 
 async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None:
-    """After the journals were replayed and judged. A directory whose logs cannot be read is dropped
-    while there are others: what it holds is taken when it is back. Raises DiskFailed."""
+    """Called after the journals were replayed and judged. A directory whose logs cannot be read is
+    dropped while others live: its entries count again when it is back. Raises DiskFailed."""
     for store in storage.stores:
         reading = _read_logs(store, storage)
         while storage.directories.lives(store.id):  # a flush may drop it
@@ -292,7 +293,7 @@ async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None
 
 
 async def _read_logs(store: DirectoryStore, storage: LedgerStorage) -> _Locations:
-    """What lies in the marked logs, some of it at a time, by ledger. Raises DiskFailed."""
+    """The locations in the marked logs, chunk by chunk, by ledger. Raises DiskFailed."""
     for log_id, start in (await store.index.marked_logs()).items():
         try:
             file = await store.logs.open_log(log_id)
@@ -339,21 +340,22 @@ async def _read_log(
 
 
 async def _records_end(store: DirectoryStore, log_id: int) -> int:
-    """A block's end up to which all is records and what fills them up, as the footer says; 0: the
-    log has none that could be read."""
+    """The end of a block up to which the footer promises only records and the zeros that fill them
+    up; 0: no footer could be read."""
     try:
-        found = await read_map(store.logs, store.disk, log_id)
+        log_map = await read_map(store.logs, store.disk, log_id)
     except DiskHung:
         raise
-    except DiskFailed:  # a bad block of it, which the reader tells from a torn write
+    except DiskFailed:  # a bad block, which the reader does not mistake for a torn write
         return 0
-    if found is None or not found.has_footer:
+    if log_map is None or not log_map.has_footer:
         return 0
-    return found.records_end // BLOCK_BYTES * BLOCK_BYTES
+    return log_map.records_end // BLOCK_BYTES * BLOCK_BYTES
 
 
 class _Around:
-    """What the disk cannot read counts as bytes that were never written."""
+    """A reader for which blocks that the disk cannot read count as bytes that were never
+    written."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
@@ -363,7 +365,8 @@ class _Around:
 
 
 def _judge(hole: Hole, limbo: LimboReason, what: str, storage: LedgerStorage) -> None:
-    """Whose are torn is known puts that ledger in limbo, open or closed; all are nevertheless."""
+    """Put the hole's ledgers in limbo, open or closed; for a torn or unknown hole, every ledger
+    too."""
     for ledger_id in hole.ledger_ids or ():
         state = storage.state(ledger_id)
         if state is not None and not state.deleted:
@@ -377,7 +380,7 @@ def _judge(hole: Hole, limbo: LimboReason, what: str, storage: LedgerStorage) ->
 def doubt(
     storage: LedgerStorage, ledger_id: int, limbo: LimboReason, *, fence: bool = False
 ) -> None:
-    """The ledger, or EVERY_LEDGER, is in limbo for that reason too, and fenced if it is to be.
+    """Put the ledger, or EVERY_LEDGER, in limbo for that reason too, and with `fence` fence it.
     Durable with the next flush."""
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     limbo, fenced = worse(state.limbo, limbo), state.fenced or fence
@@ -385,6 +388,6 @@ def doubt(
 
 
 def doubt_all(storage: LedgerStorage, limbo: LimboReason, why: str) -> None:
-    """`doubt` of EVERY_LEDGER, as the log tells."""
+    """`doubt` of EVERY_LEDGER, with a log line."""
     _log.error("%s: every ledger is in limbo", why)
     doubt(storage, EVERY_LEDGER, limbo)

@@ -1,8 +1,8 @@
 """At start: is the disk as fast, and as honest, as a bookie needs? It warns and never refuses.
 
-Always true: one line per directory at most, the gravest finding, with figures and what to do; the
-whole takes at most about BUDGET_S for each directory, and leaves no file behind. Measuring is done
-in a thread of its own; what is made of it is decided in a plain function.
+Always true: one line per directory at most, the gravest finding, with figures and remedy; the test
+takes at most about BUDGET_S for each directory, and leaves no file behind. It measures in a thread
+of its own; a plain function judges the figures.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 FILE = "self-test"
 SYNCS_MAX = 50
-SYNCS_MIN = 8  # fewer say nothing of a distribution
+SYNCS_MIN = 8  # fewer show no distribution
 BUDGET_S = 0.3
 SLOW_S = 0.010  # the slowest sync of most batches: a disk that is merely busy has good ones too
 BATCH_SYNCS = 10
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 
 
 async def run(directories: Sequence[tuple[str, Path]]) -> None:
-    """Test each directory, given with its role, and log what is found. Never raises for it."""
+    """Test each directory, given with its role, and log the finding. Never raises because of it."""
     for role, path in directories:
         try:
             measured = await asyncio.to_thread(measure, path)
@@ -63,7 +63,7 @@ def verdict(measured: Measured) -> str | None:
     if _usual_slowest(measured.syncs_s) > SLOW_S:
         return (
             f"syncs slowly ({figures}): each add waits for a sync; use a disk with power-loss "
-            "protection, or one that nobody else uses"
+            "protection, or one without other users"
         )
     return None
 
@@ -73,14 +73,14 @@ def measure(directory: Path) -> Measured:
     path = directory / FILE
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.unlink(path)  # at once: whatever ends us leaves nothing
+        os.unlink(path)  # at once: no file is left however this process ends
         return Measured(_time_syncs(fd), file_system(directory))
     finally:
         os.close(fd)
 
 
 def _time_syncs(fd: int) -> list[float]:
-    """Overwriting one reserved block, so that it is the disk that is timed and not allocation."""
+    """Overwrite one reserved block: this times the disk, not allocation."""
     os.pwrite(fd, _BLOCK, 0)
     os.fsync(fd)
     sync = getattr(os, "fdatasync", os.fsync)
@@ -95,7 +95,7 @@ def _time_syncs(fd: int) -> list[float]:
 
 
 def file_system(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The type of the file system that the directory is on; "" where the system does not say."""
+    """The type of the file system that the directory is on; "" if it is unknown."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
@@ -103,10 +103,10 @@ def file_system(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> st
     place = directory.resolve()
     best, kind = -1, ""
     for line in lines:
-        _, point, found, *_ = line.split(" ")
+        _, point, mounted_kind, *_ = line.split(" ")
         mounted = Path(point.encode().decode("unicode_escape"))
         if place.is_relative_to(mounted) and len(mounted.parts) >= best:
-            best, kind = len(mounted.parts), found
+            best, kind = len(mounted.parts), mounted_kind
     return kind
 
 

@@ -62,8 +62,8 @@ def stopped_bookie(home: LocalCluster, folder: Path) -> LocalBookie:
     ("journal", "ledgers", "says"),
     [
         ("a", "a", "are the same directory. Give each a directory of its own."),
-        ("a", "a/b", "lie in each other. Give directories side by side."),
-        ("a/b", "a", "lie in each other. Give directories side by side."),
+        ("a", "a/b", "one is in the other. Give directories side by side."),
+        ("a/b", "a", "one is in the other. Give directories side by side."),
         ("file/j", "a", "cannot be used: Not a directory"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_directory_given_twice_is_refused_whatever_it_is_called(tmp_path: Path
 
 @pytest.mark.parametrize(("first", "second"), [("a", "a/b"), ("a/b/c", "a")])
 def test_a_directory_inside_another_is_refused(tmp_path: Path, first: str, second: str):
-    with pytest.raises(BadLayout, match="lie in each other"):
+    with pytest.raises(BadLayout, match="one is in the other"):
         check(tmp_path / first, tmp_path / second)
 
 
