@@ -1,10 +1,10 @@
 """The bookie on the network: frames in, bytes of bookie.proto to the handler.
 
 Always true: the same handler serves as for gRPC; the bytes of a request are counted in
-`bookie.received` before a buffer is made for them, and one for which there is no room is passed
-over and get BUSY; the bytes of a response count until the kernel has them; a call whose caller
-gave it up, or whose connection is lost, is cancelled; before the bookie is ready, Info says so and
-everything else is refused as if no process listened; a connection costs no thread.
+`bookie.received` before a buffer is made for them, and a request without room is skipped and gets
+BUSY; the bytes of a response count until the kernel has them; a call whose caller gave it up, or
+whose connection is lost, is cancelled; before the bookie is ready, Info responds "starting" and
+every other call is refused as if no process listened; a connection costs no thread.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ from bookie_server.serve.handler import (
 from spark_ledger import net
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
-SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
-UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it the caller is not read from
+SMALL_BYTES = 4 << 10  # a request up to this size may use the reserve of recovery: it may be a fence
+UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it no requests are read
 _NUMBERS = {
     FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
     FrameKind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
@@ -51,11 +51,11 @@ log = logging.getLogger(__name__)
 
 
 class FrameService:
-    """Serves one bookie, None: the one that `serve` tells it; `message_bytes_max` is the largest
-    message either way."""
+    """Serves one bookie (None: `serve` gives it later); `message_bytes_max` is the largest message
+    either way."""
 
     def __init__(self, bookie: Bookie | None, message_bytes_max: int, files: int = 0) -> None:
-        """`files`: so many descriptors are kept for files."""
+        """`files`: how many descriptors are kept for files."""
         self.bookie = bookie
         self.message_bytes_max = message_bytes_max
         self._files = files
@@ -74,7 +74,7 @@ class FrameService:
         return self._listener.port
 
     def serve(self, bookie: Bookie) -> None:
-        """From now on."""
+        """Serve this bookie from now on."""
         self.bookie = bookie
 
     async def stop(self, grace_s: float) -> None:
@@ -95,7 +95,7 @@ class FrameService:
 
 
 class _Caller:
-    """One connection and what is under way on it."""
+    """One connection and the calls under way on it."""
 
     def __init__(self, service: FrameService, sock: socket.socket) -> None:
         self._service = service
@@ -104,7 +104,7 @@ class _Caller:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, Credit] = {}
         self._admitted_bytes = 0
-        """Counted in `bookie.received`, of requests whose bytes are not all there yet."""
+        """Bytes counted in `bookie.received`, of requests that have not arrived fully."""
         self.connection = FrameConnection(
             sock,
             FrameReader(service.message_bytes_max, self._admit),
@@ -115,7 +115,7 @@ class _Caller:
         self._send(FrameKind.HELLO, 0)
 
     async def ended(self) -> None:
-        """Return when nothing is under way any more and all responses are sent."""
+        """Return when no call is under way and all responses are sent."""
         for credit in self._streams.values():
             credit.end()
         while self._calls:
@@ -185,7 +185,7 @@ class _Caller:
         credit.put(body)
 
     def _take_over(self, body: memoryview) -> tuple[Bookie, int]:
-        """The bytes are all there: they are counted by their call from now on."""
+        """The request has arrived fully: its call counts the bytes from now on."""
         assert self._bookie is not None
         size = len(body) + REQUEST_OVERHEAD_BYTES
         self._admitted_bytes -= size

@@ -1,9 +1,10 @@
 """The bookie on the network: gRPC in, bytes of bookie.proto to the handler; the only grpc server.
 
 Always true: messages are not decoded here (the handler does that, without protobuf's copies), so
-the methods take and give bytes; reflection tells anybody what the messages are; before the bookie
-is ready, Info says so and everything else gets what it would without a listener: UNAVAILABLE.
-A call's context is in a cycle of grpc's own, so nothing it refers to holds a response's bytes.
+the methods take and give bytes; reflection describes the messages to every client; before the
+bookie is ready, Info responds "starting" and every other call gets UNAVAILABLE, as it would without
+a listener. grpc keeps a call's context in a cycle of its own, so no object that the context refers
+to holds a response's bytes.
 """
 
 import asyncio
@@ -32,21 +33,21 @@ LARGE_MESSAGES = (
 )
 """A megabyte arrives in a few pieces instead of sixty-four: 4 % of a bookie's time."""
 CONNECTIONS_SHARE = 0.1
-"""Of the descriptors; a connection beyond it is closed at once. Between what the listener of frames
-takes and the limit there is room for it and for files."""
+"""The share of the descriptors for connections of gRPC; one beyond it is closed at once. The
+listener of frames leaves room for this share and for files."""
 CALLS_MAX = 2 * LONG_POLLS_MAX
-"""Under way in gRPC, of all connections; beyond it the response is RESOURCE_EXHAUSTED, at once."""
+"""Calls of gRPC under way, of all connections; beyond it the response is RESOURCE_EXHAUSTED."""
 SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
 log = logging.getLogger(__name__)
 
 
 class CannotListen(Exception):
-    """The address is taken, or is none of this machine."""
+    """The address is taken, or not an address of this machine."""
 
 
 class BookieService:
-    """Serves one bookie, None: the one that `serve` tells it; `message_bytes_max` is the largest
-    message either way."""
+    """Serves one bookie (None: `serve` gives it later); `message_bytes_max` is the largest message
+    either way."""
 
     def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
         self._ready_bookie = bookie
@@ -81,7 +82,7 @@ class BookieService:
 
         Raises CannotListen.
         """
-        for sock in await sockets_at(listen, "listen"):  # gRPC does not say why it cannot have one
+        for sock in await sockets_at(listen, "listen"):  # gRPC gives no reason for its failure
             sock.close()
         try:
             port = self._server.add_insecure_port(listen)
@@ -93,13 +94,13 @@ class BookieService:
         return port
 
     def serve(self, bookie: Bookie) -> None:
-        """From now on."""
+        """Serve this bookie from now on."""
         self._ready_bookie = bookie
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; those under way get `grace_s` to end."""
         self._stopping = True
-        for credit in self._streams:  # a stream that waits for credit holds up no stop
+        for credit in self._streams:  # else a stream that waits for credit would delay the stop
             credit.end()
         await self._server.stop(grace_s)
 
@@ -145,14 +146,14 @@ class BookieService:
 
 
 async def sockets_at(listen: str, setting: str) -> list[socket.socket]:
-    """Sockets that are bound to `listen`, as the setting says. Raises CannotListen."""
+    """Sockets bound to `listen`, the value of `setting`. Raises CannotListen."""
     try:
         return await net.bound(*net.split(listen))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise CannotListen(
-            f"cannot listen on {listen}: {why}. Stop whoever listens there, or set {setting} to an"
-            " address of this machine that is free"
+            f"cannot listen on {listen}: {why}. Stop the process that listens there, or set"
+            f" {setting} to an address of this machine that is free"
         ) from error
 
 

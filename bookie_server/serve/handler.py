@@ -1,19 +1,19 @@
-"""Bytes in, bytes out: what both services and the simulated network call, a request at a time
+"""Bytes in, bytes out: both services and the simulated network call this, a request at a time
 (`respond`) or a long ranged read as a stream (`serve_stream`).
 
 Always true: the bytes of a request count from its arrival to its response, those of a response
-until it is sent; a request beyond the budget gets BUSY before its entries are decoded, but for
-recovery's, which have a reserve.
+until it is sent; a request beyond the budget gets BUSY before its entries are decoded, except one
+of a recovery, which has a reserve.
 
 Always true of a stream:
 - each response is one of `Bookie.handle` to a read that begins where the one before stopped, so
-  whatever holds for Read (who may read, what is unknown, budgets, BUSY) holds here;
+  the rules of Read (rights, unknown entries, budgets, BUSY) hold here;
 - bytes are sent only on credit; at most one response is read ahead of the one being sent, and
-  counts in the budget for responses from the moment it is there;
-- nothing follows the response that ends the range or is not OK; the stream itself is ended by the
-  caller: one that ended while the caller sends more credit would look broken to it.
+  counts in the budget for responses from the moment that it exists;
+- nothing follows the response that ends the range or is not OK; the caller ends the stream: if the
+  bookie ended it while the caller sends more credit, it would look broken to the caller.
 
-grpc is not needed here: what carries the messages is the caller's affair.
+grpc is not needed here: the caller carries the messages.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 
-REQUEST_OVERHEAD_BYTES = 2048  # what Python and gRPC keep for a call, however small
+REQUEST_OVERHEAD_BYTES = 2048  # memory of Python and gRPC for a call, however small
 STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))
 """The response to Info before the bookie is ready."""
 
 
 class EncodedResponse(NamedTuple):
-    """The `size` bytes of a response; call `sent` once, when they have left or never will."""
+    """A response of `size` bytes; call `sent` once, when they have left or never will."""
 
     buffers: Sequence[Buffer]
     size: int
@@ -42,16 +42,16 @@ class EncodedResponse(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        """All of them, copied."""
+        """A copy of all bytes."""
         return b"".join(self.buffers)
 
 
 async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
-    """Carry out the request of bookie.proto's `method`; the bytes of the response count
-    as under way until they are `sent`.
+    """Carry out the request of bookie.proto's `method`; the bytes of the response count as under
+    way until they are `sent`.
 
-    Bytes that are no such request get BAD_REQUEST (to Add: no results at all). Raises
-    ValueError when there is no such method.
+    A malformed request gets BAD_REQUEST (to Add: no results at all). Raises ValueError when there
+    is no such method.
     """
     size = len(request) + REQUEST_OVERHEAD_BYTES
     bookie.received.take(size)
@@ -85,7 +85,7 @@ def encoded_response(bookie: Bookie, response: m.Response) -> EncodedResponse:
 
 
 def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Response | None:
-    """BUSY for everything in a request, whose `size` is counted already, that there is no room for.
+    """BUSY for all of a request without room, whose `size` is counted already; None: it has room.
     Raises BadMessage."""
     received = bookie.received
     if received.fits(size) or method == "Info":  # Info always gets its response
@@ -95,7 +95,7 @@ def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Respo
     if method == "Add":
         count, recovery = codec.glance_at_adds(request)
         refusal = m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * count)
-    else:  # small: it is decoded to see whose it is
+    else:  # small: it is decoded to see whether it is a recovery's
         recovery = getattr(codec.decode_request(method, request), "fence", True)
         refusal = m.METHODS[method][1](status=Status.BUSY, retry_after_ms=wait_ms)
     return None if received.fits(size, recovery=recovery) else refusal
@@ -110,13 +110,13 @@ def _bad_request(method: str, reason: str) -> m.Response:
 
 
 class Credit:
-    """What the caller of a stream has sent: the range to be read, and bytes that may be sent."""
+    """What the caller of a stream has sent: the range to read, and how many bytes may be sent."""
 
     def __init__(self) -> None:
         self.left = 0
         self.read: m.ReadRequest | None = None
         self.ended = False
-        """By the caller, or by a message that is none."""
+        """By the caller, or by a malformed message."""
         self._begun = False
         self._news = asyncio.Event()
 
@@ -134,18 +134,18 @@ class Credit:
         self._news.set()
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """No more messages come."""
         self.ended = True
         self._news.set()
 
     async def wait(self) -> bool:
-        """Wait for credit; False: there is none, and none will come."""
+        """Wait for credit; False: none is left, and no more will come."""
         while self.left <= 0 and not self.ended:
             await self._wait()
         return self.left > 0
 
     async def begun(self) -> m.ReadRequest | None:
-        """The range to be read, when the first message came; None: it has none."""
+        """The range to read, when the first message came; None: the message has none."""
         while not self._begun and not self.ended:
             await self._wait()
         return self.read
@@ -161,7 +161,7 @@ class Credit:
 
 
 async def hear(requests: AsyncIterator[Buffer], credit: Credit) -> None:
-    """Put all that comes."""
+    """Put all messages."""
     try:
         async for data in requests:
             credit.put(data)
@@ -199,7 +199,7 @@ async def serve_stream(
                 return
             request = following
     finally:
-        if reading is not None:  # not wanted: give back what it holds
+        if reading is not None:  # not needed any more: give back its bytes
             reading.cancel()
             (dropped,) = await asyncio.gather(reading, return_exceptions=True)
             if isinstance(dropped, _StreamResponse):
@@ -207,7 +207,7 @@ async def serve_stream(
 
 
 class _StreamResponse(NamedTuple):
-    """A response made ready to be sent; `following` reads on, None: there is nothing more."""
+    """A response made ready to be sent; `following` reads on, None: the range has ended."""
 
     request: m.ReadRequest
     encoded: EncodedResponse

@@ -1,20 +1,20 @@
-"""How a bookie is found: its node in the metadata store, kept true while it serves
+"""How clients find a bookie: its node in the metadata store, kept true while it serves
 (`Registration`); and whether another process serves as this bookie already (`refuse_beside_twin`):
-on a copy of its directories, for the lock on the directories themselves is ours.
+on a copy of its directories, as this process holds the lock on the directories themselves.
 
-Always true of the node: at most one of /bookies/available/<id> and /bookies/readonly/<id> stays, it
-is owned by our session, and the new one is there before the old one goes; what changes is published
-at once, free space every `refresh_s`; a node left by an earlier session of this bookie is replaced,
-once it was asked who that is; one that names another address once we are registered is told as an
-error: another process serves from a copy of our directories; a lost session is made good as soon as
-there is a new one; none is made while `may_register` is not true, as of a metadata store that went
-back in time (ledgers/lineage.py): it is asked again every RETRY_S. /bookies/known/<id> is written
-once and never deleted here.
+Always true of the node: at most one of /bookies/available/<id> and /bookies/readonly/<id> stays,
+our session owns it, and the new node is there before the old one goes; changes are published at
+once, free space every `refresh_s`; a node that an earlier session of this bookie left is replaced,
+after the process behind it was asked for its id; a node that names another address once we are
+registered is logged as an error: another process serves from a copy of our directories; after a
+lost session the bookie registers as soon as a new session is there. It does not register while
+`may_register` is False, as in a metadata store that went back in time (ledgers/lineage.py), and
+tries again every RETRY_S. /bookies/known/<id> is written once and never deleted here.
 
-Always true of a twin: the process registered under our id is asked, by frames, before any start is
-refused; one that does not respond, or responds with another identity, is a dead predecessor. One
-that registered no frames, as an earlier version could, cannot be asked: it counts as running until
-its registration goes.
+Always true of a twin: before a start is refused, the process that is registered under our id is
+asked for its id, by frames. A process that does not respond, or responds with another id, is a dead
+predecessor. A process that registered no frames, as an earlier version could, cannot be asked: it
+counts as running until its registration goes.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from spark_ledger.metadata.store_calls import read
 VERSION = 1
 RETRY_S = 1.0
 DEREGISTER_TIMEOUT_S = 1.0
-"""A store that hangs is not waited for: the end of the session deregisters the node."""
+"""The stop does not wait for a store that hangs: the end of the session deregisters the node."""
 log = logging.getLogger(__name__)
 
 
@@ -62,8 +62,9 @@ async def always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What changes while a bookie runs. Space is that of the ledger directories that live;
-    `readonly_reason` is empty when it is writable, `degraded` names the directories it lost."""
+    """The parts of a registration that change while a bookie runs. Space is that of the living
+    ledger directories; `readonly_reason` is empty while the bookie is writable, `degraded` names
+    the directories that it lost."""
 
     free_bytes: int
     total_bytes: int
@@ -95,24 +96,24 @@ class Registration:
         self._refresh_s = refresh_s
         self._may_register = may_register
         self.registered = False
-        """As of the last time it was published."""
+        """As of the last publication."""
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, first_seen_ms: int) -> None:
-        """Registered when it returns, unless it may not be yet, and kept so until `stop`. Raises
-        StoreError."""
+        """Register, unless `may_register` is False, and keep the bookie registered until `stop`.
+        Raises StoreError."""
         await self._remember(first_seen_ms)
         self._store.add_session_listener(self._heard_of_session)
         await self._publish()
         self._keeper = asyncio.create_task(self._keep(), name="registration")
 
     def publish_soon(self) -> None:
-        """What `standing` says has changed: do not wait for the next refresh."""
+        """`standing` has changed: do not wait for the next refresh."""
         self._changed.set()
 
     async def stop(self) -> None:
-        """Clients find this node no more; gives up after DEREGISTER_TIMEOUT_S."""
+        """Deregister; gives up after DEREGISTER_TIMEOUT_S."""
         if self._keeper is None:
             return
         self._keeper.cancel()
@@ -152,7 +153,7 @@ class Registration:
         return self._refresh_s if self.registered else min(RETRY_S, self._refresh_s)
 
     async def _publish(self) -> None:
-        """Make what the store says of us true: first the new place, then away with the other."""
+        """Make our node in the store true: first write it in its folder, then remove the other."""
         standing = await self._standing()
         here, there = paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY
         if standing.readonly_reason:
@@ -163,10 +164,10 @@ class Registration:
             await self._remove(there)
 
     async def _is_registered(self) -> bool:
-        """By this session."""
+        """Whether this session registered the bookie."""
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
-            found = await read(self._store, f"{folder}/{self._id}")
-            if found is not None and found.owner == self._store.session_id:
+            node = await read(self._store, f"{folder}/{self._id}")
+            if node is not None and node.owner == self._store.session_id:
                 return True
         return False
 
@@ -187,23 +188,23 @@ class Registration:
         return _json(record)
 
     async def _put(self, path: str, value: bytes) -> None:
-        found = await read(self._store, path)
-        if found is None:
+        node = await read(self._store, path)
+        if node is None:
             await self._store.create(path, value, ephemeral=True, parents=True)
-        elif found.owner != self._store.session_id:
-            address = registered(found.value)[0]
+        elif node.owner != self._store.session_id:
+            address = registered(node.value)[0]
             if self._keeper is not None and address not in ("", self.address):
                 log.error(
                     "another process registered as this bookie %s, at %s: it serves from a copy of"
-                    " our directories; stop one of the two now, readers may be told of lost"
-                    " entries",
+                    " our directories; stop one of the two now: readers may get entries as absent"
+                    " that the other acknowledged",
                     self._id,
                     address,
                 )
-            await self._store.delete(path, found.version)
+            await self._store.delete(path, node.version)
             await self._store.create(path, value, ephemeral=True)
-        elif found.value != value:
-            await self._store.set(path, value, found.version)
+        elif node.value != value:
+            await self._store.set(path, value, node.version)
 
     async def _remove(self, folder: str) -> None:
         with contextlib.suppress(NoNode):
@@ -211,19 +212,19 @@ class Registration:
 
     async def _remember(self, first_seen_ms: int) -> None:
         path = f"{paths.BOOKIES_KNOWN}/{self._id}"
-        known = {
+        record = {
             "address": self.address,
             "frames": self.frames,
             "first_seen_ms": first_seen_ms,
         }
         try:
-            await self._store.create(path, _json(known), parents=True)
+            await self._store.create(path, _json(record), parents=True)
         except NodeExists:
-            found = await self._store.get(path)
+            node = await self._store.get(path)
             with contextlib.suppress(ValueError, KeyError, TypeError):  # else it is seen anew
-                known["first_seen_ms"] = int(json.loads(found.value)["first_seen_ms"])
-            if _json(known) != found.value:
-                await self._store.set(path, _json(known), found.version)
+                record["first_seen_ms"] = int(json.loads(node.value)["first_seen_ms"])
+            if _json(record) != node.value:
+                await self._store.set(path, _json(record), node.version)
 
 
 def _json(record: dict[str, object]) -> bytes:
@@ -234,7 +235,7 @@ RESPONSE_S = 3.0
 _INFO_BYTES_MAX = 1 << 20
 
 WhoIs = Callable[[str], Awaitable[str]]
-"""The id of the bookie that speaks frames at an address; empty: none does."""
+"""The id of the bookie that speaks frames at an address; empty: no bookie does."""
 
 
 async def refuse_beside_twin(
@@ -242,11 +243,11 @@ async def refuse_beside_twin(
 ) -> None:
     """Raises WrongDisks when a bookie at another address than ours has our id; StoreError."""
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
-        found = await read(store, f"{folder}/{bookie_id}")
-        if found is None:
+        node = await read(store, f"{folder}/{bookie_id}")
+        if node is None:
             continue
-        there, frames = registered(found.value)
-        if found.owner == store.session_id or there in ("", address):
+        there, frames = registered(node.value)
+        if node.owner == store.session_id or there in ("", address):
             continue
         if not frames or await who_is(frames) == bookie_id:
             raise WrongDisks(
@@ -256,14 +257,14 @@ async def refuse_beside_twin(
 
 
 def registered(record: bytes) -> tuple[str, str]:
-    """The addresses of gRPC and of frames; empty where the record says none."""
+    """The addresses of gRPC and of frames in the record; empty if it has none."""
     try:
-        found = json.loads(record)
+        fields = json.loads(record)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        fields = None
+    if not isinstance(fields, dict):
         return "", ""
-    return str(found.get("address", "")), str(found.get("frames", ""))
+    return str(fields.get("address", "")), str(fields.get("frames", ""))
 
 
 async def who_is(frames: str) -> str:
@@ -273,11 +274,11 @@ async def who_is(frames: str) -> str:
 
 
 async def stored_at(store: MetadataStore, request: StoredRequest) -> StoredResponse | None:
-    """What the bookie that the request names responds; None: it is not registered, or gives no
+    """The response of the bookie that the request names; None: it is not registered, or gives no
     response. Raises StoreError."""
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
-        found = await read(store, f"{folder}/{request.bookie_id}")
-        frames = "" if found is None else registered(found.value)[1]
+        node = await read(store, f"{folder}/{request.bookie_id}")
+        frames = "" if node is None else registered(node.value)[1]
         if frames:
             response = await _responded(frames, "Stored", request)
             return response if isinstance(response, StoredResponse) else None
@@ -287,7 +288,7 @@ async def stored_at(store: MetadataStore, request: StoredRequest) -> StoredRespo
 async def _responded(
     frames: str, method: str, request: InfoRequest | StoredRequest
 ) -> Response | None:
-    """None: nothing there responds as a bookie does."""
+    """The response at the address; None: nothing there responds as a bookie does."""
     try:
         async with asyncio.timeout(RESPONSE_S):
             return await _call(frames, method, request)

@@ -1,14 +1,14 @@
-"""Whether another process serves as this bookie, on a copy of its directories, while this one could
-not be asked (it was paused, cut off, or not started).
+"""Whether another process served as this bookie, on a copy of its directories, while this one did
+not respond (it was paused, cut off, or not started).
 
 Always true: a start draws a token and writes it to the directories before it publishes it in
 /bookies/starts/<id>, and before the bookie registers or serves; so a token there that these
-directories do not know is another process's, and never one of an earlier run of this one. Who meets
-one gives no negative response from then on, durably: every ledger is in limbo, for the other may
-have acknowledged what is not here (ledgers/limbo.py). It publishes another token of its own, by
-which the other process finds out too, and ends SECOND_S later, whatever it finds then: both of a
-pair end. A start that finds such a token does not end, for it may be what is left of a pair; its
-own token ends the other if that still runs.
+directories lack is another process's, and never one of an earlier run of this one. A process that
+meets such a token gives no negative response from then on, durably: every ledger is in limbo, as
+the other process may have acknowledged entries that are missing here (ledgers/limbo.py). It
+publishes another token of its own, which the other process then meets, and ends SECOND_S later
+whatever it reads then: both of a pair end. A start that meets such a token does not end, as the
+other of the pair may have ended; if that one still runs, the start's own token ends it.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """What the store has. `twin`: two processes served as this bookie, and have ended since."""
+    """The store's record of a start. `twin`: two processes served as this bookie, and have ended
+    since."""
 
     number: int
     token: str
@@ -49,7 +50,7 @@ class Start(NamedTuple):
 
 
 class TwinWatch:
-    """Of one bookie. `draw` gives a random token."""
+    """The watch of one bookie. `draw` gives a random token."""
 
     def __init__(
         self,
@@ -73,27 +74,27 @@ class TwinWatch:
         return cls(store, bookie_id, disks, await kept.read(disks, bookie_id))
 
     async def begin(self) -> bool:
-        """Draw and publish the token of this start; whether another process served as this bookie
-        since the last one: then every ledger is to be doubted before anything is served. Raises
-        StoreError, DiskFailed."""
+        """Draw and publish the token of this start. Returns whether another process served as this
+        bookie since the last start: then every ledger is to be doubted before the bookie serves.
+        Raises StoreError, DiskFailed."""
         await self._store.sync(self._path)
-        found = await read(self._store, self._path)
-        foreign = self._is_foreign(found)
-        await self._publish(found, twin=False)
+        node = await read(self._store, self._path)
+        foreign = self._is_foreign(node)
+        await self._publish(node, twin=False)
         return foreign
 
     async def run(self, doubt: Callable[[], Awaitable[None]]) -> None:
-        """Look until another process's token is met. Then `doubt` every ledger, and raise
+        """Look until another process's token is there. Then `doubt` every ledger, and raise
         WrongDisks SECOND_S later."""
         while True:
             try:
-                found = await read_watched(self._store, self._path, self._wake.set)
-                if self._is_foreign(found):
+                node = await read_watched(self._store, self._path, self._wake.set)
+                if self._is_foreign(node):
                     break
             except StoreError as failure:
-                _log.warning("whether another process serves as this bookie: %r", failure)
+                _log.warning("the look for another process as this bookie failed: %r", failure)
             except Exception:
-                _log.exception("a defect: whether another process serves as this bookie")
+                _log.exception("a defect: the look for another process as this bookie failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
@@ -105,7 +106,7 @@ class TwinWatch:
         _log.error("%s", text)
         await doubt()
         with contextlib.suppress(StoreError, DiskFailed):
-            await self._publish(found, twin=True)
+            await self._publish(node, twin=True)
         await asyncio.sleep(SECOND_S)
         raise WrongDisks(text)
 
@@ -114,8 +115,8 @@ class TwinWatch:
         return start is not None and not self._own.knows(start.number, start.token)
 
     async def _publish(self, node: Versioned | None, *, twin: bool) -> None:
-        """Another token, on the directories first. What another process wrote meanwhile stays
-        foreign to the next look."""
+        """Publish another token, on the directories first. A token that another process wrote
+        meanwhile stays foreign to the next look."""
         start = None if node is None else decode(node.value)
         number = max(self._own.newest, 0 if start is None else start.number) + 1
         own = self._own.with_start(number, self._draw())
@@ -143,7 +144,7 @@ class TwinWatch:
 async def read_watched(
     store: MetadataStore, path: str, changed: Callable[[], None]
 ) -> Versioned | None:
-    """The node, or None; `changed` is called when to read again. Raises StoreError."""
+    """The node, or None; `changed` is called when it may have changed. Raises StoreError."""
     await store.sync(path)
     with contextlib.suppress(NoNode):
         return await store.get(path, changed)
@@ -156,7 +157,7 @@ def encode(start: Start) -> bytes:
 
 
 def decode(value: bytes) -> Start | None:
-    """None: it is damaged, and says nothing."""
+    """The start; None if the value is damaged."""
     try:
         plain = json.loads(value)
         return Start(int(plain["number"]), str(plain["token"]), bool(plain.get("twin", False)))
