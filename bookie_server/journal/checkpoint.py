@@ -1,10 +1,10 @@
-"""The checkpoint: for each journal directory, the position before which nothing is needed any more.
+"""The checkpoint: for each journal directory, the position before which no record is needed.
 
-Always true: each mark by itself is a statement about all stores of the node: everything before it
-is durable in every ledger directory that lives. So marks are never compared with each other
-(BK#4844), of several copies the furthest mark of each journal is right, and none moves back
-(BK#4105). It is written only by LedgerStorage, to every living ledger directory; a copy is replaced
-whole (temporary file, sync, rename, folder sync), so there is the old one or the new.
+Always true: each mark by itself is a statement about all stores of the node: every record before it
+is durable in every ledger directory that lives. So marks of two journals are never compared
+(BK#4844), of several copies the furthest mark of each journal is right, and no mark moves back
+(BK#4105). Only LedgerStorage writes the checkpoint, to every living ledger directory; a copy is
+replaced whole (temporary file, sync, rename, folder sync), so there is the old one or the new.
 docs/formats.md has the picture.
 """
 
@@ -28,9 +28,10 @@ _VERSION_1 = struct.Struct("<4sHHQQ")
 
 
 class Mark(NamedTuple):
-    """Of one journal directory. `retired`: nothing in it is needed, nor ever will be: it may be
-    missing; if it is there it is not replayed. `missed`: retired because it was missing at a start,
-    which put every ledger in limbo: if it is there it is replayed after all (start/replayed.py)."""
+    """The mark of one journal directory. `retired`: none of its records is needed, nor ever will
+    be: the directory may be missing, and is not replayed if it is there. `missed`: retired because
+    it was missing at a start, which put every ledger in limbo: if it is there again, it is replayed
+    after all (start/replayed.py)."""
 
     position: Position
     retired: bool = False
@@ -57,7 +58,7 @@ def encode(marks: Marks) -> bytes:
 
 
 def decode(data: bytes, first_journal: str) -> Marks:
-    """`first_journal` is whose mark a file of version 1 holds. Raises BadCheckpoint."""
+    """`first_journal`: the journal whose mark a file of version 1 holds. Raises BadCheckpoint."""
     body = data[: -_CRC.size]
     if len(body) < _HEAD.size or _CRC.unpack(data[-_CRC.size :])[0] != crc32c(body):
         raise BadCheckpoint("the checkpoint is cut short, or its CRC does not match")
@@ -84,10 +85,10 @@ def _decode_items(body: bytes) -> Marks:
     return marks
 
 
-def furthest(one: Marks, other: Marks) -> Marks:
-    """Of each journal the mark that says more."""
-    names = [*one, *(name for name in other if name not in one)]
-    return {n: max(each[n] for each in (one, other) if n in each) for n in names}
+def furthest(first: Marks, second: Marks) -> Marks:
+    """The further mark of each journal."""
+    names = [*first, *(name for name in second if name not in first)]
+    return {n: max(marks[n] for marks in (first, second) if n in marks) for n in names}
 
 
 async def write(disk: Disk, marks: Marks) -> None:
@@ -97,7 +98,7 @@ async def write(disk: Disk, marks: Marks) -> None:
 
 
 async def read(disk: Disk, first_journal: str) -> Marks | None:
-    """The marks, None when none were ever written. Raises BadCheckpoint, DiskFailed."""
+    """The marks; None if no checkpoint was written. Raises BadCheckpoint, DiskFailed."""
     try:
         return decode(await read_file(disk, PATH), first_journal)
     except NoSuchFile:

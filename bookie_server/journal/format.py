@@ -1,13 +1,14 @@
-"""The bytes of a journal segment, and what can be read from a damaged one.
+"""The bytes of a journal segment, and the records that can be read from a damaged one.
 
 Always true:
 - a segment is a file header and batches; file header and batches start at multiples of 4096, so a
   new batch never rewrites a block that holds acknowledged bytes;
-- the file header says how long the file was made: one that is shorter was cut;
-- a batch is what one sync makes durable; its header says up to where the journal was synced when
-  it was written, so bad bytes below that are damage and bad bytes beyond it a torn write;
-- every header has a CRC, and names the file and the position it was written to, so bytes of
-  another file or another place are never taken for records;
+- the file header has the length with which the file was made: a shorter file was cut;
+- a batch is the records that one sync makes durable; its header has the position up to which the
+  journal was synced when the batch was written: bad bytes below it are damage, bad bytes beyond it
+  a torn write;
+- every header has a CRC, its file and its position, so bytes of another file or another place
+  never count as records;
 - an entry's record carries the payload's CRC from the entry's own header: one CRC pass per hop.
 
 docs/formats.md has the pictures. All integers are little-endian.
@@ -45,7 +46,7 @@ assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
 
 
 class RecordKind(IntEnum):
-    """What a record says; the numbers are on disk."""
+    """The kinds of records; the numbers are on disk."""
 
     ENTRY = 1  # body: the entry
     LEDGER = 2  # body: the ledger's state (index.encode_ledger_state)
@@ -62,7 +63,7 @@ class Position(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One thing the journal remembers. `body_crc`: of an entry its payload's, else the body's."""
+    """A record of the journal. `body_crc`: of an entry its payload's, else the body's."""
 
     kind: RecordKind
     ledger_id: int
@@ -72,7 +73,7 @@ class Record(NamedTuple):
 
 
 class BatchHeader(NamedTuple):
-    """`records_bytes` are the bytes of the records, padding not counted. All before `synced` was
+    """`records_bytes` are the bytes of the records, without padding. All bytes before `synced` were
     durable when the batch was written."""
 
     file_id: int
@@ -89,8 +90,8 @@ class BatchHeader(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Bytes of the batch at `position` that cannot be read. `ledger_id` and `kind` are None when
-    the bytes do not even say whose they are."""
+    """Unreadable bytes of the batch at `position`. `ledger_id` and `kind` are None if the bytes do
+    not name their ledger."""
 
     position: Position
     ledger_id: int | None
@@ -99,7 +100,7 @@ class Suspect(NamedTuple):
 
 
 class BadJournal(Exception):
-    """Bytes that are no such structure of a journal."""
+    """Bytes that do not parse as the expected structure of a journal."""
 
 
 def body_crc(body: Buffer) -> int:
@@ -130,7 +131,7 @@ def encode_batch(
     file_id: int, offset: int, batch_no: int, synced: Position, records: Sequence[Record]
 ) -> list[Buffer]:
     """The buffers of a batch to be written at `offset`; bodies are passed on, not copied. Column by
-    column, since a step of Python for each record is what a batch of small ones costs most."""
+    column: a step of Python for each record would be the largest cost of a batch of small ones."""
     kinds, ledger_ids, entry_ids, bodies, crcs = zip(*records, strict=True)
     sizes = list(map(len, bodies))
     starts = [RECORD_HEADER_BYTES + size for size in sizes]
@@ -155,17 +156,19 @@ def encode_batch(
 
 
 def decode_file_header(data: Buffer, file_id: int) -> int:
-    """How long the file was made; of version 1, which does not say, the least: its header's block.
+    """The length with which the file was made; of version 1, which has none, its header's block.
 
     Raises BadJournal when these are not the first bytes of segment `file_id`.
     """
     if len(data) < _FILE.size + _CRC.size:
         raise BadJournal("the segment is shorter than its header")
-    magic, version, _, found, segment_bytes = _FILE.unpack_from(data)
+    magic, version, _, named_id, segment_bytes = _FILE.unpack_from(data)
     if not _crc_matches(data, 0, _FILE_1.size if version == 1 else _FILE.size):
         raise BadJournal("the segment header's CRC does not match")
-    if (magic, found) != (FILE_MAGIC, file_id) or version not in (1, FILE_VERSION):
-        raise BadJournal(f"segment {file_id} says {magic!r} version {version} file {found}")
+    if (magic, named_id) != (FILE_MAGIC, file_id) or version not in (1, FILE_VERSION):
+        raise BadJournal(
+            f"the header of segment {file_id} names {magic!r} version {version} file {named_id}"
+        )
     return BLOCK_BYTES if version == 1 else int(segment_bytes)
 
 
@@ -184,9 +187,9 @@ def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:
 
 
 def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list[Suspect]]:
-    """The whole records of a batch, and what cannot be read. `data` starts at the batch's header.
+    """The whole records of a batch, and its unreadable bytes. `data` starts at the batch's header.
 
-    A damaged body costs its record; a damaged record header costs all that follows in the batch.
+    A damaged body costs its record; a damaged record header costs the rest of the batch.
     """
     view = memoryview(data)
     records: list[Record] = []
@@ -212,11 +215,11 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
 def _take_entries(
     view: memoryview, at: int, end: int, batch: BatchHeader, records: list[Record]
 ) -> int:
-    """Take the whole entries from `at` on; where something else begins is returned.
+    """Take the whole entries from `at` on; returns where something else begins.
 
-    A journal is nearly all whole entries, so this is made of few steps and says no more than yes:
-    whatever is not as usual in any field or CRC is left to the caller, who judges it. All three
-    CRCs are needed: none covers what another one does (record header, entry header, payload).
+    A journal is nearly all whole entries, so this takes few steps for them: a record with an
+    unusual field or CRC is left to the caller, which judges it. All three CRCs are needed: each
+    covers other bytes (record header, entry header, payload).
     """
     unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, RecordKind.ENTRY
     shift, file_id, batch_no = batch.offset, batch.file_id, batch.batch_no
@@ -266,7 +269,7 @@ def _decode_record_header(data: memoryview, batch: BatchHeader, at: int) -> tupl
 
 
 def _damage_of_body(record: Record, length: int) -> str:
-    """Why the body is not what was written; empty when it is."""
+    """Why the body is not the one that was written; empty if it is."""
     if len(record.body) < length:
         return "the segment ends inside a record"
     if record.kind is not RecordKind.ENTRY:

@@ -1,14 +1,14 @@
-"""Reading a journal at a start: its records, and what of it is torn or damaged (`Replay`); a
-segment from its start to its end in large pieces, the next one ahead of need, and any file around
-its bad blocks (`SegmentReader`).
+"""Reading a journal at a start: its records, and its torn or damaged bytes (`Replay`); a segment
+from its start to its end in large pieces, the next one ahead of need, and any file around its bad
+blocks (`SegmentReader`).
 
-Always true: two pieces are in memory, and what is handed out is a view into one, or a copy where it
-is small: a batch is followed by zeros up to the next multiple of 4096, which whoever keeps an entry
-of it must not keep as well. A piece begins where a batch does, so that few batches span two. What
-the disk cannot read is, block by block, bytes that nobody wrote (`UNREADABLE`), which whoever
-decodes them finds damaged, and `unreadable_end` tells from a torn write: one bad sector costs its
-block and not the segment. After BAD_BLOCKS_MAX of them the rest of the segment is not tried any
-more, and a read that hangs is not repeated at all: a start ends in time.
+Always true: two pieces are in memory, and a read gives a view into one, or a copy if it is small:
+zeros follow a batch up to the next multiple of 4096, and a caller that keeps an entry of a small
+batch must not keep the zeros as well. A piece begins where a batch does, so that few batches span
+two. A block that the disk cannot read is handed out as bytes that no bookie writes (`UNREADABLE`):
+decoding finds them damaged, and `unreadable_end` shows that they are no torn write; one bad sector
+costs its block and not the segment. After BAD_BLOCKS_MAX of them the rest of the segment is not
+tried any more, and a read that hangs is not repeated at all: a start ends in time.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from bookie_server.journal.format import (
 from bookie_server.journal.writer import segment_ids, segment_path
 
 PIECE_BYTES = 8 << 20
-AHEAD_BYTES = PIECE_BYTES // 8  # the next piece is asked for when so much is left; read twice
+AHEAD_BYTES = PIECE_BYTES // 8  # the next piece is read when so much is left, which is read twice
 UNREADABLE = b"\xff"
 BAD_BLOCKS_MAX = 64
-COPIED_BYTES_MAX = 64 << 10  # beyond it the zeros are less than a sixteenth of what is kept
+COPIED_BYTES_MAX = 64 << 10  # beyond it the zeros are less than a sixteenth of the batch
 _SCAN_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
 class _Piece(NamedTuple):
-    """`ends`: the file does, where it does."""
+    """A piece of a segment. `ends`: the file ends where the piece does."""
 
     start: int
     data: memoryview
@@ -57,41 +57,41 @@ class _Piece(NamedTuple):
 
 
 class SegmentReader:
-    """One segment; to be closed before its file is."""
+    """Reads one segment; to be closed before its file is."""
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.unreadable_end = 0
-        """Where the last of what could not be read ends; 0: all could."""
+        """Where the last unreadable block ends; 0: all blocks could be read."""
         self._bad_blocks: dict[int, None] = {}
         self._piece = _Piece(0, memoryview(b""), False)
         self._next: asyncio.Task[_Piece] | None = None
 
     async def read(self, at: int, length: int, following: int | None = None) -> memoryview:
-        """As read_around; `following`: where what is asked for after it begins, if it is known.
+        """As read_around; `following`: where the next read will begin, None if that is unknown.
 
         Raises DiskHung.
         """
         if not self._piece.holds(at, length):
             await self._move_to(at, length)
         start, data, ends = self._piece
-        found = data[at - start : at - start + length]
+        view = data[at - start : at - start + length]
         if following is not None and self._next is None and not ends:
             self._read_ahead(following, length, start + len(data) - following)
-        return memoryview(bytes(found)) if length <= COPIED_BYTES_MAX else found
+        return memoryview(bytes(view)) if length <= COPIED_BYTES_MAX else view
 
     def _read_ahead(self, start: int, length: int, left: int) -> None:
         if left < max(length, AHEAD_BYTES):
             self._next = asyncio.ensure_future(self._read(start, max(length, PIECE_BYTES)))
 
     async def close(self) -> None:
-        """Nothing reads the file when this returns, but a thread that hangs."""
+        """When this returns, no read of the file is under way, except in a thread that hangs."""
         with contextlib.suppress(DiskHung):
             await self._take_next()
 
     async def read_around(self, start: int, length: int) -> bytes:
-        """As File.read, with UNREADABLE for the blocks that cannot be read. They are searched for
-        by halves: few reads where few are bad. Raises DiskHung."""
+        """As File.read, with UNREADABLE for the blocks that cannot be read. These are found by
+        halves: few bad blocks take few reads. Raises DiskHung."""
         end = min(start + length, self.file.end)
         if len(self._bad_blocks) >= BAD_BLOCKS_MAX:
             return self._unreadable(start, end)
@@ -139,32 +139,32 @@ class Ending(Enum):
     """How the node's last run ended, as far as its journal shows."""
 
     CLEAN = "clean"
-    """Sealed, with nothing after it; or there never was a run."""
+    """The journal is sealed, with nothing after the seal; or there never was a run."""
     UNCLEAN = "unclean"
-    """Not sealed: what a ledger of page-cache durability acknowledged last may be gone."""
+    """Not sealed: entries that a page-cache ledger acknowledged last may be gone."""
     TORN = "torn"
-    """Not sealed, and there are bytes beyond the synced ones that cannot be read: a write that was
-    torn, or rot in one that was acknowledged."""
+    """Not sealed, and bytes beyond the synced ones cannot be read: a torn write, or damage of a
+    write that was acknowledged."""
 
 
 class Replay:
     """Reads the segments at and after a mark.
 
-    Iterate `records()` to the end; then `damage` are the unreadable bytes below a position known
-    to be synced (acknowledged data may be lost), `torn` those beyond it (a write that was not
-    synced: acknowledged in the page-cache lane only), `ending` says how the last run ended, and
-    `end` is where the journal ends. No crash cuts a segment short or makes a block unreadable: what
-    cannot be read in such a segment is damage wherever it lies.
+    Iterate `records()` to the end; then `damage` are the unreadable bytes below a position that was
+    surely synced (acknowledged data may be lost), `torn` those beyond it (a write that was not
+    synced: acknowledged in the page-cache lane only), `ending` is how the last run ended, and `end`
+    is where the journal ends. No crash cuts a segment short or makes a block unreadable: in such a
+    segment all unreadable bytes are damage.
     """
 
     def __init__(self, disk: Disk, mark: Position | None) -> None:
         self._disk = disk
         self._known_synced = mark or Position(0, 0)
-        self._synced_in: dict[int, int] = {}  # by segment: the highest offset said to be synced
+        self._synced_in: dict[int, int] = {}  # by segment: the highest synced offset in batches
         self._mark = mark
         self._suspects: list[Suspect] = []
         self._missing: list[Suspect] = []
-        self._no_crash: dict[int, None] = {}  # segments with what no crash does
+        self._no_crash: dict[int, None] = {}  # segments with harm that no crash does
         self._sealed = False
         self.end = self._known_synced
         self.file_ids: list[int] = []
@@ -191,8 +191,8 @@ class Replay:
         return below or suspect.position.file_id in self._no_crash
 
     def _ends_early(self, end: Position) -> bool:
-        """Whether more of the segment was synced than can be read; a full one ends where the
-        first batch of the next says."""
+        """Whether more of the segment was synced than can be read; the first batch of the next
+        segment has the end of a full one."""
         return end.offset < self._synced_in.get(end.file_id, 0)
 
     async def records(self) -> AsyncIterator[list[Record]]:
@@ -241,21 +241,21 @@ class Replay:
 
     def _note_synced(self, synced: Position) -> None:
         self._known_synced = max(self._known_synced, synced)
-        known = self._synced_in.get(synced.file_id, 0)
-        self._synced_in[synced.file_id] = max(known, synced.offset)
+        earlier = self._synced_in.get(synced.file_id, 0)
+        self._synced_in[synced.file_id] = max(earlier, synced.offset)
 
     async def _next_batch(self, reader: SegmentReader, file_id: int, at: int) -> BatchHeader | None:
-        """The batch at `at`, or the next one that can be found after bytes that are none."""
+        """The batch at `at`, or the next one after bytes that are no batch."""
         try:
             return decode_batch_header(await reader.read(at, BATCH_HEADER_BYTES), file_id, at)
         except BadJournal as error:
             if not await self._is_written(reader, at):
-                return None  # the rest of nearly every segment: there is nothing to search
+                return None  # so nearly every segment ends: there is nothing to search
             self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
             return await self._search_batch(reader, file_id, at + BLOCK_BYTES)
 
     async def _is_written(self, reader: SegmentReader, at: int) -> bool:
-        """Whether there is anything from `at` on but the zeros of reserved space."""
+        """Whether any byte from `at` on is not a zero of reserved space."""
         while data := await reader.read_around(at, _SCAN_BYTES):
             if data != bytes(len(data)):
                 return True
@@ -276,8 +276,8 @@ class Replay:
 
 
 def _missing_of(head: Buffer, file_id: int, end: int) -> str:
-    """What the segment has lost, which begins with `head` and ends at `end`; empty: nothing that
-    shows. A header that is there and bad is no loss: each batch says by itself where it belongs."""
+    """What the segment that begins with `head` and ends at `end` has lost; empty: nothing that
+    shows. A damaged header is no loss: each batch has its own file and position."""
     if len(head) < BLOCK_BYTES or not any(head):
         return "the segment has lost its header"
     try:

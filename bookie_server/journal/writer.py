@@ -1,27 +1,28 @@
 """The journal: which records wait, group commit, segments.
 
 Always true:
-- the records of a ledger become durable in the order they were appended; a future is done only
-  after the sync that covers its records, in a segment whose name is durable;
+- the records of a ledger become durable in the order of their appends; a future is done only after
+  the sync that covers its records, in a segment whose name is durable;
 - only in the page-cache lane a future is done after the write: the sync follows within
-  page_cache_sync_s, and before anything of another lane is acknowledged or a segment is left;
+  page_cache_sync_s, and before an append of another lane is acknowledged or a segment is left;
   `synced` never runs ahead of the syncs;
-- batches gather by themselves: while one write + sync runs, what is appended meanwhile is the
-  next batch; there is no timer (but for the sync that follows);
+- batches gather by themselves: appends during a write + sync are the next batch; there is no timer
+  (except for the sync that follows a page-cache write);
 - the first failed write or sync, and a next segment that cannot be made, end the journal: all
-  that waits fails with JournalFailed, and nothing is accepted after it; for a next segment that
-  only lacks space there is another try until there is some;
-- a segment has its name only when its header is durable, and all of its length: one that is shorter
-  or has none is damaged. What a crash left half made has another name, and no number;
+  waiting appends fail with JournalFailed, and later ones are refused; if the next segment only
+  lacks space, the journal tries again until there is some;
+- a segment has its name only when its header and its whole length are durable: a shorter one, or
+  one without header, is damaged. A segment that a crash left half made has another name, and no
+  number;
 - after a restart a new segment is begun; an old one is only read (scan.py).
 
-Of what goes into the next batch:
+Of the records of the next batch:
 - records of one ledger leave in the order they came, whatever their lanes;
-- what came in the recovery lane leaves ahead of all that waits of other ledgers in other lanes;
-  what waits of its own ledger is moved ahead with it;
-- the oldest bulk goes along with every batch, or has the next one to itself, so recovery,
-  whatever it sends, starves no other;
-- an append's future is done when the last of its records is written as its lane asks, not before.
+- appends of the recovery lane leave ahead of all that wait of other ledgers in other lanes, and
+  take the waiting records of their own ledger with them;
+- the oldest bulk goes along with every batch, or has the next one to itself, so recovery, however
+  much it sends, starves no other lane;
+- an append's future is done when the last of its records is written as its lane requires.
 
 The next segment is made (space reserved, header and name synced) ahead of need.
 """
@@ -59,7 +60,8 @@ _log = logging.getLogger(__name__)
 
 
 class JournalFailed(Exception):
-    """The journal is dead: nothing more will be durable. The outcome of what waited is unknown."""
+    """The journal is dead: no further append becomes durable. The outcome of waiting appends is
+    unknown."""
 
 
 def segment_path(file_id: int) -> str:
@@ -73,7 +75,7 @@ async def segment_ids(disk: Disk) -> list[int]:
 
 
 class Ack:
-    """The waiter of an append: `parts` groups are still to be written."""
+    """The future of an append, of which `parts` groups are still to be written."""
 
     __slots__ = ("done", "parts")
 
@@ -92,8 +94,8 @@ class Ack:
 
 
 class Group(NamedTuple):
-    """Records of one ledger that are written in one batch; none: only somebody who waits for what
-    came before. `ledger_id` None: he waits for whatever is being written."""
+    """Records of one ledger that are written in one batch. An empty group is a barrier for its
+    ledger; with `ledger_id` None, for the batch being written."""
 
     ledger_id: int | None
     records: Sequence[Record]
@@ -103,8 +105,8 @@ class Group(NamedTuple):
 
 
 class JournalQueue:
-    """What waits to be written, and which of it the next batch takes. A group has at most
-    `group_bytes_max`, or one larger record; a batch has at most `batch_bytes_max`."""
+    """The records that wait to be written, and which of them the next batch takes. A group has at
+    most `group_bytes_max`, or one larger record; a batch has at most `batch_bytes_max`."""
 
     def __init__(self, group_bytes_max: int, batch_bytes_max: int) -> None:
         self._group_bytes_max = group_bytes_max
@@ -124,9 +126,9 @@ class JournalQueue:
         after: Sequence[int],
         done: asyncio.Future[None],
     ) -> int:
-        """Queue the records; returns their bytes. `done` is set when they are written, and what
-        was queued before of their ledgers and of the ledgers `after`; with neither records nor
-        ledgers, when all is that was queued before."""
+        """Queue the records; returns their bytes. `done` is set when they, and all earlier records
+        of their ledgers and of the ledgers `after`, are written; with neither records nor `after`,
+        when all earlier records are."""
         needs_sync = lane is not Lane.PAGE_CACHE
         assert needs_sync or all(record.kind is RecordKind.ENTRY for record in records)
         barrier = not records and not after
@@ -153,15 +155,15 @@ class JournalQueue:
         return taken + bulk
 
     def has(self, ledger_id: int) -> bool:
-        """Whether something of the ledger waits."""
+        """Whether a group of the ledger waits."""
         return any(group.ledger_id == ledger_id for group in (*self._urgent, *self._bulk))
 
     def put_back(self, groups: Sequence[Group]) -> None:
-        """A batch that failed: its waiters are the first to be told by `fail`."""
+        """Take a failed batch back: `fail` fails its appends first."""
         self._bulk.extendleft(reversed(groups))
 
     def fail(self, error: Exception) -> None:
-        """Complete all waiting futures."""
+        """Fail all waiting appends."""
         for queue in (self._bulk, self._urgent):
             while queue:
                 queue.popleft().ack.failed(error)
@@ -196,7 +198,7 @@ class JournalQueue:
         self._make_urgent(group)
 
     def _move_ahead(self, ledger_id: int) -> None:
-        """What waits of the ledger leaves before the recovery that is about to be queued."""
+        """Make the ledger's waiting groups leave before the recovery that is about to be queued."""
         if not any(group.ledger_id == ledger_id for group in self._bulk):
             return
         waiting, self._bulk = self._bulk, deque()
@@ -236,11 +238,11 @@ class Journal:
         self._config = config
         self._segment = segment
         self._batch_no = 0
-        self._synced = synced  # what the next batch's header will say
-        self._sync_at: float | None = None  # when what was only written is to be synced
+        self._synced = synced  # for the next batch's header
+        self._sync_at: float | None = None  # when written bytes are to be synced
         least = _least_bytes(config)
         self._queue = JournalQueue(config.journal_batch_bytes_max, least - 2 * BLOCK_BYTES)
-        self._batch: Sequence[Group] = ()  # what is being written
+        self._batch: Sequence[Group] = ()  # being written
         self._wake = asyncio.Event()
         self._closing = False
         self._hurry = False
@@ -257,19 +259,19 @@ class Journal:
     async def open(
         cls, disk: Disk, config: StorageConfig, file_id: int, synced: Position
     ) -> "Journal":
-        """Begin segment `file_id`; everything before `synced` was durable. Raises DiskFailed."""
+        """Begin segment `file_id`; all bytes before `synced` were durable. Raises DiskFailed."""
         return cls(disk, config, await _make_segment(disk, file_id, config), synced)
 
     @property
     def synced(self) -> Position:
-        """Everything before it is durable."""
+        """The position before which all bytes are durable."""
         return max(self._synced, Position(self._segment.file_id, BLOCK_BYTES))
 
     @property
     def room_bytes(self) -> int:
-        """How much adds may have pending without waiting for disk space: anything while the next
-        segment is there, else what the last one has left, but for a part that is kept for fences
-        (and padding)."""
+        """How many bytes of adds may be pending without a wait for disk space: without limit while
+        the next segment exists, else the rest of the present one, without a part that is kept for
+        fences (and padding)."""
         if self._has_next:
             return ANY_BYTES
         kept_bytes = _least_bytes(self._config) // FENCES_PART
@@ -277,19 +279,19 @@ class Journal:
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which half of what is pending should be written: there is room again then."""
+        """Seconds in which half of the pending bytes should be written: then there is room."""
         now_s = asyncio.get_running_loop().time()
         return self._writing.left_s(now_s, self.pending_bytes // 2)
 
     def append(
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
     ) -> asyncio.Future[None]:
-        """Queue the records. The future is done when they are durable, and so is what was appended
-        before of their ledgers and of the ledgers `after`; in the page-cache lane, which takes
-        entries only, when it is written.
+        """Queue the records. The future is done when they, and all earlier appends of their ledgers
+        and of the ledgers `after`, are durable; in the page-cache lane, which takes entries only,
+        when they are written.
 
-        With neither records nor `after` it is a barrier: done when all that was appended before
-        is. Fails with JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
+        With neither records nor `after` it is a barrier: done when all earlier appends are. Fails
+        with JournalFailed. Shield it: to cancel it would end only the waiting.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(retrieve)
@@ -301,13 +303,13 @@ class Journal:
         return done
 
     def is_under_way(self, ledger_id: int) -> bool:
-        """Whether something of the ledger waits, or is being written."""
+        """Whether a record of the ledger waits, or is being written."""
         batched = any(group.ledger_id == ledger_id for group in self._batch)
         return batched or self._queue.has(ledger_id)
 
     async def forget_before(self, mark: Position) -> None:
-        """Remove the segments that a durable checkpoint `mark` no longer needs, durably: what an
-        older copy of the checkpoint says is told from the truth by what is gone."""
+        """Remove the segments that a durable checkpoint `mark` no longer needs, durably: a missing
+        segment shows that a copy of the checkpoint is an older one."""
         needed = min(mark.file_id, self._segment.file_id)
         unneeded = [i for i in await segment_ids(self._disk) if i < needed]
         for file_id in unneeded:
@@ -323,17 +325,17 @@ class Journal:
             await self._disk.sync_dir(FOLDER)
 
     def fail(self, error: DiskFailed) -> None:
-        """The directory was found to be lost: end as after a failed write."""
+        """The directory is lost: end as after a failed write."""
         self._lost = error
         self._wake.set()
 
     def hurry(self) -> None:
-        """The node stops: nobody waits for disk space any more; a segment that is full then, with
-        no space for the next, ends the journal."""
+        """The node stops: appends do not wait for disk space any more; if a segment is full and the
+        next one lacks space, the journal ends."""
         self._hurry = True
 
     async def close(self) -> None:
-        """Write and sync what is queued and the seal; nothing is taken any more.
+        """Write and sync the queued records and the seal; later appends are refused.
 
         Raises JournalFailed.
         """
@@ -369,7 +371,7 @@ class Journal:
             raise
 
     async def _something_came(self) -> bool:
-        """False: nothing did before the moment at which what was written is to be synced."""
+        """Wait for an append. False: none came before the written bytes are to be synced."""
         self._wake.clear()
         if self._sync_at is None:
             return await self._wake.wait()
@@ -414,14 +416,14 @@ class Journal:
             self._sync_at = ended_s + self._config.page_cache_sync_s
 
     async def _roll(self) -> None:
-        """Go on in the next segment; the last one is wholly synced before."""
+        """Go on in the next segment, after the present one is synced."""
         await self._sync()
         following = await self._next
         await self._segment.file.close()
         self._segment, self._batch_no = following, 0
         self._next = self._make_next()
 
-    # -- the sync that follows what was only written --
+    # -- the sync that follows a page-cache write --
 
     @property
     def _sync_is_due(self) -> bool:
@@ -448,20 +450,21 @@ class Journal:
         return making
 
     async def _make_when_there_is_space(self, file_id: int) -> _Segment:
-        said = False
+        is_logged = False
         while True:
             try:
                 return await _make_segment(self._disk, file_id, self._config)
             except DiskFull as error:
-                if not said:
+                if not is_logged:
                     _log.warning("journal segment %d cannot be made yet: %s", file_id, error)
-                said = True
+                is_logged = True
                 if self._hurry:
                     raise
             await asyncio.sleep(SPACE_PAUSE_S)
 
     def _check_next(self) -> None:
-        """A disk that makes no segment is dead, and it shows before the roll. Raises DiskFailed."""
+        """A disk on which no segment can be made is dead, also before the roll. Raises
+        DiskFailed."""
         if self._lost is not None:
             raise self._lost
         if self._next.done() and not self._next.cancelled():
@@ -473,7 +476,7 @@ class Journal:
 async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Segment:
     """A segment of the usual size or, when there is no space for that, of the least.
 
-    Raises DiskFull when nothing of it was made, else DiskFailed.
+    Raises DiskFull when the space for both is missing, else DiskFailed.
     """
     path, bytes_max = segment_path(file_id), config.journal_bytes_max
     await _remove_half_made(disk)
@@ -494,26 +497,27 @@ async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Seg
 
 
 async def _remove_half_made(disk: Disk) -> None:
-    """What a crash left of a segment that was being made."""
+    """Remove a segment that a crash left half made."""
     for name in await disk.list(FOLDER):
         if name.endswith(MAKING_SUFFIX):
             await disk.remove(f"{FOLDER}/{name}")
 
 
 def _least_bytes(config: StorageConfig) -> int:
-    """The least segment takes any batch; StorageConfig sees that the usual one is no smaller."""
+    """The size of the least segment, which takes any batch; StorageConfig refuses a smaller usual
+    one."""
     largest = config.journal_batch_bytes_max + config.entry_bytes_max
     return min(config.journal_bytes_max, largest + 16 * BLOCK_BYTES)
 
 
 def retrieve(done: asyncio.Future[None]) -> None:
-    """A failed append is heard of through `task`; not every record has a waiter."""
+    """Retrieve the error: `task` reports it, and not every append is awaited."""
     if not done.cancelled():
         done.exception()
 
 
 def _take(queue: deque[Group], room: int, room_for_first: int) -> list[Group]:
-    """From the head of the queue as much as there is room for; one group has more room."""
+    """Groups from the head of the queue, as many as have room; the first has `room_for_first`."""
     taken: list[Group] = []
     while queue and queue[0].bytes <= (room if taken else room_for_first):
         group = queue.popleft()
@@ -523,7 +527,7 @@ def _take(queue: deque[Group], room: int, room_for_first: int) -> list[Group]:
 
 
 def _by_ledger(records: Sequence[Record]) -> dict[int, Sequence[Record]]:
-    """Most appends are of one ledger: those are not copied."""
+    """The records by ledger. Most appends are of one ledger: those are not copied."""
     ledger_ids = dict.fromkeys([record.ledger_id for record in records])
     if len(ledger_ids) == 1:
         return dict.fromkeys(ledger_ids, records)

@@ -41,7 +41,7 @@ from bookie_server.serve.handler import (
 from spark_ledger import net
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
-SMALL_BYTES = 4 << 10  # a request up to this size may use the reserve of recovery: it may be a fence
+SMALL_BYTES = 4 << 10  # a request up to this size may use recovery's reserve: a fence, say
 UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it no requests are read
 _NUMBERS = {
     FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
