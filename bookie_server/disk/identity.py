@@ -1,10 +1,10 @@
 """The bookie's identity: a UUID minted when its disks are formatted, and the cluster they belong
 to.
 
-Always true: every directory of a bookie carries the bookie's identity and a UUID of its own; one
-gets them only while it is empty, and while another of its kind (journal, ledger) has them or
-nothing holds anything, so a wiped directory is a new one, never taken for the old, and a format
-that was interrupted is taken up again. The file `bookie.identity` is one line of text:
+Always true: every directory of a bookie has the bookie's identity and a UUID of its own; a
+directory gets them only while it is empty, and while another of its kind (journal, ledger) has them
+or all directories are empty, so a wiped directory counts as a new one, never as the old, and a
+format that was interrupted goes on. The file `bookie.identity` is one line of text:
 
     spark-ledger-bookie 2 <bookie id> <cluster id> <directory id> <CRC32C of all before it, 8 hex>
 
@@ -34,11 +34,11 @@ _NOT_OURS = frozenset(
         *(seen_links.FILE, seen_links.NEW_FILE, starts.FILE, starts.NEW_FILE),
     }
 )
-"""Names that say nothing of whether a directory holds entries."""
+"""Names that may be in a directory without entries."""
 
 
 class BadIdentity(Exception):
-    """Disks that no bookie can be started on; the text says which and what to do."""
+    """Disks on which no bookie can be started; the text has their names and the remedy."""
 
 
 class WrongDisks(BadIdentity):
@@ -54,7 +54,7 @@ class Identity:
 
 
 class Stamp(NamedTuple):
-    """What an identity file says. `directory_id` is empty in a file of version 1."""
+    """The contents of an identity file. `directory_id` is empty in a file of version 1."""
 
     identity: Identity
     directory_id: str
@@ -94,11 +94,11 @@ def decode(data: bytes) -> Stamp:
 async def read(directories: Sequence[Directory]) -> Identity | None:
     """The identity on the directories; None: they are to be formatted.
 
-    Raises WrongDisks when they disagree, BadIdentity when one lacks it and holds something or has
-    nobody of its kind beside it that knows; DiskFailed.
+    Raises WrongDisks when they disagree; BadIdentity when one lacks it and holds files, or has none
+    of its kind with an identity beside it; DiskFailed.
     """
-    stamps = {each: await _read_one(each) for each in directories}
-    owners = {each.name: stamp.identity for each, stamp in stamps.items() if stamp is not None}
+    stamps = {directory: await _read_one(directory) for directory in directories}
+    owners = {d.name: stamp.identity for d, stamp in stamps.items() if stamp is not None}
     if len(set(owners.values())) > 1:
         named = ", ".join(f"{name} of {owner.bookie_id}" for name, owner in owners.items())
         raise WrongDisks(
@@ -109,10 +109,10 @@ async def read(directories: Sequence[Directory]) -> Identity | None:
         raise WrongDisks(
             f"two of {', '.join(owners)} are copies of one directory; leave one of them out"
         )
-    used = [each.name for each in directories if await _is_used(each.disk)]
-    lacking = [each for each in directories if stamps[each] is None]
-    kinds = [each.kind for each in directories if stamps[each] is not None]
-    strange = [p.name for p in lacking if p.name in used or p.kind not in kinds]
+    used = [d.name for d in directories if await _is_used(d.disk)]
+    lacking = [d for d in directories if stamps[d] is None]
+    kinds = [d.kind for d in directories if stamps[d] is not None]
+    strange = [d.name for d in lacking if d.name in used or d.kind not in kinds]
     if strange and used:
         raise BadIdentity(_lacking(strange, used))
     return next(iter(owners.values()), None)

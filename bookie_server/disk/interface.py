@@ -3,19 +3,19 @@
 Always true:
 - bytes are durable only after `sync` of their file returned, and a file's name only after
   `sync_dir` of its folder returned;
-- a failed append or sync is final for that file (DiskFailed): it is never retried, nothing that
+- a failed append or sync is final for that file (DiskFailed): it is never retried, and no add that
   waited for it is acknowledged;
 - positions and lengths are bytes; a read past the end is short, not an error.
 
 Always true of the deadline after which a call has failed (`IoDeadline`):
-- a call that was asked for longer ago than `limit_s` raises DiskHung; the thread that hangs in it
-  is left behind, and what it still returns is dropped;
-- once a call that alters something has hung, all that follows on that disk or index fails at once:
-  no call waits behind the thread that hangs, and nothing overtakes what it may still do;
-- a read that hangs fails alone: it says nothing of what is written;
-- the time goes by in parts, as the loop sees them: a process that was stopped for a while, or a
-  loop that was busy, makes no disk hang; a call has up to a part more than the limit;
-- what takes the longer, the more there is (all states, all ledger ids) has no limit.
+- a call that was made longer ago than `limit_s` raises DiskHung; the thread that hangs in it is
+  left behind, and its late result is dropped;
+- once a call that alters something has hung, all later calls on that disk or index fail at once: no
+  call waits behind the thread that hangs, and none overtakes its late effects;
+- a read that hangs fails alone: it proves nothing of the writes;
+- the loop counts the time in parts: a process that was stopped for a while, or a loop that was
+  busy, makes no disk hang; a call has up to a part more than the limit;
+- a call whose time grows with the data (all states, all ledger ids) has no limit.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class DiskFailed(Exception):
 
 
 class DiskFull(DiskFailed):
-    """There is no space for it (ENOSPC, EDQUOT); of a file that was to be made nothing is left."""
+    """There is no space for it (ENOSPC, EDQUOT); a file that was to be made does not exist then."""
 
 
 class NoSuchFile(DiskFailed):
@@ -59,7 +59,7 @@ class File(Protocol):
         """
 
     async def sync(self) -> None:
-        """Make all that was appended durable (fdatasync or stronger). Raises DiskFailed."""
+        """Make all appended bytes durable (fdatasync or stronger). Raises DiskFailed."""
 
     async def read(self, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`; fewer at the file's end. Raises DiskFailed."""
@@ -88,8 +88,8 @@ class Disk(Protocol):
         """Replace `new` by `old` in one step; durable after `sync_dir`."""
 
     async def remove(self, path: str, *, unread: bool = False) -> None:
-        """Remove a file; durable after `sync_dir`. `unread` promises that nobody has it open; its
-        space is then given back in parts, so that others can write in between. Raises NoSuchFile,
+        """Remove a file; durable after `sync_dir`. `unread` promises that it is not open; its space
+        is then freed in parts, so that others can write in between. Raises NoSuchFile,
         DiskFailed."""
 
     async def make_folder(self, path: str) -> None:
@@ -99,15 +99,15 @@ class Disk(Protocol):
         """Make the names in the folder durable. Raises DiskFailed."""
 
     async def free_bytes(self) -> int:
-        """What can be written here still. Raises DiskFailed."""
+        """How many bytes can be written here. Raises DiskFailed."""
 
     async def total_bytes(self) -> int:
-        """What is used of the file system, by anybody, and what is free to us; not what it keeps
-        for others. Raises DiskFailed."""
+        """Used bytes of the file system, whatever uses them, and bytes free to us; without those
+        that it keeps for others. Raises DiskFailed."""
 
 
 async def read_file(disk: Disk, path: str, bytes_max: int = 1 << 62) -> bytes:
-    """All that the file holds, or its beginning. Raises NoSuchFile, DiskFailed."""
+    """The bytes of the file, or its beginning. Raises NoSuchFile, DiskFailed."""
     file = await disk.open(path)
     try:
         return await file.read(0, min(file.end, bytes_max))
@@ -130,13 +130,14 @@ async def replace_file(disk: Disk, path: str, data: bytes, temporary: str) -> No
 
 
 class IoDeadline:
-    """Of one disk or index, on one event loop; `limit_s` is the longest time a call may take."""
+    """The deadline of the calls to one disk or index, on one event loop; `limit_s` is the longest
+    time that a call may take."""
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self._limit_s = limit_s
         self._hung: DiskHung | None = None
         self._ticks = 0
-        self._ticking = False  # it ticks for all calls together, and not while there are none
+        self._ticking = False  # one timer for all calls; it stops while no call is under way
         self._under_way: dict[asyncio.Future[Any], tuple[int, bool]] = {}
 
     @property
@@ -150,8 +151,8 @@ class IoDeadline:
             raise DiskHung(f"not used any more: {self._hung}")
 
     def watch(self, done: asyncio.Future[Any], *, alters: bool) -> None:
-        """A call was begun: `done` fails with DiskHung after PARTS parts and what is left of the
-        part under way, unless it is done before."""
+        """A call was begun: `done` fails with DiskHung after the rest of the present part and PARTS
+        more, unless it is done before."""
         if self._limit_s == math.inf:
             return
         self._under_way[done] = (self._ticks + PARTS + self._ticking, alters)

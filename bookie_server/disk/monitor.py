@@ -2,18 +2,18 @@
 
 Always true:
 - a directory is full from the look that finds more than `disk_usage_high` of it used or less than
-  `disk_free_bytes_min` free, until one finds less than `disk_usage_low` used and twice the bytes
-  free; reserves that were given back count as used then, so making them again fills nothing;
+  `disk_free_bytes_min` free, until a look finds less than `disk_usage_low` used and twice the bytes
+  free; freed reserves count as used then, so that to make them again fills no directory;
 - a directory that refused to reserve a file's bytes is full too, until it has twice those bytes;
-- whether the node is read-only is computed anew from what is known of its directories whenever
-  it is asked: nothing is remembered but which directories are full (BK#4640, #4225, #3141);
-- every directory is watched, the journals' too, each `disk_check_s` and at each new file (but the
-  checkpoint's); one that cannot be looked at, or that is not the same any more, is failed and
-  never looked at again;
-- a full directory has given its reserve back, one that is not full holds it;
-- a file that could not be made for lack of space is tried once more, after the directory was told
-  full and has given back its reserve; so does, before it is written, what is appended to a file
-  that reserved nothing and does not fit: a failed append is final, so it must not be met first.
+- whether the node is read-only is computed anew from the states of its directories at each
+  question: only "full" is remembered of each directory (BK#4640, #4225, #3141);
+- every directory is watched, the journals' too, each `disk_check_s` and at each new file (except
+  the checkpoint's); a directory that cannot be read, or is not the same any more, counts as failed
+  and is never looked at again;
+- a full directory has freed its reserve, a directory that is not full holds it;
+- if a file cannot be made for lack of space, the directory is set full and frees its reserve, and
+  the file is tried once more; before an append to a file without reserved bytes, the same happens
+  if the bytes do not fit: a failed append is final, so lack of space must show before it.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuc
 
 RESERVE = "reserve"  # the file's name
 FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: back soon, stop in time
-SPARE_BYTES = 8 * MIB  # what index and checkpoint take beside the entries of a flush
+SPARE_BYTES = 8 * MIB  # for index and checkpoint, beside the entries of a flush
 UNASKED_BYTES = 16 << 20
-"""What a file takes without asking again, where there is space for many such files."""
+"""Bytes that a file takes before the free space is read again, if there is space for many such
+files."""
 _MANY = 8
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Role(enum.Enum):
 
 
 class Space(NamedTuple):
-    """Of a directory's file system: what is free to us, and that together with what is used."""
+    """Bytes of a directory's file system: those free to us, and those free and used together."""
 
     free_bytes: int
     total_bytes: int
@@ -60,8 +61,8 @@ class Limits(NamedTuple):
 
 
 class DirectoryState(NamedTuple):
-    """What is known of one directory. `failure` is empty while it lives. Directories of the same
-    `file_system` share its space; empty: it shares with none."""
+    """The state of one directory. `failure` is empty while it lives. Directories of the same
+    `file_system` share its space; empty: it shares with no other."""
 
     name: str
     role: Role
@@ -81,7 +82,7 @@ class DirectoryState(NamedTuple):
 def is_full(space: Space, was_full: bool, missing_bytes: int, limits: Limits) -> bool:
     """Whether the directory is full now. `missing_bytes`: reserves that are still to be made.
 
-    Between the two thresholds it stays what it was.
+    Between the two thresholds it stays as it was.
     """
     free = space.free_bytes - missing_bytes
     used_share = 1 - free / space.total_bytes if space.total_bytes else 1.0
@@ -94,50 +95,48 @@ def is_full(space: Space, was_full: bool, missing_bytes: int, limits: Limits) ->
 def readonly_reason(directories: Sequence[DirectoryState], limbo: str = "") -> str:
     """Why the node takes no new entries; empty when it does.
 
-    `limbo` says that acknowledged entries of any ledger may have been lost here.
+    `limbo`: why acknowledged entries of any ledger may have been lost here; empty: they are not.
     """
     if limbo:
         return limbo
-    live = [each for each in directories if each.live]
-    ledgers = [each for each in live if each.role is Role.LEDGER]
-    full = [each for each in live if each.role is Role.JOURNAL and each.full]
-    if all(each.full for each in ledgers):
+    live = [directory for directory in directories if directory.live]
+    ledgers = [directory for directory in live if directory.role is Role.LEDGER]
+    full = [directory for directory in live if directory.role is Role.JOURNAL and directory.full]
+    if all(directory.full for directory in ledgers):
         full += ledgers
-    return f"disk full: {', '.join(each.name for each in full)}" if full else ""
+    return f"disk full: {', '.join(directory.name for directory in full)}" if full else ""
 
 
 def exhausted(
     directories: Sequence[DirectoryState], unflushed_bytes: int, config: StorageConfig
 ) -> bool:
-    """Whether recovery's adds are refused too: what was taken, `unflushed_bytes`, must still find
-    its place in a ledger directory. The journal sees to its own space, it reserves it."""
-    spare_bytes = min(config.disk_reserve_bytes, SPARE_BYTES)
-    ledgers = [each for each in directories if each.live and each.role is Role.LEDGER]
-    return bool(ledgers) and all(
-        each.full and each.space.free_bytes < unflushed_bytes + spare_bytes for each in ledgers
-    )
+    """Whether recovery's adds are refused too: the `unflushed_bytes` that were taken must still fit
+    a ledger directory. (The journal reserves its own space.)"""
+    needed_bytes = unflushed_bytes + min(config.disk_reserve_bytes, SPARE_BYTES)
+    ledgers = [d for d in directories if d.live and d.role is Role.LEDGER]
+    return bool(ledgers) and all(d.full and d.space.free_bytes < needed_bytes for d in ledgers)
 
 
 def degraded_reason(directories: Sequence[DirectoryState]) -> str:
-    """Which directories were lost, each with why; empty when all live."""
+    """The directories that were lost, each with the reason; empty when all live."""
     return "; ".join(
-        f"{each.role.value} directory {each.name} failed: {each.failure}"
-        for each in directories
-        if not each.live
+        f"{directory.role.value} directory {directory.name} failed: {directory.failure}"
+        for directory in directories
+        if not directory.live
     )
 
 
 def total_space(directories: Sequence[DirectoryState]) -> Space:
-    """Of the ledger directories that live, each file system once: what a client that places
-    ledgers wants to know."""
-    ledgers = [each for each in directories if each.live and each.role is Role.LEDGER]
-    spaces = {each.file_system or each.name: each.space for each in ledgers}.values()
+    """The space of the living ledger directories, each file system once: by it clients place
+    ledgers."""
+    ledgers = [d for d in directories if d.live and d.role is Role.LEDGER]
+    spaces = {d.file_system or d.name: d.space for d in ledgers}.values()
     return Space(sum(s.free_bytes for s in spaces), sum(s.total_bytes for s in spaces))
 
 
 def unasked_bytes(free_bytes: int, needed_bytes: int) -> int:
-    """How much may be written before the space is asked for again: to ask costs as much as a
-    small write."""
+    """How many bytes may be written before the free space is read again: to read it costs as much
+    as a small write."""
     plenty = free_bytes >= needed_bytes + _MANY * UNASKED_BYTES
     return needed_bytes + UNASKED_BYTES if plenty else needed_bytes
 
@@ -158,9 +157,9 @@ class Watched(NamedTuple):
 class DiskMonitor:
     """Watches the directories of one node: `look` once at start, then `run` as a task.
 
-    `lost`: ledger directories that are not there at all, by name: why. `small`: how the paths of
-    files begin that are of a few bytes and often made anew: these are no reason to look.
-    `listeners` are called after a look that changed more than the free bytes.
+    `lost`: why ledger directories are missing, by name. `small`: the beginnings of paths of small
+    files that are often made anew: these are no reason to look. `listeners` are called after a look
+    that changed more than the free bytes.
     """
 
     def __init__(
@@ -176,9 +175,9 @@ class DiskMonitor:
             DirectoryState(name, Role.LEDGER, Space(0, 0), failure=why)
             for name, why in (lost or {}).items()
         ]
-        self._watches = {each.id: _Watch(each, config) for each in directories}
+        self._watches = {directory.id: _Watch(directory, config) for directory in directories}
         self._poked = asyncio.Event()
-        self._said: object = None
+        self._reported: object = None
         self._failure: Callable[[str], str] = lambda _: ""
         self._drop: Callable[[str, DiskFailed], None] = lambda *_: None
         self._find_absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict
@@ -191,9 +190,9 @@ class DiskMonitor:
         drop: Callable[[str, DiskFailed], None],
         absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
-        """The owner of the directories: `failure` of an id is why it was dropped ("": it lives),
-        `drop` drops one, `absent` names by role those that were known and were not given, by id:
-        why that matters."""
+        """Connect the owner of the directories: `failure` gives why an id was dropped ("": it
+        lives), `drop` drops one, `absent` gives a text for each directory that the node had and
+        that no setting names, by role and id."""
         self._failure, self._drop, self._find_absent = failure, drop, absent
         self._look_for_absent()
         for directory_id, watch in self._watches.items():
@@ -201,7 +200,7 @@ class DiskMonitor:
                 drop(directory_id, watch.failed)
 
     def disk(self, directory_id: str) -> Disk:
-        """The directory's disk, of whose new files this hears."""
+        """The directory's disk; a new file on it pokes this monitor."""
         disk = self._watches[directory_id].directory.disk
         watched = _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
         return cast(Disk, watched)
@@ -215,14 +214,14 @@ class DiskMonitor:
         self._poked.set()
 
     async def refused(self, directory_id: str, needed_bytes: int) -> None:
-        """A file of so many bytes could not be reserved: the directory is full, its reserve is
-        given back when this returns. Raises DiskFailed."""
+        """A file of so many bytes could not be reserved: set the directory full, and free its
+        reserve. Raises DiskFailed."""
         await self._watches[directory_id].refused(needed_bytes)
-        self._tell()
+        self._report()
 
     async def make_room(self, directory_id: str, needed_bytes: int) -> bool:
-        """Whether so many bytes fit now, if need be by giving back the reserve; a directory in
-        which they do not fit is full. Raises DiskFailed."""
+        """Whether so many bytes fit now, after the reserve is freed if need be; a directory in
+        which they did not fit is set full. Raises DiskFailed."""
         disk = self._watches[directory_id].directory.disk
         if await disk.free_bytes() >= needed_bytes:
             return True
@@ -231,23 +230,23 @@ class DiskMonitor:
 
     @property
     def states(self) -> list[DirectoryState]:
-        """All directories, in the order they were given; those that are not there last."""
+        """All directories, in the order they were given; missing ones last."""
         given = [
             DirectoryState(
-                each.name, each.role, watch.space, watch.full, self._why_failed(i), each.file_system
+                d.name, d.role, watch.space, watch.full, self._why_failed(i), d.file_system
             )
             for i, watch in self._watches.items()
-            for each in [watch.directory]
+            for d in [watch.directory]
         ]
         return given + self._lost + self._absent
 
     def _why_failed(self, directory_id: str) -> str:
-        """Empty while it lives."""
+        """Why the directory failed; empty while it lives."""
         return self._failure(directory_id) or str(self._watches[directory_id].failed or "")
 
     @property
     def any_full(self) -> bool:
-        """Whether a directory is full, living or not. (Each add asks: nearly always none is.)"""
+        """Whether a directory is full, living or not. (Called for each add: must be fast.)"""
         return any([watch.full for watch in self._watches.values()])
 
     def has_space(self, directory_id: str) -> bool:
@@ -261,7 +260,7 @@ class DiskMonitor:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            full = any(each.full and not self._why_failed(i) for i, each in self._watches.items())
+            full = any(watch.full and not self._why_failed(i) for i, watch in self._watches.items())
             pause_s = self._config.disk_check_s
             try:
                 async with asyncio.timeout(min(FULL_CHECK_S, pause_s) if full else pause_s):
@@ -272,7 +271,7 @@ class DiskMonitor:
             await self.look()
 
     async def look(self) -> None:
-        """Look at every directory that lives, give reserves back and make them again."""
+        """Look at every directory that lives; free reserves and make them again."""
         for directory_id, watch in self._watches.items():
             if self._why_failed(directory_id):
                 continue
@@ -283,27 +282,28 @@ class DiskMonitor:
                 _log.error("directory %s failed: %s", watch.directory.name, error)
                 self._drop(directory_id, error)
         self._look_for_absent()
-        self._tell()
+        self._report()
 
     def _look_for_absent(self) -> None:
         self._absent = [
             DirectoryState(directory_id, Role(role), Space(0, 0), failure=why)
-            for role, found in self._find_absent().items()
-            for directory_id, why in found.items()
+            for role, absent in self._find_absent().items()
+            for directory_id, why in absent.items()
         ]
 
     def _missing_bytes(self) -> int:
-        """Reserves to be made again, of all directories: they may share one file system."""
+        """Bytes of the reserves to be made again, of all directories, as these may share one file
+        system."""
         live = [watch for name, watch in self._watches.items() if not self._why_failed(name)]
         return sum(watch.reserve.missing_bytes for watch in live)
 
-    def _tell(self) -> None:
-        """Call the listeners when something but the free bytes changed."""
-        says: list[object] = [(w.full, self._why_failed(i)) for i, w in self._watches.items()]
-        says += [each.name for each in self._absent]
-        if says == self._said:
+    def _report(self) -> None:
+        """Call the listeners when more than the free bytes changed."""
+        report: list[object] = [(w.full, self._why_failed(i)) for i, w in self._watches.items()]
+        report += [directory.name for directory in self._absent]
+        if report == self._reported:
             return
-        self._said = says
+        self._reported = report
         for listener in self.listeners:
             listener()
 
@@ -365,7 +365,8 @@ class _Watch:
         return Space(await disk.free_bytes(), await disk.total_bytes())
 
     async def _check_identity(self) -> None:
-        """A file system that was unmounted, or a folder put in this one's place, is not ours."""
+        """Fail if the identity file is gone: the file system was unmounted, or the folder
+        replaced."""
         there = identity.FILE in await self.directory.disk.list()
         if self._has_identity and not there:
             path = f"{self.directory.name}/{identity.FILE}"
@@ -380,13 +381,13 @@ class _Watch:
             _log.warning("directory %s has space again: %d bytes free", name, free)
 
 
-# -- the disks of what is watched -----------------------------------------------------------
+# -- the disks of watched directories -------------------------------------------------------
 
 
 class Reserve:
-    """A file of `size_bytes` in one directory whose blocks are really allocated; 0: there is none,
-    and nothing is missing. While it is held, so many bytes can be had at once by giving it back, as
-    a whole: for fences, recovery's adds and compaction, when other entries are refused."""
+    """A file of `size_bytes` in one directory with allocated blocks; 0: no file, and no bytes are
+    missing. While it is held, its removal frees so many bytes at once: for fences, recovery's adds
+    and compaction, when other entries are refused."""
 
     def __init__(self, disk: Disk, size_bytes: int) -> None:
         self._disk = disk
@@ -395,11 +396,11 @@ class Reserve:
 
     @property
     def missing_bytes(self) -> int:
-        """What making it again would take from the free bytes."""
+        """The free bytes that a new reserve would take."""
         return 0 if self.held else self._size_bytes
 
     async def find(self) -> None:
-        """Take up what an earlier run left; another size is given back. Raises DiskFailed."""
+        """Take up the reserve of an earlier run; remove one of another size. Raises DiskFailed."""
         try:
             file = await self._disk.open(RESERVE)
         except NoSuchFile:
@@ -411,7 +412,7 @@ class Reserve:
             await self._remove()
 
     async def make(self) -> bool:
-        """Whether it is held afterwards; False: there is no space. Raises DiskFailed."""
+        """Make the reserve if it is not held; False: there is no space. Raises DiskFailed."""
         if self.held:
             return True
         try:
@@ -427,7 +428,7 @@ class Reserve:
         return True
 
     async def release(self) -> None:
-        """Its bytes are free when this returns. Raises DiskFailed."""
+        """Free the reserve's bytes. Raises DiskFailed."""
         if self.held and self._size_bytes:
             await self._remove()
             self.held = False
@@ -438,8 +439,8 @@ class Reserve:
 
 
 class _WatchedDisk:
-    """`disk`, with `made` called after each new file, with its path, and `refused` awaited before
-    the second try, with the bytes that were to be reserved."""
+    """`disk`; calls `made` with the path of each new file, and awaits `refused` with the bytes to
+    reserve before the second try to make a file."""
 
     def __init__(
         self, disk: Disk, made: Callable[[str], None], refused: Callable[[int], Awaitable[None]]
@@ -464,14 +465,14 @@ class _WatchedDisk:
         free_bytes = await self._disk.free_bytes()
         if free_bytes < needed_bytes:
             await self._refused(needed_bytes)
-            if await self._disk.free_bytes() < needed_bytes:  # do not eat what is left (BK#4114)
+            if await self._disk.free_bytes() < needed_bytes:  # keep the last bytes (BK#4114)
                 raise DiskFull(f"there is no space for {needed_bytes} bytes")
         return unasked_bytes(free_bytes, needed_bytes)
 
 
 class _GrowingFile:
-    """`file`, with `make_room` awaited before appends with the bytes that they take; it returns how
-    many may be appended before it is awaited again."""
+    """`file`; awaits `make_room` before an append, with its bytes: it returns how many bytes may be
+    appended until it is awaited again."""
 
     def __init__(self, file: File, make_room: Callable[[int], Awaitable[int]]) -> None:
         self._file = file

@@ -1,20 +1,20 @@
 """The disk behind the storage engine: one folder of the operating system, its calls in threads.
 
 Always true: `append(sync=True)` is one hop to a thread, a gathering write (pwritev) and one
-fdatasync; after a failed write or sync the file refuses everything that follows. Where fdatasync or
-posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
-really written. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy
-there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
-ordinary file. Who writes (a flush, a direct log, a compaction) or looks at the space waits for
-nobody else's sync, and for no read. Threads carry the disk's name and their work
-("journal-write_0"); a call that does not return in time fails (IoDeadline), and a write or sync
-that did so has failed for its file too.
+fdatasync; after a failed write or sync the file refuses all later ones. Where fdatasync or
+posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and written
+zeros. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy there
+costs a quarter of a copy to the page cache); if the file system refuses O_DIRECT it is an ordinary
+file. A writer (a flush, a direct log, a compaction), and a look at the free space, wait for no
+other's sync, and for no read. Threads have the disk's name and their work in their names
+("journal-write_0"); a call that does not return in time fails (IoDeadline), and after such a write
+or sync its file has failed too.
 
 Always true of the threads (`DiskThreads`, at a third less than run_in_executor costs): at most
-`count` are made, when they are needed; calls are begun in the order they came; one whose caller has
-given up before it was begun is not made; the outcome is told on the loop of the caller, and dropped
-if that is gone. The threads stay until `shut_down`, which waits for them; without it they hold up
-no exit of the process.
+`count` are made, when they are needed; calls begin in the order they came; a call whose caller gave
+up before it began is not made; the outcome goes to the caller's loop, and is dropped if that loop
+is gone. The threads stay until `shut_down`, which waits for them; without it they delay no exit of
+the process.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
 FREED_BYTES, _FREED_PARTS_MAX = 4 << 20, 32
-_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # at most, and of what a call may take
+_FREED_IN_PARTS_S, _FREED_SHARE = 2.0, 0.25  # at most, and of the time that a call may take
 _WRITERS = 4
-_READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
+_READERS = 8  # reads at once, as many as disks serve best: docs/performance-trials.md
 _AGAIN_S = 0.2  # after a call for which there was no descriptor
-_RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
+_RECOVERY_READERS = 2  # for recovery only, so that it waits behind no bulk read
 T = TypeVar("T")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_said = SaidSeldom()
+_seldom = SaidSeldom()
 _Appender = Callable[[int, Sequence[Buffer], int, bool], None]
 
 
@@ -77,7 +77,7 @@ class DiskThreads:
         self._deadline = deadline or IoDeadline()
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._free = threading.Semaphore(0)  # threads that wait for a call, and none was given yet
+        self._free = threading.Semaphore(0)  # threads that wait for a call
         self._ended = False
 
     def run(
@@ -88,8 +88,8 @@ class DiskThreads:
         limited: bool = True,
         unwanted: Callable[[T], None] | None = None,
     ) -> asyncio.Future[T]:
-        """The call's result, or what it raised, or DiskHung. A result for which nobody waits any
-        more is `unwanted`. Without `limited` the deadline does not count.
+        """The call's result, or its exception, or DiskHung. A result that comes after the caller
+        gave up goes to `unwanted`. Without `limited` the deadline does not count.
 
         Raises DiskHung after a call that `alters` something has hung; RuntimeError after
         `shut_down`, and when there is no thread and none can be made. Then the call is not made.
@@ -108,7 +108,7 @@ class DiskThreads:
         return done
 
     def _add_thread(self) -> None:
-        """Where the system allows no more of them the calls wait for those there are."""
+        """If the system allows no more threads, the calls wait for the present ones."""
         name = f"{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
@@ -128,20 +128,20 @@ class DiskThreads:
             thread.join()
 
     def _work(self) -> None:
-        while (wanted := self._calls.get()) is not None:
-            loop, done, call, arguments, unwanted = wanted
+        while (item := self._calls.get()) is not None:
+            loop, done, call, arguments, unwanted = item
             if not done.done():
                 try:
-                    tell: tuple[Any, ...] = (self._tell, done, call(*arguments), unwanted)
+                    outcome: tuple[Any, ...] = (self._succeed, done, call(*arguments), unwanted)
                 except BaseException as error:
-                    tell = (self._tell_error, done, error)
+                    outcome = (self._fail, done, error)
                 with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(*tell)
-                del tell
-            del wanted, loop, done, call, arguments, unwanted  # nothing is kept while this waits
+                    loop.call_soon_threadsafe(*outcome)
+                del outcome
+            del item, loop, done, call, arguments, unwanted  # keep no object while this waits
             self._free.release()
 
-    def _tell(
+    def _succeed(
         self, done: asyncio.Future[T], result: T, unwanted: Callable[[T], None] | None
     ) -> None:
         self._deadline.ended(done)
@@ -150,7 +150,7 @@ class DiskThreads:
         elif unwanted is not None:
             unwanted(result)
 
-    def _tell_error(self, done: asyncio.Future[Any], error: BaseException) -> None:
+    def _fail(self, done: asyncio.Future[Any], error: BaseException) -> None:
         self._deadline.ended(done)
         if not done.done():
             done.set_exception(error)
@@ -261,16 +261,15 @@ class OsFile(File):
         try:
             return await self._disk._alter(call, *arguments)
         except BaseException:
-            self._dead = True  # a cancelled caller does not know what was written either
+            self._dead = True  # also after a cancellation: any part may be written
             raise
 
 
 async def _judged(
     run: Callable[..., asyncio.Future[T]], call: Callable[..., T], *arguments: Any
 ) -> T:
-    """What the call returns. One that found no descriptor free has changed nothing, and is made
-    again until there is one: that says nothing of the disk. Raises what became of it, as a
-    DiskFailed."""
+    """The call's result. A call that lacked a descriptor has changed nothing and proves nothing of
+    the disk: it is made again until there is one. Raises a failure as DiskFailed."""
     while True:
         try:
             return await run(call, *arguments)
@@ -281,12 +280,12 @@ async def _judged(
                 kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
                 raise kind(str(error)) from error
             text = "a file waits for a descriptor (raise the limit, ulimit -n): %s"
-            _said.warn(asyncio.get_running_loop().time(), text, error)
+            _seldom.warn(asyncio.get_running_loop().time(), text, error)
         await asyncio.sleep(_AGAIN_S)
 
 
 def _close_made(made: tuple[int, Any]) -> None:
-    """Of a file that was opened after its caller had given up."""
+    """Close a file that was opened after its caller had given up."""
     os.close(made[0])
 
 
@@ -304,7 +303,7 @@ def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
     except BaseException:
         os.close(fd)
         with contextlib.suppress(OSError):
-            os.unlink(path)  # it may hold all the space there was
+            os.unlink(path)  # it may hold all the space that was free
         raise
     return fd, False
 
@@ -329,16 +328,16 @@ def _reserve(fd: int, length: int) -> None:
 
 
 def _open(path: Path) -> tuple[int, int]:
-    """Files are read in pieces as large as the caller wants them: the kernel's own read-ahead
-    would cut these up, and bring what nobody asked for."""
+    """Open to read, without the kernel's own read-ahead: it would cut the callers' large reads up,
+    and read bytes that are not needed."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):  # it opens, and then no block of it can be read
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):  # it opens, and then no block of it can be read
         os.close(fd)
         raise OSError(errno.EISDIR, "not a file", str(path))
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    return fd, found.st_size
+    return fd, status.st_size
 
 
 def _list(folder: Path) -> list[str]:
@@ -349,12 +348,12 @@ def _list(folder: Path) -> list[str]:
 
 
 def _remove_in_parts(path: Path, within_s: float) -> None:
-    """The name goes in one step, then the space from the end on. A file system that discards what
-    it frees does so as it commits its own log, and lets nobody write until that is done: for 64 MiB
-    20 to 100 ms, for every journal on it. So each part is synced by itself, for all of them would
-    be freed in one commit, and then the disk is left to others for as long as the part took. What
-    is left `within_s` later, by a disk that is slow with each part, is freed at once, for all this
-    is one call of those that may not take long; and what cannot be cut is freed with the name."""
+    """Remove the name in one step, then free the space from the end on. A file system that discards
+    freed blocks does so when it commits its own log, and blocks every write until then: for 64 MiB
+    20 to 100 ms, for every journal on it. So each part is synced by itself (else one commit would
+    free all of them), and then the disk is left to others for as long as the part took. A disk may
+    be slow with each part, and this is one call under the deadline: after `within_s` the rest is
+    freed at once. A file that cannot be cut is freed with its name."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.unlink(path)
@@ -376,7 +375,7 @@ def _make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    fd = os.open(folder.parent, _FOLDER_FLAGS)  # before the name is there, or none would sync it
+    fd = os.open(folder.parent, _FOLDER_FLAGS)  # before the name is made: a failure leaves no name
     try:
         folder.mkdir(exist_ok=True)
         os.fsync(fd)
@@ -409,7 +408,7 @@ class _DirectWriter:
     def append(self, fd: int, buffers: Sequence[Buffer], position: int, sync: bool) -> None:
         staged = 0
         if sum(map(len, buffers)) < _JOINED_BYTES_MAX * len(buffers):
-            buffers = [b"".join(buffers)]  # many small ones: a copy costs less than a step for each
+            buffers = [b"".join(buffers)]  # many small ones: a copy costs less than their steps
         for buffer in buffers:
             left = memoryview(buffer)
             while left:

@@ -1,10 +1,10 @@
 """The newest links of the metadata store's chain that a bookie saw, on each of its directories: by
-them it knows the store again (spark_ledger/metadata/chain.py).
+them it recognises the store (spark_ledger/metadata/chain.py).
 
 Always true: the file is replaced as a whole, so a crash leaves the old one or the new; of the
-directories' files the one of the highest epoch and link counts, so a directory that was away brings
-nothing back; a file that is damaged counts as none, for a directory can be lost as well. It is one
-line of text, with the cluster's epoch when the links were seen:
+directories' files the one with the highest epoch and link counts, so a directory that was away
+brings no older one back; a damaged file counts as missing, as a directory can be lost as well. The
+file is one line of text, with the cluster's epoch when the links were seen:
 
     spark-ledger-links 1 <cluster id> <epoch> <number>:<token> ... <CRC32C of all before it, 8 hex>
 
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class BadLinks(Exception):
-    """Bytes that are no file of links, or one of another version."""
+    """A malformed file of links, or one of another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenLinks:
-    """`links`: number to token; none before the first look at the store."""
+    """`links`: number to token; empty before the first look at the store."""
 
     cluster_id: str
     epoch: int = 0
@@ -67,14 +67,14 @@ def decode(data: bytes) -> SeenLinks:
 
 
 async def read(disks: Sequence[Disk], cluster_id: str) -> SeenLinks:
-    """What the disks say together."""
-    found = [seen for disk in disks if (seen := await _read_one(disk)) is not None]
-    ours = [seen for seen in found if seen.cluster_id == cluster_id]
+    """The newest links on the disks."""
+    stored = [seen for disk in disks if (seen := await _read_one(disk)) is not None]
+    ours = [seen for seen in stored if seen.cluster_id == cluster_id]
     return max(ours, key=lambda seen: (seen.epoch, seen.newest), default=SeenLinks(cluster_id))
 
 
 async def write(disks: Sequence[Disk], seen: SeenLinks) -> None:
-    """Durable on each disk that works when it returns. Raises DiskFailed where none does."""
+    """Durable on each disk that works when it returns. Raises DiskFailed when no disk works."""
     failures: list[DiskFailed] = []
     for disk in disks:
         try:
@@ -92,5 +92,5 @@ async def _read_one(disk: Disk) -> SeenLinks | None:
     except NoSuchFile:
         return None
     except (BadLinks, DiskFailed) as error:
-        _log.warning("%s cannot be read, it counts as not there: %s", FILE, error)
+        _log.warning("%s cannot be read, it counts as missing: %s", FILE, error)
         return None

@@ -1,10 +1,10 @@
-"""The starts of a bookie, on each of its directories: of each a number and a random token, by which
-it knows whether a start that the metadata store tells of was its own (serve/twin.py).
+"""The starts of a bookie, on each of its directories: a number and a random token for each. By these
+the bookie sees whether a start in the metadata store was its own (serve/twin.py).
 
-Always true: the file is replaced as a whole, so a crash leaves the old one or the new; what one
-directory has counts, whatever the others lack, for a token that is there was drawn here, or by the
-bookie whose copy this is; a file that is damaged counts as none. It is one line of text, of the
-KEPT newest starts:
+Always true: the file is replaced as a whole, so a crash leaves the old one or the new; a token in
+one directory counts even if others lack it, as this bookie drew it, or the bookie of which these
+directories are a copy; a damaged file counts as missing. The file is one line of text, of the KEPT
+newest starts:
 
     spark-ledger-starts 1 <bookie id> <number>:<token> ... <CRC32C of all before it, 8 hex>
 
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class BadStarts(Exception):
-    """Bytes that are no file of starts, or one of another version."""
+    """A malformed file of starts, or one of another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """`tokens`: by number; none before the first start that keeps them."""
+    """`tokens`: by number; empty before the first start that keeps them."""
 
     bookie_id: str
     tokens: Mapping[int, str]
@@ -43,13 +43,13 @@ class Starts:
         return max(self.tokens, default=0)
 
     def knows(self, number: int, token: str) -> bool:
-        """Whether that was a start of these directories, as far as they tell: one before the
-        oldest that is kept is taken for theirs."""
+        """Whether that was a start of these directories; a start before the oldest that is kept
+        counts as theirs."""
         return token in self.tokens.values() or (bool(self.tokens) and number < min(self.tokens))
 
     def with_start(self, number: int, token: str) -> "Starts":
         every = {**self.tokens, number: token}
-        return Starts(self.bookie_id, {each: every[each] for each in sorted(every)[-KEPT:]})
+        return Starts(self.bookie_id, {n: every[n] for n in sorted(every)[-KEPT:]})
 
 
 def encode(starts: Starts) -> bytes:
@@ -74,17 +74,17 @@ def decode(data: bytes) -> Starts:
 
 
 async def read(disks: Sequence[Disk], bookie_id: str) -> Starts:
-    """What the disks know together."""
-    found = [starts for disk in disks if (starts := await _read_one(disk)) is not None]
+    """The starts on all disks together."""
+    stored = [starts for disk in disks if (starts := await _read_one(disk)) is not None]
     tokens: dict[int, str] = {}
-    for starts in sorted(found, key=lambda one: one.newest):
+    for starts in sorted(stored, key=lambda starts: starts.newest):
         if starts.bookie_id == bookie_id:
             tokens |= starts.tokens
     return Starts(bookie_id, tokens)
 
 
 async def write(disks: Sequence[Disk], starts: Starts) -> None:
-    """Durable on each disk that works when it returns. Raises DiskFailed where none does."""
+    """Durable on each disk that works when it returns. Raises DiskFailed when no disk works."""
     failures: list[DiskFailed] = []
     for disk in disks:
         try:
@@ -102,5 +102,5 @@ async def _read_one(disk: Disk) -> Starts | None:
     except NoSuchFile:
         return None
     except (BadStarts, DiskFailed) as error:
-        _log.warning("%s cannot be read, it counts as not there: %s", FILE, error)
+        _log.warning("%s cannot be read, it counts as missing: %s", FILE, error)
         return None
