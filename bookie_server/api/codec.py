@@ -1,9 +1,9 @@
 """Messages to bytes and back, in the protobuf encoding of bookie.proto.
 
-Always true: what is written here is what the generated code would read, and the other way round
-(a test compares). Adds and the responses to reads are encoded by hand, because the generated code
-copies each payload several times: here a message is one join of buffers, and what is decoded are
-views into it. Bytes that are no such encoding raise BadMessage, never give a value.
+Always true: the generated code reads the bytes written here, and the other way round (a test
+compares). Adds and the responses to reads are encoded by hand, because the generated code copies
+each payload several times: here a message is one join of buffers, and decoded buffers are views
+into it. A malformed encoding raises BadMessage, and never gives a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def fields_of(data: memoryview) -> list[tuple[int, Any]]:
 
 def next_field(data: memoryview, at: int) -> tuple[int, Any, int]:
     """Number and value (int or memoryview) of the field at `at`, and where the next one begins; a
-    fixed-size field, of which there are none here, counts as number 0.
+    fixed-size field, which no message here has, counts as number 0.
 
     Most keys, lengths and values are one byte long: those are read without a call."""
     key = data[at]
@@ -112,12 +112,12 @@ pb: Any = bookie_pb2  # its classes are made at import, out of sight of type che
 _STATUSES = {int(status): status for status in Status}  # several times as fast as Status(value)
 _STOPS = {int(stop): stop for stop in StopReason}
 ENTRY_ID_MAX = 2**63 - 1
-MAX_BYTES_MAX = 2**32 - 1  # what the contract has room for; no response is as large
+MAX_BYTES_MAX = 2**32 - 1  # the contract's limit; no response is as large
 JOINED_BYTES_MAX = 16 * 1024  # an add up to this size is one buffer: cheaper than three small ones
 
 
 class BadMessage(ValueError):
-    """Bytes that are no message of the named method."""
+    """Bytes that do not parse as a message of the named method."""
 
 
 def encode(message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response) -> bytes:
@@ -128,7 +128,7 @@ def encode(message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Res
 def encode_buffers(
     message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
 ) -> Sequence[Buffer]:
-    """`encode`, as buffers whose concatenation it is: entries stay where they are."""
+    """`encode`, as buffers to be concatenated: entries are not copied."""
     encoder = _ENCODERS.get(type(message))
     return (_encode_generated(message),) if encoder is None else encoder(message)
 
@@ -136,7 +136,7 @@ def encode_buffers(
 def decode_request(method: str, data: Buffer) -> m.Request:
     """The request of `method` in `data`; buffers in it are views into `data`.
 
-    Raises BadMessage when the bytes are no such request.
+    Raises BadMessage when the bytes are malformed.
     """
     return _decode(method, 0, data)  # type: ignore[no-any-return]
 
@@ -149,7 +149,7 @@ def decode_stream_request(method: str, data: Buffer) -> m.ReadStreamRequest:
 def decode_response(method: str, data: Buffer) -> m.Response:
     """The response of `method` in `data`; buffers in it are views into `data`.
 
-    Raises BadMessage when the bytes are no such response.
+    Raises BadMessage when the bytes are malformed.
     """
     return _decode(method, 1, data)  # type: ignore[no-any-return]
 
@@ -170,8 +170,8 @@ _ADDED_BYTES = BYTE[1 << 3 | LENGTH] + BYTE[0]  # an empty result: all its field
 
 
 def encode_add(add: m.Add) -> Sequence[Buffer]:
-    """The add as it stands in an AddRequest, for m.PackedAddRequest: what goes to several bookies
-    is encoded once. A small entry is one buffer, of a large one no byte is copied."""
+    """The bytes of the add in an AddRequest, for m.PackedAddRequest: an add for several bookies is
+    encoded once. A small entry becomes one buffer; a large one is not copied."""
     entry = add.entry
     length = sum(map(len, entry))
     prefix = _add_prefix(add.recovery, add.token, length)
@@ -191,14 +191,14 @@ def _encode_add_request(request: m.AddRequest) -> Sequence[Buffer]:
 
 @lru_cache(maxsize=1024)
 def _add_prefix(recovery: bool, token: bytes, length: int) -> bytes:
-    """What comes before an entry of `length` bytes; much the same for many entries in a row."""
+    """The bytes before an entry of `length` bytes; the same for many entries in a row."""
     prefix = int_field(1, recovery) + bytes_field(2, token) + bytes_head(3, length)
     return bytes_head(2, len(prefix) + length) + prefix
 
 
 def _decode_add_request(data: memoryview) -> m.AddRequest:
-    """Most adds differ from the one before in their entry's bytes only: where the bytes before the
-    entry are the same, so is what they say."""
+    """Most adds differ from the one before in their entry's bytes only: equal bytes before the
+    entry are not decoded again."""
     bookie_id, adds = "", []
     at, end = 0, len(data)
     while at < end:
@@ -252,8 +252,8 @@ def _decode_add_response(data: memoryview) -> m.AddResponse:
 
 
 def glance_at_adds(data: Buffer) -> tuple[int, bool]:
-    """How many adds an AddRequest has, and whether any is recovery's, its entries left unread: for
-    which refuses it. Encoders write fields in their order, so the flag is an add's first.
+    """How many adds an AddRequest has, and whether any is recovery's, without decoding entries: for
+    a refusal. Encoders write fields in their order, so the flag is an add's first.
 
     Raises BadMessage.
     """
@@ -336,18 +336,19 @@ def _encode_generated(message: Any) -> bytes:
 
 
 def _decode_generated(kind: Any, data: Buffer) -> Any:
-    found = getattr(pb, kind.__name__).FromString(bytes(data))
+    generated = getattr(pb, kind.__name__).FromString(bytes(data))
     special = _OF_GENERATED.get(kind)
-    return _of_generated(kind, found) if special is None else special(found)
+    return _of_generated(kind, generated) if special is None else special(generated)
 
 
 def _generated(message: Any, **other: Any) -> Any:
-    """With the fields of `message`, but for those that the contract has in another form."""
+    """The generated message with the fields of `message`, except `other`, which the contract has in
+    another form."""
     return getattr(pb, type(message).__name__)(**(message._asdict() | other))
 
 
-def _of_generated(kind: Any, found: Any, **other: Any) -> Any:
-    values = {name: getattr(found, name) for name in kind._fields if name not in other} | other
+def _of_generated(kind: Any, generated: Any, **other: Any) -> Any:
+    values = {name: getattr(generated, name) for name in kind._fields if name not in other} | other
     if "status" in values:
         values["status"] = _STATUSES[values["status"]]
     return kind(**values)
@@ -383,11 +384,11 @@ def _generated_read(read: m.ReadRequest) -> Any:
     return _generated(read, max_bytes=most, further=further, ahead=ahead)
 
 
-def _read_of_generated(found: Any) -> m.ReadRequest:
-    further = _spans(found.last_entry, found.further) if found.further else ()
-    last = further[-1][1] if further else found.last_entry
-    ahead = _spans(last, found.ahead) if found.ahead else ()
-    read: m.ReadRequest = _of_generated(m.ReadRequest, found, further=further, ahead=ahead)
+def _read_of_generated(generated: Any) -> m.ReadRequest:
+    further = _spans(generated.last_entry, generated.further) if generated.further else ()
+    last = further[-1][1] if further else generated.last_entry
+    ahead = _spans(last, generated.ahead) if generated.ahead else ()
+    read: m.ReadRequest = _of_generated(m.ReadRequest, generated, further=further, ahead=ahead)
     return read
 
 
@@ -417,7 +418,7 @@ _OF_GENERATED: dict[type, Callable[[Any], Any]] = {
         m.StoredResponse, r, spans=_spans(NO_ENTRY, r.stored)
     ),
 }
-"""Of messages that are not field for field those of the contract."""
+"""For messages whose fields are not exactly those of the contract."""
 _ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
     m.AddRequest: _encode_add_request,
     m.PackedAddRequest: _encode_packed_add_request,

@@ -48,7 +48,7 @@ PACKAGE, EXTENSION = "crc32c", "crc32c._crc32c"
 
 
 def crc32c_without_its_package() -> Checksum | None:
-    """None where the package is not there, or is laid out in another way."""
+    """The function of the package; None if the package is missing, or laid out in another way."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.submodule_search_locations is None:
         return None
@@ -61,12 +61,12 @@ def crc32c_without_its_package() -> Checksum | None:
 
 
 def find_crc32c() -> Checksum:
-    """The crc32c package asks for its own version when it is imported, and so reads the metadata of
-    all that is on the path: 50 ms in a process whose path has Spark's archives. Its function is
-    loaded without the package, or with it where it is not laid out as we know it."""
-    found = crc32c_without_its_package()
-    if found is not None:
-        return found
+    """The crc32c package looks up its own version when it is imported, and so reads the metadata of
+    every package on the path: 50 ms in a process whose path has Spark's archives. Its function is
+    loaded without the package, or with it if the package has another layout."""
+    bare = crc32c_without_its_package()
+    if bare is not None:
+        return bare
     from crc32c import crc32c as whole
 
     return whole
@@ -81,7 +81,7 @@ class BadEntry(Exception):
 
 
 class EntryHeader(NamedTuple):
-    """What a header says. Counts are cumulative over the ledger and include this entry."""
+    """The fields of a header. Counts are cumulative over the ledger and include this entry."""
 
     ledger_id: int
     entry_id: int
@@ -94,7 +94,7 @@ class EntryHeader(NamedTuple):
 
     @property
     def identity(self) -> tuple[int, int, int, int, int, int]:
-        """What makes two entries the same entry; see the file's opening."""
+        """Two entries are the same entry if these fields are equal; see the file's opening."""
         return (
             self.ledger_id,
             self.entry_id,
@@ -175,7 +175,7 @@ def check_entry(data: Buffer) -> EntryHeader:
     header = unpack_header(data)
     if len(data) - HEADER_BYTES != header.payload_bytes:
         size = len(data) - HEADER_BYTES
-        raise BadEntry(f"payload is {size} bytes, header says {header.payload_bytes}")
+        raise BadEntry(f"payload is {size} bytes, in the header {header.payload_bytes}")
     if crc32c(memoryview(data)[HEADER_BYTES:]) != header.payload_crc:
         raise BadEntry(f"payload CRC of entry {header.ledger_id}:{header.entry_id} does not match")
     return header
@@ -192,8 +192,8 @@ def fault(data: Buffer, ledger_id: int, entry_id: int) -> str:
 
 
 def check_entries(entries: Sequence[Buffer]) -> list[EntryHeader] | None:
-    """`check_entry` of each, column by column: half the time of a step of Python for each. None if
-    any is bad, which `check_entry` tells."""
+    """`check_entry` of each entry, column by column: in half the time of a step of Python for each.
+    None if any is bad; `check_entry` finds which one."""
     if not entries:
         return []
     if min(map(len, entries)) < HEADER_BYTES:

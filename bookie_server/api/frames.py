@@ -1,11 +1,11 @@
 """Frames: bookie.proto's messages over plain TCP, many calls on one connection; and the connection
 that carries them, on the event loop (`FrameConnection`), of the bookie and of its clients.
 
-Always true of frames, which are bytes without I/O: a frame is a head and a body of as many bytes as
-the head says; the body of a message is the same as in gRPC; a body is received into a buffer of its
-own, which is made when the head says so and the receiver admits it; one that is not admitted is
-passed over and never kept; a head that is none makes the connection useless, since the start of the
-next one is unknown.
+Always true of frames, which are bytes without I/O: a frame is a head and a body, whose length is in
+the head; the body of a message is the same as in gRPC; a body is received into a buffer of its own,
+which is made once the head has come and the receiver admits it; a body that is not admitted is
+skipped and never kept; a malformed head ends the connection, since the start of the next head is
+unknown.
 
      0        4     5      6        7       8        12            16
     +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
@@ -14,16 +14,16 @@ next one is unknown.
 
 All integers are little-endian and unsigned. The bookie sends a HELLO first; then the caller sends
 CALLs, each with a number of its choice that none of its calls under way has, and the bookie one
-ANSWER to each, in any order. CANCEL gives a call or a stream up: no response is owed any more. A
+ANSWER to each, in any order. CANCEL gives a call or a stream up: then no response is due. A
 stream is begun by its first STREAM; either side's END ends it. Instead of an ANSWER (or a STREAM)
-a BUSY may come: the request was not looked at, its body is the time to wait in ms (4 bytes); or a
+a BUSY may come: the request was not carried out, its body is the time to wait in ms (4 bytes); or a
 REFUSED, whose body is a text: as if no process had listened.
 
 Always true of a connection: buffers are handed to the kernel as they are (sendmsg), in the order of
-`send`, and bodies come out of it into the buffer they stay in (recv_into); no thread; a peer that
-has sent more than the other side takes is not read from until that has changed
-(`unsent_bytes_max`), and one who takes nothing at all for STUCK_S is cut off; `on_lost` is called
-once, whatever ends the connection, and after it `on_frame` never.
+`send`, and bodies come out of it into the buffer in which they stay (recv_into); no thread; while
+more than `unsent_bytes_max` wait for a peer to take them, nothing is read from it; a peer that
+takes nothing at all for STUCK_S is cut off; `on_lost` is called once, whatever ends the connection,
+and after it `on_frame` never.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from bookie_server.api.entry import Buffer
 MAGIC = b"SLF1"
 VERSION = 1
 HEAD_BYTES = 16
-SCRATCH_BYTES = 16 << 10  # what is received before a head is known; smaller bodies are copied
+SCRATCH_BYTES = 16 << 10  # a buffer for heads; smaller bodies are received there and copied
 RECOVERY = 1  # flag: recovery's or a fence, which has a reserve of every budget
 
 _HEAD = struct.Struct("<4sBBBBII")
@@ -52,8 +52,8 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class FrameKind(IntEnum):
-    """What a frame is; the caller sends CALL, CANCEL, STREAM and END, the bookie the others, and
-    STREAM and END too."""
+    """The kinds of frames; the caller sends CALL, CANCEL, STREAM and END, the bookie the others,
+    and STREAM and END too."""
 
     HELLO = 1
     CALL = 2
@@ -86,11 +86,11 @@ _new_bytearray.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
 
 
 class BadFrame(ValueError):
-    """Bytes that are no frame; nothing after them makes sense."""
+    """Bytes that do not parse as a frame; no byte after them can be parsed."""
 
 
 class Head(NamedTuple):
-    """What comes before a body. `method` is 0 where the call's number says it."""
+    """The head of a frame. `method` is 0 if the call's number determines it."""
 
     kind: FrameKind
     call: int = 0
@@ -100,7 +100,7 @@ class Head(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """`body` is None when it was not admitted, and so passed over."""
+    """`body` is None if it was not admitted, and so was skipped."""
 
     head: Head
     body: memoryview | None
@@ -145,7 +145,7 @@ def unpack_wait(body: memoryview) -> int:
 class FrameReader:
     """Turns bytes into frames: the caller puts them into `buffer()` and calls `received`.
 
-    `admit` is asked once for each head, before a buffer is made for the body.
+    It calls `admit` once for each head, before it makes a buffer for the body.
     """
 
     def __init__(self, body_bytes_max: int, admit: Callable[[Head], bool]) -> None:
@@ -158,11 +158,11 @@ class FrameReader:
         self._missing = 0  # bytes of it
 
     def give_up(self) -> None:
-        """The connection is lost: a body that is not whole goes now, not when a cycle is found."""
+        """The connection is lost: free a half-received body now, not at a garbage collection."""
         self._head = self._body = None
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong, at least one; some of it may stay empty."""
+        """Where to put the next bytes: room for at least one; not all of it need be used."""
         if self._head is None:
             return self._scratch[self._scratch_end :]
         if self._body is None:
@@ -186,7 +186,7 @@ class FrameReader:
         return [frame]
 
     def _cut(self) -> list[Frame]:
-        """The frames in the scratch buffer; of the last one perhaps only the beginning is there."""
+        """The frames in the scratch buffer; of the last one only the beginning may be there."""
         frames: list[Frame] = []
         scratch, at, end = self._scratch, 0, self._scratch_end
         while end - at >= HEAD_BYTES and self._head is None:
@@ -211,8 +211,8 @@ class FrameReader:
 
 
 def _new_buffer(length: int) -> bytearray:
-    """A bytearray of whatever the memory holds: bytearray(length) writes zeros first, a tenth of
-    what a bookie does for large adds. It is handed on only when each byte was received."""
+    """A bytearray without zeros written first, which takes a tenth of a bookie's time for large
+    adds. It is handed on only when each of its bytes was received."""
     made: bytearray = _new_bytearray(None, length)
     return made
 
@@ -256,8 +256,8 @@ class FrameConnection:
     def send(
         self, buffers: Sequence[Buffer], size: int, sent: Callable[[], None] | None = None
     ) -> None:
-        """Send the buffers, `size` bytes in all, after all that was sent before. `sent` is called
-        once: the kernel has them, or the connection is lost."""
+        """Send the buffers, `size` bytes in all, after all earlier ones. `sent` is called once:
+        when the kernel has them, or the connection is lost."""
         if self.lost:
             if sent is not None:
                 sent()
@@ -279,7 +279,7 @@ class FrameConnection:
             self._loop.remove_reader(self._sock)
 
     def close(self, why: str = "closed") -> None:
-        """Give the connection up at once; what is not sent is lost."""
+        """Give the connection up at once; unsent bytes are lost."""
         if self.lost:
             return
         self.lost = True
@@ -320,12 +320,12 @@ class FrameConnection:
             self._read_on()
 
     def _write(self) -> None:
-        """Hand to the kernel what it takes."""
+        """Hand as many bytes to the kernel as it takes."""
         unsent = self._unsent
         while unsent:
-            some = list(islice(unsent, BUFFERS_MAX))
+            buffers = list(islice(unsent, BUFFERS_MAX))
             try:
-                count = self._sock.sendmsg(some)
+                count = self._sock.sendmsg(buffers)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -389,8 +389,8 @@ class FrameConnection:
 
 
 def _tune(sock: socket.socket) -> None:
-    """No waiting for more to send; a peer that vanished is noticed. The kernel sizes its buffers
-    itself: a size that is set may be smaller than what it grows to."""
+    """Send without delay, and notice a peer that vanished. The kernel sizes its buffers itself: a
+    fixed size may be smaller than the size to which they grow."""
     sock.setblocking(False)
     with contextlib.suppress(OSError):  # not TCP, or not Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,9 +1,9 @@
 """The messages of bookie.proto as plain values, so that deciding code never meets protobuf; and
 which entries of a ledger a read is about.
 
-Buffers inside them are views wherever they can be: an entry is carried as one buffer, or as the
-buffers it is made of, and joined once, when the message is encoded. Entry ids rise, without twins;
-those that are neighbours are a `range`, and nothing takes longer because a range is long.
+Buffers inside them are views if possible: an entry is carried as one buffer, or as several, and
+joined once, when the message is encoded. Entry ids rise, without repetition; consecutive ids are a
+`range`, and no step takes longer because a range is long.
 """
 
 from bisect import bisect_left
@@ -17,9 +17,9 @@ from bookie_server.api.status import Status, StopReason
 IDENTITY_FILE = "bookie.identity"
 """In each directory of a bookie: one line of text, the bookie's id among its words."""
 EntryIds = Sequence[int]
-"""A range, or a tuple of ids that are not all neighbours."""
+"""A range, or a tuple of ids that are not all consecutive."""
 Span = tuple[int, int]
-"""The first and the last of neighbours, both included."""
+"""The first and the last of consecutive ids, both included."""
 
 
 class Add(NamedTuple):
@@ -66,7 +66,7 @@ class ReadRequest(NamedTuple):
 
     @property
     def spans(self) -> Sequence[Span]:
-        """All entries that are asked for; of those `ahead`, that follow, only the locations are."""
+        """All requested entries. (Of the `ahead` ones that follow, only locations are.)"""
         return ((self.first_entry, self.last_entry), *self.further)
 
 
@@ -145,7 +145,7 @@ class WriteLacResponse(NamedTuple):
 
 
 class ClearLimboRequest(NamedTuple):
-    """With `clear` False it only asks how the ledger stands."""
+    """With `clear` False it only asks for the ledger's limbo."""
 
     bookie_id: str
     ledger_id: int
@@ -171,7 +171,7 @@ class StoredRequest(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """The `spans` of the entries asked for that are stored, as far as `through`."""
+    """The `spans` of the requested entries that are stored, as far as `through`."""
 
     status: Status
     through: int = NO_ENTRY
@@ -243,7 +243,7 @@ STREAMS: dict[str, tuple[type, type]] = {"ReadStream": (ReadStreamRequest, ReadR
 
 
 def neat(ids: Sequence[int]) -> EntryIds:
-    """Ascending ids, as a range where they are neighbours."""
+    """Ascending ids, as a range if they are consecutive."""
     if isinstance(ids, range) and ids.step == 1:
         return ids
     if ids and ids[-1] - ids[0] == len(ids) - 1:
@@ -252,7 +252,7 @@ def neat(ids: Sequence[int]) -> EntryIds:
 
 
 def spans_of(ids: Sequence[int]) -> list[Span]:
-    """The neighbours among them."""
+    """The ids as spans."""
     if isinstance(ids, range):
         return [(ids[0], ids[-1])] if ids else []
     spans: list[Span] = []

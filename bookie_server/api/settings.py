@@ -1,8 +1,8 @@
 """How settings are read: a toml file, then overrides, checked against a pydantic class.
 
-Always true: a key that the class does not know is refused, with the one that was meant if one is
-near; what is wrong is told in one line, with the value that was given and never all of them; an
-override wins over the file, the file over the default; nothing is read from anywhere else.
+Always true: a key that the class lacks is refused, with the nearest key if one is near; an error is
+one line, with the wrong value and never all values; an override wins over the file, the file over
+the default; nothing is read from anywhere else.
 """
 
 import difflib
@@ -19,15 +19,15 @@ PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 
 
 class BadSettings(ValueError):
-    """A file, a key or a value that is no setting; the text names it and what is near it."""
+    """A file, a key or a value that is no setting; the text names it and the nearest setting."""
 
 
 class _WithoutPlugins(type(BaseModel)):  # type: ignore[misc]
-    """Makes a class without asking pydantic's plugins: to look for them is to read the metadata of
-    all that is installed, 60 to 70 ms of every process that has settings."""
+    """Makes a class without pydantic's plugins: the look for them reads the metadata of every
+    installed package, 60 to 70 ms of every process that has settings."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> type:
-        before = os.environ.get(PLUGINS_VARIABLE)  # the environment is the only way to say it
+        before = os.environ.get(PLUGINS_VARIABLE)  # only the environment turns them off
         os.environ[PLUGINS_VARIABLE] = "__all__"
         try:
             return super().__new__(cls, *args, **keywords)  # type: ignore[no-any-return]
@@ -53,7 +53,7 @@ S = TypeVar("S", bound=Settings)
 def load(kind: type[S], file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> S:
     """The settings of `kind` from `file` (None: defaults only) and `overrides`.
 
-    Raises BadSettings, with one line per thing that is wrong.
+    Raises BadSettings, with all errors in one line.
     """
     values = {**(_read(file) if file else {}), **(overrides or {})}
     source = f"{file}: " if file else ""
@@ -93,12 +93,12 @@ def _unknown(key: str, kind: type[Settings]) -> str:
 
 
 def _problem(detail: Any) -> str:
-    """Of a setting with its value; of several that disagree, what the text says of them."""
-    said = detail["msg"].removeprefix("Value error, ")
+    """The error of one setting, with its value; or of several that disagree."""
+    message = detail["msg"].removeprefix("Value error, ")
     if not detail["loc"]:
-        return str(said)
+        return str(message)
     name = ".".join(str(part) for part in detail["loc"])
-    return f"{name}: {said}, got {_short(detail.get('input'))}"
+    return f"{name}: {message}, got {_short(detail.get('input'))}"
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,7 @@
 """What a bookie's response means. Always true: only NO_SUCH_ENTRY and NO_SUCH_LEDGER are negatives.
 
 The safety of recovery rests on never mixing three classes of response (docs/protocol.md):
-a *positive* carries data with a valid digest; a *negative* says "I never acknowledged it";
+a *positive* carries data with a valid digest; a *negative* means "I never acknowledged it";
 everything else is *unknown*. A bookie that might have had the entry responds *unknown*. One kind of
 unknown, LIMBO_TORN, has a meaning of its own to recovery's reads (`testimony`).
 """
@@ -38,7 +38,7 @@ class Meaning(Enum):
     POSITIVE = "positive"
     NEGATIVE = "negative"
     UNKNOWN = "unknown"
-    TORN = "torn"  # unknown, for no other reason than a torn tail; only `testimony` says it
+    TORN = "torn"  # unknown, for no other reason than a torn tail; only `testimony` returns it
 
 
 _NEGATIVES = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
@@ -52,7 +52,7 @@ def meaning(status: Status) -> Meaning:
 
 
 def testimony(status: Status) -> Meaning:
-    """Classify the status of an entry for recovery, which alone tells TORN from UNKNOWN."""
+    """Classify the status of an entry for recovery, to which TORN is a class of its own."""
     return Meaning.TORN if status is Status.LIMBO_TORN else meaning(status)
 
 

@@ -1,5 +1,5 @@
-"""The starts of a bookie, on each of its directories: a number and a random token for each. By these
-the bookie sees whether a start in the metadata store was its own (serve/twin.py).
+"""The starts of a bookie, on each of its directories: a number and a random token for each start.
+By them the bookie sees whether a start in the metadata store was its own (serve/twin.py).
 
 Always true: the file is replaced as a whole, so a crash leaves the old one or the new; a token in
 one directory counts even if others lack it, as this bookie drew it, or the bookie of which these
