@@ -1,25 +1,25 @@
 """Runs one bookie: `python -m bookie_server [--config FILE] [--set KEY=VALUE ...]`.
 
-Always true: it binds its ports before anything is written, and registers last; it says so with one
+Always true: it binds its ports before it writes anything, and registers last; then it writes one
 line of JSON on standard output ({"bookie_id": ..., "address": ..., "frames": ...}: where it serves
-gRPC and frames) and writes nothing else there.
+gRPC and frames) and nothing else there.
 SIGTERM and SIGINT undo that in the opposite order: deregister, drain, flush, seal. A status other
-than 0 comes with one line on standard error that says what happened and what to do; a failed start
-is never 0 (BK#4815). The process ends at once, whatever its threads do: what counts has been
-synced. Exit status:
+than 0 comes with one line on standard error, with the error and the remedy; a failed start is never
+0 (BK#4815). The process ends at once, whatever its threads do: all that counts is synced. Exit
+status:
 
-    0  stopped          2  a setting is wrong            3  the metadata store is not there
+    0  stopped          2  a setting is wrong            3  the metadata store is unreachable
     4  cannot listen    5  the parent is gone            6  a disk failed
     7  the disks are another cluster's, another bookie's, in each other's place, or a copy of those
        of a bookie that runs
-    8  the disks are in use, or damaged, or hold what no bookie wrote
-    9  told twice to stop: it ended at once, and replays its journal when it starts again
+    8  the disks are in use, or damaged, or hold files that no bookie wrote
+    9  a second signal to stop came: it ended at once, and replays its journal at the next start
     1  a defect of ours; the log has where
 
 Beside itself it hosts the process that heals the cluster and keeps up its topics, for which adds
-never wait. Always true of that: there is one at a time, and none after `hosted` is left; it ends
-with the bookie, whatever that dies of, for it holds the reading end of a pipe; one that ends by
-itself is started again, later each time.
+never wait. Always true of that process: one runs at a time, and none after `hosted` is left; it
+ends with the bookie, whatever kills that, as it holds the reading end of a pipe; when it ends by
+itself it is started again, later each time.
 """
 
 import argparse
@@ -74,9 +74,9 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.net import raise_descriptor_limit
 
-GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a tenth of its time
+GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; the search for them took 1/10 of its time
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-HEAP_KEPT_BYTES = 64 << 20  # free at the end of the heap; more is given back
+HEAP_KEPT_BYTES = 64 << 20  # free bytes kept at the end of the heap; more goes to the kernel
 STOPPED, DEFECT, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 1, 2, 3, 4, 5
 DISK_FAILED, WRONG_DISKS, BAD_DISKS, HASTENED = 6, 7, 8, 9
 FILES_OF_A_DIRECTORY = 512  # of its index and of entry logs; others open a few more
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Those of the process, or the ones given. Ends it with BAD_CONFIG when they are wrong."""
+    """The process' arguments, or the given ones. Wrong ones end the process with BAD_CONFIG."""
     parser = argparse.ArgumentParser("bookie_server", description="One storage node.")
     parser.add_argument("--config", type=Path, help="settings, as in conf/bookie.toml")
     parser.add_argument(
@@ -132,36 +132,36 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rebuild-index",
         action="store_true",
-        help="make indexes that cannot be opened anew from the entry logs, and end. What no other"
-        " index of the bookie knows of its ledgers is lost: then all of them are in limbo, and the"
-        " bookie read-only, until they were compared with their copies on other bookies",
+        help="make indexes that cannot be opened anew from the entry logs, and end. If no other"
+        " index of the bookie has its ledgers' states, they are lost: all ledgers are in limbo, and"
+        " the bookie read-only, until they were compared with their copies on other bookies",
     )
     parser.add_argument(
         "--force",
         action="store_true",
         help="with --rebuild-index: also when every index can be opened",
     )
-    found = parser.parse_args(arguments)
-    if found.force and not found.rebuild_index:
+    given = parser.parse_args(arguments)
+    if given.force and not given.rebuild_index:
         parser.error("--force is for --rebuild-index, which is not given")
-    return found
+    return given
 
 
 async def _rebuild(config: BookieConfig, force: bool) -> None:
-    """Raises what `_STATUS` names."""
+    """Raises the exceptions of `_STATUS`."""
     disks = OnDisk(config)
     if await disks.identity() is None:
-        raise BadIdentity("the directories hold nothing to make an index of")
+        raise BadIdentity("the directories hold no entry logs to make an index from")
     if not force and not await disks.broken_indexes():
         raise BadConfig(
-            "every index can be opened, so there is none to make anew",
+            "every index can be opened, so no index needs to be made anew",
             "Start the bookie without --rebuild-index; --force makes all of them anew.",
         )
     await disks.rebuild_indexes(config)
 
 
 async def _run(config: BookieConfig) -> None:
-    """Start, serve until told to stop, stop. Raises what `_STATUS` names."""
+    """Start, serve until a signal to stop, stop. Raises the exceptions of `_STATUS`."""
     stop = _Stop()
     disks = OnDisk(config)
     async with contextlib.AsyncExitStack() as closing:
@@ -202,7 +202,7 @@ async def _run(config: BookieConfig) -> None:
         registration = _registration(config, bookie, store, address, frames_at, lineage)
         closing.push_async_callback(_cancelled, asyncio.create_task(lineage.run(), name="lineage"))
         bookie.also(twin.run(partial(bookie.doubt_all, until_restart=True)))
-        async with hosted(config.service_url, wanted=config.autorecovery):
+        async with hosted(config.service_url, enabled=config.autorecovery):
             await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
@@ -232,8 +232,8 @@ def _registration(
 async def learn_whether_drained(
     bookie: Bookie, store: MetadataStore, changed: Callable[[], None]
 ) -> None:
-    """While an operator has it drained it is read-only. `changed` is called when to look again.
-    Raises StoreError."""
+    """Set `drained`: while an operator drains the bookie it is read-only. `changed` is called when
+    to call this again. Raises StoreError."""
     try:
         await store.get(paths.draining(bookie.bookie_id), changed)
         bookie.drained = True
@@ -248,7 +248,7 @@ async def _serve(
     stop: "_Stop",
     drain_timeout_s: float,
 ) -> None:
-    """Register, go on until told to stop, stop."""
+    """Register, go on until a signal to stop, stop."""
     bookie.disks.listeners.append(registration.publish_soon)
     stop.serving = True
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
@@ -269,8 +269,8 @@ async def _serve(
 
 
 async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
-    """Returns when told to stop. Raises DiskFailed when the storage failed: nothing more is kept;
-    a defect that ended it is raised as it is."""
+    """Returns at a signal to stop. Raises DiskFailed when the storage failed and takes no more
+    entries; a defect that ended it is raised unchanged."""
     bookie.failed.add_done_callback(lambda _: stop.asked.set())
     await stop.asked.wait()
     if bookie.failed.done() and (error := bookie.failed.exception()) is not None:
@@ -285,12 +285,11 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
-    """This node's identity; disks without anything on them are formatted for the cluster at the
-    store."""
+    """This node's identity; empty disks are formatted for the cluster in the store."""
     identity = await disks.identity()
     if identity is None:
-        found = await cluster.ensure(store, str(uuid.uuid4()))
-        identity = Identity(str(uuid.uuid4()), found.cluster_id)
+        ours = await cluster.ensure(store, str(uuid.uuid4()))
+        identity = Identity(str(uuid.uuid4()), ours.cluster_id)
         log.info("formatting the disks of new bookie %s", identity.bookie_id)
     else:
         existing = await cluster.read(store)
@@ -306,28 +305,29 @@ async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
 
 
 class _Stop:
-    """What signals ask for. Always true: the first one before `serving` ends the process at once,
-    for there is nothing to hand over; the first one after it sets `asked`; a second one ends the
+    """The signals to stop. Always true: a first signal before `serving` ends the process at once,
+    as there is nothing to drain; a first signal after it sets `asked`; a second signal ends the
     process at once, as a crash would."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.serving = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._told)
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
-    def _told(self) -> None:
+    def _signalled(self) -> None:
         if self.asked.is_set():
-            leave(HASTENED, "told twice to stop: ended at once; the next start replays the journal")
+            text = "a second signal to stop: ended at once; the next start replays the journal"
+            leave(HASTENED, text)
         if not self.serving:
             leave(STOPPED, "stopped while starting")
         self.asked.set()
 
 
 @contextlib.asynccontextmanager
-async def hosted(service_url: str, *, wanted: bool) -> AsyncIterator[None]:
-    """Autorecovery runs inside of this, if it is `wanted`; its log is the bookie's."""
-    if not wanted:
+async def hosted(service_url: str, *, enabled: bool) -> AsyncIterator[None]:
+    """Autorecovery runs inside of this, if it is `enabled`; its log is the bookie's."""
+    if not enabled:
         yield
         return
     command = [sys.executable, "-m", "spark_ledger.cli.main", "autorecovery", "start"]
@@ -341,7 +341,7 @@ async def hosted(service_url: str, *, wanted: bool) -> AsyncIterator[None]:
 
 
 async def host(command: list[str], pause_s: float = PAUSE_S) -> None:
-    """Run it again and again, until cancelled."""
+    """Run the command again and again, until cancelled."""
     now = asyncio.get_running_loop().time
     wait_s = pause_s
     while True:
@@ -355,7 +355,7 @@ async def host(command: list[str], pause_s: float = PAUSE_S) -> None:
 
 
 async def _ended(command: list[str]) -> str:
-    """How it ended."""
+    """Run the command; returns how it ended."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -372,7 +372,7 @@ async def _ended(command: list[str]) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """In good order: its session in the metadata store ends with it."""
+    """End the process in good order: its session in the metadata store ends with it."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -387,16 +387,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _watch_parent() -> None:
-    """What is acknowledged is in the journal, so there is nothing to say goodbye to."""
+    """End the process when the parent is gone; acknowledged entries are in the journal."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     leave(ORPHANED, "the parent is gone")
 
 
 def _keep_the_heap_small() -> None:
-    """glibc keeps an arena per thread and lets freed megabytes lie: bound both (Linux only). What a
-    burst of large entries freed is needed for the next one: fetched from the kernel again it costs
-    a page fault for every 4 KiB (docs/performance-trials.md)."""
+    """glibc keeps an arena for each thread and keeps freed megabytes: bound both (Linux only). Some
+    are kept: the next burst of large entries needs the memory that the last one freed, and fetched
+    from the kernel again it costs a page fault for every 4 KiB (docs/performance-trials.md)."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_ARENA_MAX, 2)

@@ -1,11 +1,11 @@
-"""Adds: a frame of entries is checked, decided entry by entry, and journalled in one go.
+"""Adds: a frame of entries is checked, decided entry by entry, and journalled in one step.
 
 Always true:
 - between the decision on an entry and its place in cache and journal there is no await, so adds
-  and fences of a ledger have one order, and the cache holds what the journal is about to;
-- entries are carried as views into the frame; a frame of which less than half is taken is not
-  kept alive by it (what is taken is copied);
-- an entry id above all stored ones needs no look-up: only others can be in conflict;
+  and fences of a ledger have one order, and the cache has an entry before the journal does;
+- entries are carried as views into the frame; if less than half of a frame is taken, the taken
+  entries are copied, so that they do not keep the frame in memory;
+- an entry id above all stored ones needs no look-up: only other ids can be in conflict;
 - while a fence of the ledger may be forgotten here no normal add is taken (LedgerHandle.doubted).
 """
 
@@ -49,7 +49,7 @@ class _Item(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    """By lane: the items that are taken, and the ledgers of those that were stored already."""
+    """By lane: the items that are taken, and the ledgers of items that were stored already."""
 
     taken: dict[Lane, list[_Item]]
     repeated: dict[Lane, dict[int, None]]
@@ -68,15 +68,15 @@ class Adder:
         self._ledgers = ledgers
         self._config = config
         self.undecided_bytes = 0
-        """Of adds that are within the budget and of which nothing is appended yet."""
+        """Bytes of adds that are within the budget and not appended yet."""
 
     async def add(
         self, request: m.AddRequest, readonly_reason: str = "", *, even_recovery: bool = False
     ) -> m.AddResponse:
-        """One result for each add; OK only after the sync that covers it, or the write where the
-        ledger is of durability page-cache.
+        """One result for each add; OK only after the sync that covers it, or after the write if the
+        ledger's durability is page-cache.
 
-        With a `readonly_reason` only recovery's adds are taken, with `even_recovery` not those.
+        With a `readonly_reason` only recovery's adds are taken; with `even_recovery` no adds are.
         """
         results: list[m.AddResult] = [_OK] * len(request.adds)
         items, admitted_bytes = self._admit(request.adds, results, readonly_reason, even_recovery)
@@ -100,7 +100,7 @@ class Adder:
 
     @property
     def retry_after_ms(self) -> int:
-        """When there should be room for what is refused now."""
+        """When there should be room for adds that are refused now."""
         wait_s = self._storage.wait_s
         return retry_after_ms(wait_s, self._config.retry_after_ms)
 
@@ -152,7 +152,7 @@ class Adder:
     async def _meet(
         self, items: Sequence[_Item], results: list[m.AddResult]
     ) -> dict[int, LedgerHandle]:
-        """The handles of all ledgers in the frame; the others' items get their result."""
+        """The handles of the ledgers in the frame; other ledgers' items get their result."""
         ids = list(dict.fromkeys([item.header.ledger_id for item in items]))
         handles = {i: handle for i in ids if (handle := self._ledgers.get(i)) is not None}
         if len(handles) < len(ids):
@@ -166,7 +166,8 @@ class Adder:
         return handles
 
     async def _make_certain(self, handles: Sequence[LedgerHandle], *, below: bool) -> None:
-        """With their records, where the metadata store may have gone back in time."""
+        """Compare the ledgers with their records, if the metadata store may have gone back in
+        time."""
         asked = [h for h in handles if self._ledgers.is_uncertain(h, below=below)]
         if asked:
             await asyncio.gather(*map(self._ledgers.compare, asked))
@@ -195,17 +196,17 @@ class Adder:
 
     async def _look_up(self, items: Sequence[_Item], handles: dict[int, LedgerHandle]) -> _Stored:
         """Headers of the frame's entries that are in an entry log already."""
-        wanted = _perhaps_stored(items, handles)
-        if wanted:
-            await self._make_certain([handles[ledger_id] for ledger_id in wanted], below=True)
-        while wanted := wanted and _perhaps_stored(items, handles):
+        candidates = _perhaps_stored(items, handles)
+        if candidates:
+            await self._make_certain([handles[ledger_id] for ledger_id in candidates], below=True)
+        while candidates := candidates and _perhaps_stored(items, handles):
             flushes = self._storage.flushes
-            await self._ledgers.settled(wanted)
+            await self._ledgers.settled(candidates)
             stored: _Stored = {}
-            for ledger_id, ids in wanted.items():
-                found = await self._storage.reader.headers(ledger_id, ids)
-                stored.update(((ledger_id, each), header) for each, header in found.items())
-            if flushes == self._storage.flushes:  # else one may have moved, or come and moved
+            for ledger_id, ids in candidates.items():
+                headers = await self._storage.reader.headers(ledger_id, ids)
+                stored.update(((ledger_id, e), header) for e, header in headers.items())
+            if flushes == self._storage.flushes:  # else an entry may have moved meanwhile
                 return stored
         return {}
 
@@ -216,7 +217,7 @@ class Adder:
         stored: _Stored,
         results: list[m.AddResult],
     ) -> _Decided:
-        """Give each item its result and put those that are taken into the cache. No await."""
+        """Give each item its result and put the taken ones into the cache. No await."""
         decided = _Decided({}, {})
         for run in _runs(items):
             _, add, header, _ = run[0]
@@ -232,7 +233,7 @@ class Adder:
         return decided
 
     def _take_all(self, run: list[_Item], handle: LedgerHandle, decided: _Decided) -> bool:
-        """Take a run of new entries for which there is room; False: nothing was done."""
+        """Take a run of new entries, if there is room; False: nothing was done."""
         entries = {item.header.entry_id: item.entry for item in run}
         ids = list(entries)
         if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
@@ -276,24 +277,24 @@ class Adder:
                 decided.taken.setdefault(lane, []).append(item)
 
     def _compare(self, header: EntryHeader, stored: _Stored, recovery: bool) -> Status | None:
-        """OK: the same entry is stored. None: none is. Otherwise the refusal.
+        """OK: the same entry is stored. None: no entry is stored. Otherwise the refusal.
 
         A stored copy that cannot be read any more is replaced by recovery's or repair's.
         """
         cached = self._storage.cache.get(header.ledger_id, header.entry_id)
-        known: EntryHeader | Undeliverable | None
+        earlier: EntryHeader | Undeliverable | None
         if cached is not None:
-            known = unpack_header(cached)
+            earlier = unpack_header(cached)
         else:
-            known = stored.get((header.ledger_id, header.entry_id))
-        if known is None:
+            earlier = stored.get((header.ledger_id, header.entry_id))
+        if earlier is None:
             return None
-        if isinstance(known, Undeliverable):
+        if isinstance(earlier, Undeliverable):
             return None if recovery else Status.IO_ERROR
-        return Status.OK if known.identity == header.identity else Status.CONFLICTING_ENTRY
+        return Status.OK if earlier.identity == header.identity else Status.CONFLICTING_ENTRY
 
     def _append(self, decided: _Decided, frame_bytes: int) -> list[asyncio.Future[None]]:
-        """Give the records to the journal; all futures done: every OK may be said."""
+        """Give the records to the journal; once all futures are done, every OK may be sent."""
         taken_bytes = sum([len(item.entry) for items in decided.taken.values() for item in items])
         copy = taken_bytes * 2 < frame_bytes
         durable = []
@@ -314,8 +315,8 @@ class Adder:
 
 
 def _admit_all(adds: Sequence[m.Add], room: int, size_max: int) -> tuple[list[_Item], int] | None:
-    """All of a frame, if nothing is wrong with any: column by column, since a step of Python for
-    each is what small adds cost most."""
+    """All adds of a frame, if each is well-formed and there is room: column by column, as a step of
+    Python for each would be the largest cost of small adds."""
     buffers = [add.entry for add in adds]
     if any([len(several) != 1 for several in buffers]):
         return None
@@ -337,7 +338,7 @@ _KIND = attrgetter("header.ledger_id", "add.token", "add.recovery")  # of an ite
 
 def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
     """The items in their order, cut where the ledger, the token or the recovery flag changes:
-    what may be done is decided once for each run."""
+    rights are decided once for each run."""
     return [list(run) for _, run in groupby(items, _KIND)]
 
 
@@ -349,9 +350,9 @@ def _perhaps_stored(
     items: Sequence[_Item], handles: dict[int, LedgerHandle]
 ) -> dict[int, list[int]]:
     """By ledger, the entries of the frame that are not above all stored ones."""
-    wanted: dict[int, list[int]] = {}
+    candidates: dict[int, list[int]] = {}
     for item in items:
         handle = handles.get(item.header.ledger_id)
         if handle is not None and item.header.entry_id <= handle.last_entry:
-            wanted.setdefault(item.header.ledger_id, []).append(item.header.entry_id)
-    return wanted
+            candidates.setdefault(item.header.ledger_id, []).append(item.header.entry_id)
+    return candidates

@@ -1,14 +1,13 @@
 """One storage node: what it promises, in which order, and what it responds.
 
 Always true (docs/protocol.md has the reasons):
-- an add gets OK only after the sync that covers it (page-cache ledgers: the write); an equal one
-  again is OK, another entry under the same id is refused, and nothing of a fenced ledger is taken
-  but recovery's adds;
-- a request that fences gets its response only after the fence is durable, whatever the response
-  says;
+- an add gets OK only after the sync that covers it (page-cache ledgers: the write); an equal add
+  again is OK, another entry under the same id is refused, and of a fenced ledger only recovery's
+  adds are taken;
+- a request that fences gets its response, whatever its status, only after the fence is durable;
 - an entry that exists, or may have existed, and cannot be delivered is never "no such entry";
 - every limit is in bytes; beyond it the response is BUSY, at once; recovery has a reserve;
-- the first failure of the journal or the storage is final: `failed` is set, nothing is
+- the first failure of the journal or the storage is final: `failed` is set, and no add is
   acknowledged any more.
 """
 
@@ -68,10 +67,10 @@ class Bookie:
         """Done with an exception when journal or storage failed: the process must exit."""
         self.disks = disks
         self.drained = False
-        """An operator has its copies moved to others: it is read-only."""
+        """An operator drains the bookie, so that its copies move to others: it is read-only."""
         self.phase = ""
-        """What Info says of the state instead: "starting" until the node's maker has
-        registered it."""
+        """The state in Info, if not empty: "starting" until the process has registered the
+        bookie."""
         self.storage = storage
         self._config = config
         self.ledgers = LedgerHandles(storage, metadata, bookie_id, repair_credential)
@@ -86,7 +85,7 @@ class Bookie:
         self.responses = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
         """Responses that are being read from disk, or sent."""
         self.long_polls = 0
-        """How many wait for news of a last add confirmed; each is an object, none a thread."""
+        """How many calls wait for a last add confirmed to rise; a call takes no thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
         peers = Peers(ask, repair_credential)
         self.reclaim = Reclaim(
@@ -100,7 +99,7 @@ class Bookie:
         disks.listeners.append(self._limbo.wake)
         storage.on_doubt = self._standing_changed
         storage.on_quarantine = self._limbo.damaged
-        # without the id of its cluster it cannot tell which ledgers it may have had
+        # without its cluster's id a node cannot find out which ledgers it may have had
         limbo = [self._limbo.run()] if cluster_id else []
         background = [self.reclaim.run(), *limbo, disks.run()]
         self._background = [asyncio.ensure_future(work) for work in background]
@@ -118,29 +117,28 @@ class Bookie:
         repair_credential: bytes = b"",
         ask: Ask = nobody_responds,
     ) -> "Bookie":
-        """Replay what the journals hold beyond the checkpoint; ready to serve when it returns.
+        """Replay the journals' records beyond the checkpoint; ready to serve when it returns.
 
-        A node that is not told the id of its cluster never takes a ledger for deleted; one that
-        cannot `ask` the other bookies keeps copies that only they should have. Who has the
-        `repair_credential` of the cluster may read and repair what has a password.
-        Raises DiskFailed.
+        Without a `cluster_id` no ledger ever counts as deleted; without `ask` the bookie keeps
+        copies that only other bookies should have. The `repair_credential` of the cluster permits
+        to read and repair ledgers that have a password. Raises DiskFailed.
         """
         watched = [
-            Watched(each.id, each.name, role, each.disk, each.file_system)
+            Watched(directory.id, directory.name, role, directory.disk, directory.file_system)
             for role, several in (
                 (Role.JOURNAL, directories.journals),
                 (Role.LEDGER, directories.ledgers),
             )
-            for each in several
+            for directory in several
         ]
         names = directories.failed_names
-        lost = {names.get(each, each): why for each, why in directories.failed.items()}
+        lost = {names.get(i, i): why for i, why in directories.failed.items()}
         disks = DiskMonitor(watched, config, lost, small=(f"{checkpoint.FOLDER}/",))
         await disks.look()  # first: replay may need the reserve
         storage = await open_storage(
             directories._replace(
-                journals=[replace(each, disk=disks.disk(each.id)) for each in directories.journals],
-                ledgers=[replace(each, disk=disks.disk(each.id)) for each in directories.ledgers],
+                journals=[replace(d, disk=disks.disk(d.id)) for d in directories.journals],
+                ledgers=[replace(d, disk=disks.disk(d.id)) for d in directories.ledgers],
             ),
             config,
             disks,
@@ -191,30 +189,30 @@ class Bookie:
                 self._idle.set()
 
     def drain(self) -> None:
-        """Take nothing new; what is under way gets its response, long polls at once, and nothing
-        waits for disk space any more."""
+        """Take no new requests; those under way get their response, long polls at once, and no
+        write waits for disk space any more."""
         self._stopping = True
         self.phase = "draining"
         self.ledgers.wake_all()
         self.storage.hurry()
 
     async def doubt_all(self, *, until_restart: bool = False) -> None:
-        """Acknowledged entries may be missing here, of any ledger: nothing is denied from this step
-        on, until each was looked at; with `until_restart` none is before the next start. Durable
-        when it returns. Raises JournalFailed."""
+        """Acknowledged entries of any ledger may be missing here: from this step on no entry is
+        denied, until the walk has judged each ledger; with `until_restart`, until the next start.
+        Durable when it returns. Raises JournalFailed."""
         self._limbo.halted = self._limbo.halted or until_restart
         await self.ledgers.doubt([(EVERY_LEDGER, LimboReason.LOST, False)])
         self._limbo.wake()
         self._standing_changed()
 
     def also(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do that in the background too; the node has failed when it raises."""
+        """Do this work in the background too; the node has failed when it raises."""
         task = asyncio.ensure_future(work)
         self._background.append(task)
         task.add_done_callback(self._on_task_end)
 
     async def stop(self) -> None:
-        """Drain what is under way, flush, seal the journals, close the index.
+        """Drain the requests under way, flush, seal the journals, close the index.
 
         Raises JournalFailed or DiskFailed when the node had failed or fails now.
         """
@@ -242,7 +240,7 @@ class Bookie:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # a watcher of `failed` gets it; there may be none
+            self.failed.exception()  # counts as retrieved even if no task awaits `failed`
             self._standing_changed()
 
     async def _dispatch(self, request: m.Request) -> m.Response:
@@ -281,7 +279,7 @@ class Bookie:
         if not handle.allows("recover" if request.fence else "read", request.token):
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
-            handle.adds += 1  # what repair finds here it counts on, the fence too: it is no garbage
+            handle.adds += 1  # repair relies on these copies and the fence: they are no surplus
             await self._fence(handle)
             await self.ledgers.settled([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
@@ -292,10 +290,10 @@ class Bookie:
         try:
             ids = ids_in(request.spans, RESULTS_MAX)
             locate = request.locations and not request.fence
-            found = await self._look(request.ledger_id, ids, max(bytes_max, 1), locate=locate)
-            if request.fence:  # what it shows counts as a copy
+            outcome = await self._look(request.ledger_id, ids, max(bytes_max, 1), locate=locate)
+            if request.fence:  # the entries of the response count as copies
                 await self.storage.shown_is_durable(request.ledger_id)
-            response = self._read_response(request, ids, handle, found)
+            response = self._read_response(request, ids, handle, outcome)
             if not locate or not request.ahead:
                 return response
             ahead = ids_in(request.ahead, RESULTS_MAX)
@@ -305,24 +303,24 @@ class Bookie:
             self.responses.give_back(bytes_max, caller)
 
     async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, locate: bool) -> Range:
-        """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
-        before: then it is looked up again. Raises DiskFailed."""
+        """Read the stored entries. If the ledger's limbo was cleared meanwhile, read again: the
+        entries were looked up before that. Raises DiskFailed."""
         while True:
             doubt = self.storage.limbo(ledger_id)
-            found = await self.storage.reader.read(ledger_id, ids, max_bytes, locate=locate)
+            outcome = await self.storage.reader.read(ledger_id, ids, max_bytes, locate=locate)
             now = self.storage.limbo(ledger_id)
             if worse(doubt, now) == now:
-                return found
+                return outcome
 
     def _read_response(
-        self, request: m.ReadRequest, ids: EntryIds, handle: LedgerHandle, found: Range
+        self, request: m.ReadRequest, ids: EntryIds, handle: LedgerHandle, outcome: Range
     ) -> m.ReadResponse:
         # a node responds *no such entry* only if it is certain
         absent = m.EntryResult(absence(self.storage.limbo(handle.ledger_id)))
         results: list[m.EntryResult] = []
         for entry_id in ids:
-            entry = found.entries.get(entry_id)
-            if entry_id > found.known_through:
+            entry = outcome.entries.get(entry_id)
+            if entry_id > outcome.known_through:
                 break
             if entry is None:
                 results.append(absent)
@@ -332,7 +330,7 @@ class Bookie:
                 results.append(m.EntryResult(Status.OK, location=entry))
             else:
                 results.append(m.EntryResult(Status.OK, entry))
-        whole = found.known_through >= request.spans[-1][1]
+        whole = outcome.known_through >= request.spans[-1][1]
         return m.ReadResponse(
             Status.OK,
             results,
@@ -341,8 +339,8 @@ class Bookie:
         )
 
     async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
-        """What cache and index have, once it is durable: the caller takes it for copies. The scrub
-        finds out whether an entry can be read."""
+        """The entries that cache and index have, once they are durable: the caller counts them as copies. The
+        scrub finds out whether an entry can be read."""
         first, last = request.first_entry, request.last_entry
         if reason := _no_range(request):
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
@@ -353,18 +351,18 @@ class Bookie:
             return m.StoredResponse(Status.UNAUTHORIZED)
         through = min(last, first + STORED_AT_ONCE - 1)
         flushes = -1
-        while flushes != self.storage.flushes:  # else one may have moved meanwhile
+        while flushes != self.storage.flushes:  # an entry may have moved meanwhile
             flushes = self.storage.flushes
-            found = await self.storage.reader.stored(request.ledger_id, first, through)
+            stored = await self.storage.reader.stored(request.ledger_id, first, through)
         await self.storage.shown_is_durable(request.ledger_id)
-        return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
+        return m.StoredResponse(Status.OK, through, spans_of(sorted(stored)))
 
     # -- fence, last add confirmed --
 
     async def _fence(self, handle: LedgerHandle) -> None:
         """Returns when the fence is durable. Raises JournalFailed."""
         lost = handle.fence_durable is not None and _has_failed(handle.fence_durable)
-        if lost or not handle.state.fenced:  # lost: with a journal, and others go on
+        if lost or not handle.state.fenced:  # lost: with a journal that failed; others live
             state = self.storage.set_state(replace(handle.state, fenced=True))
             handle.end_waiting()
             record = Record(RecordKind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
@@ -417,8 +415,8 @@ class Bookie:
             self._config.entry_bytes_max,
             __version__,
             [
-                m.DirectoryInfo(each.name, each.role.value, *each.space, each.full, each.failure)
-                for each in self.disks.states
+                m.DirectoryInfo(d.name, d.role.value, *d.space, d.full, d.failure)
+                for d in self.disks.states
             ],
             len(self.ledgers.in_limbo()) + bool(self.ledgers.every().limbo),
             self.reclaim.describe(),
@@ -426,7 +424,7 @@ class Bookie:
 
 
 def _no_range(request: m.ReadRequest | m.StoredRequest) -> str:
-    """Why the request is about no entries; empty: it is about some."""
+    """Why the request's range is malformed; empty: it is not."""
     ledger_id, first, last = request.ledger_id, request.first_entry, request.last_entry
     if ledger_id < 0 or not 0 <= first <= last:
         return f"no range of entries: {ledger_id}:{first}..{last}"
@@ -442,14 +440,14 @@ _RESPONSES = dict(m.METHODS.values())
 
 
 def _is_recovery(request: m.Request) -> bool:
-    """Whether it travels in recovery's lane; a frame of adds goes by its first."""
+    """Whether the request travels in recovery's lane; of a frame of adds its first add decides."""
     if isinstance(request, m.AddRequest):
         return bool(request.adds) and request.adds[0].recovery
     return isinstance(request, m.ReadRequest | m.ReadLacRequest) and request.fence
 
 
 def _refuse_all(request: m.Request, status: Status, reason: str) -> m.Response:
-    """The response that gives one status to everything in the request."""
+    """The response that gives one status to the whole request."""
     if isinstance(request, m.AddRequest):
         results: Sequence[m.AddResult] = [m.AddResult(status, reason=reason)] * len(request.adds)
         return m.AddResponse(results)

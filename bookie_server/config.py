@@ -1,7 +1,7 @@
 """Every setting of a bookie, with its unit, default and meaning; conf/bookie.toml lists them.
 
-Always true: an entry of the largest size fits every budget, so an idle bookie takes any entry it
-calls acceptable; a directory is named where it is given, or not at all.
+Always true: an entry of the largest size fits every budget, so an idle bookie takes every entry up
+to that size; a directory setting is either a name or not given.
 """
 
 import re
@@ -16,13 +16,13 @@ from spark_ledger import net
 MIB = 1 << 20
 _SPARE = 64 * 1024  # headers and padding around the largest entry
 _LITTLE = 4096  # the same without padding
-MESSAGE_OVERHEAD_BYTES = 64 * 1024  # what a message has beside the payload of an entry
+MESSAGE_OVERHEAD_BYTES = 64 * 1024  # of a message, beside the payload of an entry
 _RACK = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _NOT_AT_ENDS = "[]'\""
 
 
 class StorageConfig(Settings):
-    """Of the storage engine. Sizes are bytes, times seconds (or ms where the name says so)."""
+    """Settings of the storage engine. Sizes are bytes, times seconds (ms if the name ends so)."""
 
     journal_bytes_max: int = Field(
         64 * MIB, gt=0, description="Size of one journal segment, reserved when it is made."
@@ -102,8 +102,8 @@ class StorageConfig(Settings):
     place_bytes_min: int = Field(
         32 * 1024,
         ge=0,
-        description="Readers on this host are told where entries of so many bytes lie, and read"
-        " them there themselves; 0: never.",
+        description="Readers on this host get the locations of entries of so many bytes, and read"
+        " them from the files themselves; 0: never.",
     )
 
     tombstone_sweep_s: float = Field(
@@ -216,7 +216,7 @@ class StorageConfig(Settings):
         others = ["entry_bytes_max"]
         if name == "journal_bytes_max":
             others.append("journal_batch_bytes_max")
-        lower = " or ".join(f"{each} ({getattr(self, each)})" for each in others)
+        lower = " or ".join(f"{other} ({getattr(self, other)})" for other in others)
         return (
             f"{name} is {getattr(self, name)}, too small for the largest entry: give it at least"
             f" {least}, or lower {lower}"
@@ -224,7 +224,7 @@ class StorageConfig(Settings):
 
 
 class BookieConfig(StorageConfig):
-    """Of the storage engine, and of all around it."""
+    """Settings of a bookie: of the storage engine, and of all around it."""
 
     SECTIONS: ClassVar = {
         "service_url": "which cluster",
@@ -313,7 +313,7 @@ class BookieConfig(StorageConfig):
     )
 
     def directories(self, kind: str) -> list[str]:
-        """Of that kind: "journal" or "ledger"."""
+        """The directories of a kind: "journal" or "ledger"."""
         several: list[str] = getattr(self, f"{kind}_directories")
         return several or [getattr(self, f"{kind}_directory")]
 
@@ -333,10 +333,10 @@ class BookieConfig(StorageConfig):
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "BookieConfig":
         for kind in ("journal", "ledger"):
-            one = f"{kind}_directory"
-            default = type(self).model_fields[one].default
-            if getattr(self, f"{kind}_directories") and getattr(self, one) != default:
-                raise ValueError(f"give either {one} or {kind}_directories")
+            single = f"{kind}_directory"
+            default = type(self).model_fields[single].default
+            if getattr(self, f"{kind}_directories") and getattr(self, single) != default:
+                raise ValueError(f"give either {single} or {kind}_directories")
         return self
 
     @field_validator("listen", "frames_listen")
@@ -388,16 +388,16 @@ class BookieConfig(StorageConfig):
 
 
 def _names(text: str) -> list[object]:
-    """Raises ValueError for a list that is none, and for one without names."""
+    """Raises ValueError for a malformed list, and for one without names."""
     text = text.strip()
     if not text.startswith("["):
         return [name.strip() for name in text.split(",")]
     try:
-        found = tomllib.loads(f"names = {text}")
+        parsed = tomllib.loads(f"names = {text}")
     except tomllib.TOMLDecodeError:
-        found = {}
-    names = found.get("names")
-    if not isinstance(names, list) or len(found) > 1:
+        parsed = {}
+    names = parsed.get("names")
+    if not isinstance(names, list) or len(parsed) > 1:
         raise ValueError("""must be a,b or ["a", "b"], with quotes as in TOML""")
     if not names:
         raise ValueError("must name at least one directory")
@@ -405,7 +405,7 @@ def _names(text: str) -> list[object]:
 
 
 def _named(name: str) -> str:
-    """Raises ValueError for what was hardly meant as a directory's name."""
+    """Raises ValueError for a text that is probably not meant as a directory's name."""
     if not name.strip():
         raise ValueError("must name a directory")
     if name[0] in _NOT_AT_ENDS or name[-1] in _NOT_AT_ENDS:
@@ -417,8 +417,8 @@ def _named(name: str) -> str:
 
 
 def advertised_address(config: BookieConfig, port: int) -> str:
-    """What is registered for gRPC, given the port that was bound."""
-    return _told(config.advertised or config.listen, port)
+    """The registered address of gRPC, given the port that was bound."""
+    return _with_port(config.advertised or config.listen, port)
 
 
 def frames_listen(config: BookieConfig) -> str:
@@ -429,12 +429,12 @@ def frames_listen(config: BookieConfig) -> str:
 
 
 def advertised_frames(config: BookieConfig, port: int) -> str:
-    """What is registered for frames, given the port that was bound for them."""
+    """The registered address of frames, given the port that was bound for them."""
     host, _ = net.parse(config.advertised or frames_listen(config))
-    return _told(config.frames_advertised or net.bracketed(host), port)
+    return _with_port(config.frames_advertised or net.bracketed(host), port)
 
 
-def _told(address: str, port: int) -> str:
+def _with_port(address: str, port: int) -> str:
     """The address with the port that it names, or else the one that was bound."""
     host, named = net.parse(address)
     return net.join(host, named or port)

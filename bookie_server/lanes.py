@@ -1,14 +1,13 @@
-"""The lanes in which requests travel through a node, and how it pushes back: what is under way is
-counted in bytes, and a refusal says when to ask again; and at which rate it works in the
-background.
+"""The lanes in which requests travel through a node; how the node pushes back (it counts the bytes
+under way, and a refusal has the time until the next try); and the rate of its background work.
 
 Always true: recovery (fences, fencing reads, recovery's and repair's adds) has a lane, a place in
 the journal's next batch, disk threads of its own and a reserve beyond every budget, so it never
-waits behind bulk adds or reads, and finds room however much the others send. The lane of a request
+waits behind bulk adds or reads, and has room however much the others send. The lane of a request
 is set once, where the request comes in, and inherited by every task that works for it. One request
-fits a budget of which nothing is used; the time to ask again is between the least and
-RETRY_AFTER_MS_MAX, and the longer, the more is in the way; over any time a Pace lets through at
-most `bytes_per_s` times that time, plus what was asked for last.
+always fits an unused budget; the time until the next try is between the least and
+RETRY_AFTER_MS_MAX, and the longer, the more bytes are under way; over any time a Pace lets through
+at most `bytes_per_s` times that time, plus the last request.
 """
 
 import asyncio
@@ -16,19 +15,19 @@ from contextvars import ContextVar
 from enum import Enum
 
 RETRY_AFTER_MS_MAX = 1000
-CALLER_SHARE = 0.5  # of a budget, for one caller: one that takes nothing keeps no other out
-_WEIGHT = 0.3  # of what was done last in the estimate
+CALLER_SHARE = 0.5  # of a budget, for one caller: a caller that takes no bytes blocks no other
+_WEIGHT = 0.3  # of the last work in the estimate
 
 
 class Lane(Enum):
-    """How records are written by the journal, and which disk threads read for a request."""
+    """How the journal writes the records of a request, and which disk threads read for it."""
 
     BULK = "bulk"
     """Normal adds and reads. Acknowledged when synced."""
     PAGE_CACHE = "page-cache"
     """Normal adds of ledgers with that durability: acknowledged when written, synced soon."""
     RECOVERY = "recovery"
-    """Acknowledged when synced, and never behind what other ledgers have waiting."""
+    """Acknowledged when synced, and never behind waiting records of other ledgers."""
 
 
 travelling: ContextVar[Lane] = ContextVar("lane", default=Lane.BULK)
@@ -36,7 +35,7 @@ travelling: ContextVar[Lane] = ContextVar("lane", default=Lane.BULK)
 
 
 calling: ContextVar[str] = ContextVar("caller", default="")
-"""The connection by which that request came; empty: unknown."""
+"""The connection of that request; empty: unknown."""
 
 
 def in_recovery() -> bool:
@@ -45,7 +44,7 @@ def in_recovery() -> bool:
 
 
 class Budget:
-    """Bytes that are under way, of which there may be `bytes_max`; for recovery more."""
+    """Bytes under way, `bytes_max` at most; for recovery more."""
 
     def __init__(self, bytes_max: int, reserve_bytes: int) -> None:
         self.used = 0
@@ -54,8 +53,8 @@ class Budget:
         self._by_caller: dict[str, int] = {}
 
     def has_room(self, count: int, *, recovery: bool = False, caller: str = "") -> bool:
-        """Whether so many bytes more may be taken; by a known `caller`, for bulk, no more
-        than its share."""
+        """Whether so many bytes more may be taken; for bulk, a `caller` gets no more than its
+        share."""
         limit = self._bytes_max + (self._reserve_bytes if recovery else 0)
         taken = self._by_caller.get(caller, 0)
         if taken and not recovery and taken + count > CALLER_SHARE * self._bytes_max:
@@ -63,7 +62,7 @@ class Budget:
         return not self.used or self.used + count <= limit
 
     def fits(self, count: int, *, recovery: bool = False) -> bool:
-        """Whether so many bytes that were taken could have been, by has_room."""
+        """Whether `has_room` allowed so many of the bytes that are taken already."""
         self.used -= count
         room = self.has_room(count, recovery=recovery)
         self.used += count
@@ -75,7 +74,7 @@ class Budget:
 
     def give_back(self, count: int, caller: str = "") -> None:
         self.used -= count
-        assert self.used >= 0, "what was taken is given back once"
+        assert self.used >= 0, "bytes are given back once"
         self._count(caller, -count)
 
     def _count(self, caller: str, count: int) -> None:
@@ -86,7 +85,7 @@ class Budget:
 
 
 class Throughput:
-    """Bytes that something does in a second, from what it did lately."""
+    """Bytes that a kind of work does in a second, by its last times."""
 
     def __init__(self) -> None:
         self._bytes_per_s = 0.0
@@ -97,12 +96,12 @@ class Throughput:
         self._bytes_per_s = old + _WEIGHT * (rate - old) if old else rate
 
     def seconds_for(self, count: int) -> float | None:
-        """None: unknown, it did nothing yet."""
+        """None: unknown, no work was done yet."""
         return count / self._bytes_per_s if self._bytes_per_s else None
 
 
 class Work:
-    """One piece of work after the other (flushes), and when the one under way should end."""
+    """Pieces of work one after another (flushes), and when the one under way should end."""
 
     def __init__(self) -> None:
         self._throughput = Throughput()
@@ -119,9 +118,9 @@ class Work:
         self._begun_s = None
 
     def left_s(self, now_s: float, behind_bytes: int = 0) -> float:
-        """Seconds until the work under way and so many bytes behind it should be done. What takes
-        longer than expected, or is the first of its kind, is expected to take half as long again
-        as it took already."""
+        """Seconds until the work under way and so many bytes behind it should be done. Work that
+        takes longer than expected, or is the first of its kind, should go on for half the time that
+        has passed."""
         behind_s = self._throughput.seconds_for(behind_bytes) or 0.0
         if self._begun_s is None:
             return behind_s
@@ -131,14 +130,14 @@ class Work:
 
 
 class Pace:
-    """One budget of bytes per second; shared by those whose sum is to be bounded."""
+    """A budget of bytes per second, shared by all work whose sum is to be bounded."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
     async def spend(self, count: int) -> None:
-        """Return when `count` bytes more may be worked on: after those spent before."""
+        """Return when work on `count` more bytes may begin: after the bytes spent before."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         start = max(now, self._free_at)

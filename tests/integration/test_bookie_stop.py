@@ -65,7 +65,7 @@ def test_a_second_signal_ends_it_at_once_and_the_next_start_replays(fresh_cluste
         os.kill(bookie.pid, signal.SIGCONT)
         bookie.wait_until_stopped()
         assert bookie.exit_code == HASTENED
-        assert "told twice to stop" in bookie.log.read_text()
+        assert "a second signal to stop" in bookie.log.read_text()
         bookie.start()
         assert not replayed(bookie.log)[-1].endswith(" 0 records replayed")
         reader = client.open_ledger(writer.ledger_id)
