@@ -1,13 +1,13 @@
 """Requests to bookies, over a `Network` (frame_network.py; tests have others); each outcome is a
 value.
 
-Always true: whatever goes wrong on the way (no address, no response, bytes that are no response)
-comes back as a status of class *unknown* with its reason, never as a negative and never as an
-exception; only a request to a client that was closed, before it or meanwhile, raises ClientClosed.
-"Busy" is asked again, of the same bookie, until the request's time is over. Every outcome is told
-to `quarantine`, which says what to choose last; "busy" is a response. An exception of the network
-says nothing about whether the bookie carried the request out; messages of a stream arrive in the
-order they were sent, or not at all, and then nothing after them does.
+Always true: every failure on the way (no address, no response, a malformed response) comes back as
+a status of class *unknown* with its reason, never as a negative and never as an exception; only a
+request to a client that was closed, before it or meanwhile, raises ClientClosed. After "busy" the
+client repeats the request to the same bookie, until the request's time is over. Every outcome goes
+to `quarantine`, which decides which bookies to choose last; "busy" is a response. After an
+exception of the network it is unknown whether the bookie carried the request out; messages of a
+stream arrive in the order they were sent; if one does not arrive, none after it does.
 """
 
 import asyncio
@@ -239,7 +239,7 @@ class AddLane:
 
 
 class Silent(Unreachable):
-    """Nothing came in the time allowed; that alone is no failure of the bookie."""
+    """No response came in the time allowed; that alone is no failure of the bookie."""
 
 
 class ReadStream:
@@ -247,15 +247,15 @@ class ReadStream:
     BookieClient.read_stream; used by one task; `give_up` when done, always.
 
     Always true: a missing, late or malformed response is an exception, and the stream is over then;
-    nothing here is taken for a negative.
+    it never counts as a negative.
     """
 
-    def __init__(self, stream: Stream, told: Callable[[bool], None]) -> None:
-        """`told` is called with whether the bookie responded, each time that is known."""
+    def __init__(self, stream: Stream, report: Callable[[bool], None]) -> None:
+        """Calls `report` with True for each response of the bookie, with False for a failure."""
         self._stream = stream
-        self._told = told
+        self._report = report
         self.received_bytes = 0
-        """Of messages, as credit counts them."""
+        """Bytes of messages, as credit counts them."""
 
     async def begin(self, request: ReadRequest, credit_bytes: int) -> None:
         """Raises CallFailed."""
@@ -266,7 +266,7 @@ class ReadStream:
         try:
             await self._stream.send(codec.encode(ReadStreamRequest(credit_bytes=credit_bytes)))
         except CallFailed as failure:
-            self._told(False)
+            self._report(False)
             raise Unreachable(str(failure)) from failure
 
     async def next(self, timeout_s: float) -> ReadResponse:
@@ -279,9 +279,9 @@ class ReadStream:
         except TooLate as failure:
             raise Silent(str(failure)) from failure
         except (CallFailed, codec.BadMessage) as failure:
-            self._told(False)
+            self._report(False)
             raise Unreachable(str(failure)) from failure
-        self._told(True)
+        self._report(True)
         self.received_bytes += len(message)
         return cast(ReadResponse, response)
 
@@ -354,8 +354,8 @@ class BookieClient:
             if not response.done():
                 response.set_result(results[0])
 
-        one = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
-        self.lane(bookie_id, recovery=add.recovery).submit(one, responded)
+        packed = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
+        self.lane(bookie_id, recovery=add.recovery).submit(packed, responded)
         return await response
 
     # -- requests ----------------------------------------------------------------------------
@@ -436,22 +436,22 @@ class BookieClient:
         previous_lac: int = -1,
         wait_ms: int = 0,
     ) -> ReadLacResponse:
-        """The last add confirmed the bookie has heard of; with `wait_ms` a long poll."""
+        """The bookie's last add confirmed; with `wait_ms` a long poll."""
         request = ReadLacRequest(bookie_id, ledger_id, fence, token, previous_lac, wait_ms)
         return await self._ask(bookie_id, "ReadLac", request, ReadLacResponse, wait_ms / 1000)
 
     async def write_lac(
         self, bookie_id: str, ledger_id: int, last_add_confirmed: int, *, token: bytes = b""
     ) -> WriteLacResponse:
-        """Tell the bookie the last add confirmed, so that readers hear of it."""
+        """Send the bookie the last add confirmed, so that readers see it."""
         request = WriteLacRequest(bookie_id, ledger_id, last_add_confirmed, token)
         return await self._ask(bookie_id, "WriteLac", request, WriteLacResponse)
 
     async def clear_limbo(
         self, bookie_id: str, ledger_id: int, revision: int | None = None, *, token: bytes = b""
     ) -> ClearLimboResponse:
-        """Tell the bookie that the ledger was compared with its peers since it told `revision`;
-        without one, ask how the ledger stands there and of which revision that is."""
+        """Take the ledger out of limbo at the bookie: it was compared with its peers since the
+        bookie sent `revision`; without one, ask for the ledger's limbo there and its revision."""
         clear = revision is not None
         request = ClearLimboRequest(bookie_id, ledger_id, token, clear, revision or 0)
         return await self._ask(bookie_id, "ClearLimbo", request, ClearLimboResponse)

@@ -1,15 +1,17 @@
-"""Which bookies there are and where, as the metadata store last told (`BookieDirectory`); which of
-them are chosen last, because they lately gave no response or a slow one (`Quarantine`); and, for
-people, all that were ever seen (`registered`, after a sync: each once, in the best state it has).
+"""Which bookies there are and where, by the last look at the metadata store (`BookieDirectory`);
+which of them are chosen last, because they lately gave no response or a slow one (`Quarantine`);
+and, for operators, all bookies that ever registered (`registered`, after a sync: each once, in the
+best state it has).
 
 Always true of the directory: `writable` and `address` read from memory; one look at the store runs
-at a time, when a watch fired, and after `refresh_s` if none did, for a watch may be missed. It
-lists the bookies, and reads new ones; all, if a watch fired and none came or went: then one
-registered anew. If none fired, AGAIN_AT_ONCE of the others, those read longest ago: free space
-changes without a watch. So what many processes ask for does not grow with the bookies. A bookie's
-last known address is kept when its registration goes, for it may respond still, and replaced by
-what it remembered of itself since: it serves before it may register (a hold). Failures to look
-are repeated until they end, never raised; a listener that fails is reported and harms no other.
+at a time, when a watch fired, and after `refresh_s` if none did, for a watch may be missed. A look
+lists the bookies, and reads new registrations. If a watch fired and no bookie came or went, one
+registered anew: then it reads all. If no watch fired, it reads AGAIN_AT_ONCE of the others, those
+read longest ago: free space changes without a watch. So the load of many processes does not grow
+with the bookies. A bookie's last known address is kept when its registration goes, as it may still
+respond, and replaced by the address that the bookie recorded of itself since: under a hold it
+serves and may not register. A look that fails is repeated, and its failure never raised; a listener
+that fails is reported and harms no other.
 
 Always true of the quarantine: no bookie is excluded, only put last; a bookie is *in doubt* from
 a call without response until DOUBT_S later or its next response, whichever is first, and
@@ -72,15 +74,16 @@ class BookieDirectory:
         self._armed: dict[str, int] = {}
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
-        self._told: Registrations = {}  # id, address and rack of each, as last registered
-        self._left: dict[str, None] = {}  # that were registered, the last one to leave at the end
+        self._latest: Registrations = {}  # id, address and rack of each, as last registered
+        self._left: dict[str, None] = {}  # bookies that left, the last one to leave at the end
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read everything once and follow the changes from then on. Raises StoreUnavailable."""
+        """Read all registrations once and follow the changes from then on. Raises
+        StoreUnavailable."""
         await self.refresh()
         self._watching = asyncio.get_running_loop().create_task(
             self._follow(), name="bookie directory"
@@ -109,24 +112,24 @@ class BookieDirectory:
         return bookie_id in self._writable or bookie_id in self._readonly
 
     def address(self, bookie_id: str) -> str | None:
-        """Where the bookie is, or was when last registered; None if nothing was ever heard."""
-        known = self._told.get(bookie_id)
-        return None if known is None else known.address
+        """The bookie's address, or the one when last registered; None if it is unknown."""
+        latest = self._latest.get(bookie_id)
+        return None if latest is None else latest.address
 
     def rack(self, bookie_id: str) -> str:
-        """The bookie's rack, or what it was when last registered; "" if unknown."""
+        """The bookie's rack, or the one when last registered; "" if unknown."""
         return self.told(bookie_id).rack
 
     def told(self, bookie_id: str) -> BookieInfo:
         """Id, address and rack, as last registered."""
-        return self._told.get(bookie_id) or BookieInfo(bookie_id, "")
+        return self._latest.get(bookie_id) or BookieInfo(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
-        """`address`, looking among all bookies that ever registered if it is not in memory."""
-        if bookie_id not in self._told:
-            known = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
-            if known is not None and bookie_id not in self._told:
-                self._heard_of(known)
+        """`address`; if it is not in memory, by the list of all bookies that ever registered."""
+        if bookie_id not in self._latest:
+            recorded = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
+            if recorded is not None and bookie_id not in self._latest:
+                self._heard_of(recorded)
         return self.address(bookie_id)
 
     async def known(self) -> int:
@@ -134,11 +137,12 @@ class BookieDirectory:
         names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
         for name in names:
             await self.find(name)
-        return len({**dict.fromkeys(names), **self._told})
+        return len({**dict.fromkeys(names), **self._latest})
 
     async def away(self) -> list[BookieInfo]:
-        """Those that ever registered and are not registered, as they were: the one that this
-        process saw last first, then those that it never saw, by id. Raises StoreError."""
+        """Bookies that ever registered and are not registered now, as they last were: first those
+        that this process saw, the last one to leave first; then the others, by id. Raises
+        StoreError."""
         names = await names_in(self._metadata, paths.BOOKIES_KNOWN)
         seen = [name for name in reversed(self._left) if name in names]
         others = sorted(name for name in names if name not in self._left)
@@ -148,8 +152,8 @@ class BookieDirectory:
         return [self.told(name) for name in gone]
 
     def heard_of(self, without: Collection[str]) -> list[str]:
-        """All bookies whose address is known, but for those in `without`, by id."""
-        return [bookie for bookie in sorted(self._told) if bookie not in without]
+        """All bookies with a known address, except those in `without`, by id."""
+        return [bookie for bookie in sorted(self._latest) if bookie not in without]
 
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text: its id, its address, how it is registered."""
@@ -161,22 +165,22 @@ class BookieDirectory:
         return f"{bookie_id} ({where}, not registered)"
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the event loop after each change of registrations;
-        not when only free space changed."""
+        """Call `listener` on the event loop after each change of registrations, except when only
+        free space changed."""
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Never call it again. One that is not there is no error."""
+        """Never call the listener again. An unknown listener is no error."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
     async def refresh(self) -> None:
         """Re-read all registrations. Raises StoreError."""
-        await self._look(lambda known, moved: known)
+        await self._look(lambda others, moved: others)
 
     async def _look(self, again: Callable[[list[str], bool], list[str]]) -> None:
-        """Learn the registrations of both folders. Read are those that came, and of the others, by
-        path in the order in which they were read, what `again` picks; it is told if any came or
+        """Learn the registrations of both folders: read the new ones, and of the others those that
+        `again` picks from their paths, read longest ago first, and from whether any bookie came or
         went. Raises StoreError."""
         async with self._refreshing:
             paths_in = {
@@ -184,18 +188,18 @@ class BookieDirectory:
                 for folder in _FOLDERS
             }
             there = dict.fromkeys(path for folder in _FOLDERS for path in paths_in[folder])
-            known = [path for path in self._read_at if path in there]
-            moved = len(known) < max(len(there), len(self._read_at))
+            others = [path for path in self._read_at if path in there]
+            moved = len(others) < max(len(there), len(self._read_at))
             came = [path for path in there if path not in self._read_at]
-            for path in (*came, *again(known, moved)):
+            for path in (*came, *again(others, moved)):
                 bookie = await self._read(path, path.rpartition("/")[2])
                 self._read_at.pop(path, None)
                 self._read_at[path] = bookie
-            self._read_at = {path: one for path, one in self._read_at.items() if path in there}
+            self._read_at = {path: info for path, info in self._read_at.items() if path in there}
             before = _places(self._writable, self._readonly)
             were = [*self._writable, *self._readonly]
             self._writable, self._readonly = (
-                {one.id: one for path in paths_in[folder] if (one := self._read_at[path])}
+                {info.id: info for path in paths_in[folder] if (info := self._read_at[path])}
                 for folder in _FOLDERS
             )
             for bookie in (*self._readonly.values(), *self._writable.values()):
@@ -207,15 +211,15 @@ class BookieDirectory:
                 if remembered is not None:
                     self._heard_of(replace(remembered, rack=self.rack(id_)))
             if _places(self._writable, self._readonly) != before:
-                self._tell()
+                self._call_listeners()
 
     def _heard_of(self, bookie: BookieInfo) -> None:
-        self._told[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
+        self._latest[bookie.id] = BookieInfo(bookie.id, bookie.address, bookie.rack)
 
-    def _tell(self) -> None:
+    def _call_listeners(self) -> None:
         for listener in list(self._listeners):
             if listener not in self._listeners:
-                continue  # taken away by one before it
+                continue  # removed by a listener before it
             try:
                 listener()
             except Exception as defect:
@@ -224,22 +228,22 @@ class BookieDirectory:
                 )
 
     async def _follow(self) -> None:
-        pause_s, told = self._refresh_s, False
+        pause_s, fired = self._refresh_s, False
         while True:
-            with suppress(TimeoutError):  # nothing is told for so long: look all the same
+            with suppress(TimeoutError):  # no watch fired for so long: look all the same
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
-                told = True
+                fired = True
             self._changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
                 continue
             try:
-                if told:
-                    await self._look(lambda known, moved: [] if moved else known)
+                if fired:
+                    await self._look(lambda others, moved: [] if moved else others)
                 else:
-                    await self._look(lambda known, moved: known[:AGAIN_AT_ONCE])
-                pause_s, told = self._refresh_s, False
+                    await self._look(lambda others, moved: others[:AGAIN_AT_ONCE])
+                pause_s, fired = self._refresh_s, False
             except StoreError:
                 pause_s = min(RETRY_S, self._refresh_s)
             except Exception:
@@ -253,11 +257,12 @@ class BookieDirectory:
         try:
             await self._metadata.get(folder, watch)
         except NoNode:
-            return []  # none ever registered; the watch fires when one does
+            return []  # no bookie ever registered; the watch fires when one does
         return await self._metadata.children(folder, watch)
 
     def _watch(self, folder: str) -> Callable[[], None]:
-        """Of the listing that is asked for now; what an earlier one's tells, this one will see."""
+        """The watch of the present listing; watches of earlier listings are ignored, as this
+        listing sees their change."""
         number = self._armed[folder] = self._armed.get(folder, 0) + 1
 
         def fired() -> None:
@@ -276,7 +281,7 @@ class BookieDirectory:
 
 @lru_cache(maxsize=256)
 def _decode(value: bytes, bookie_id: str) -> BookieInfo:
-    """A registration; most are what they were when they were read last."""
+    """A registration, cached: most have not changed since the last read."""
     plain = json.loads(value)
     return BookieInfo(
         bookie_id,
@@ -288,25 +293,25 @@ def _decode(value: bytes, bookie_id: str) -> BookieInfo:
 
 
 def reached_at(record: Mapping[str, Any]) -> str:
-    """Where clients speak to the bookie of a registration: its frames. An earlier version
-    registered none where frames were switched off, and remembered none of a bookie that is not
-    registered now: then `address`, where gRPC is served, and the failure to connect says so."""
+    """The address at which clients reach the bookie of a registration: its frames. An earlier
+    version recorded no frames if they were switched off, or for a bookie that is not registered
+    now: then it is `address`, where gRPC is served, and the failure to connect names that."""
     address = record["address"]
     return str(record.get("frames") or address)
 
 
 def _places(*groups: Registrations) -> list[Registrations]:
-    """The registrations without what changes all the time."""
-    return [{name: replace(one, free_bytes=0) for name, one in g.items()} for g in groups]
+    """The registrations without free bytes, which change all the time."""
+    return [{i: replace(info, free_bytes=0) for i, info in group.items()} for group in groups]
 
 
 DOUBT_S = 10.0
-APART_S = 1.0  # failures closer than this to the one before are the same trouble
+APART_S = 1.0  # a failure closer than this to the one before counts as the same
 
 
 @dataclass(slots=True)
 class Standing:
-    """What is held against one bookie. Times are seconds of the loop's clock."""
+    """The doubts about one bookie. Times are seconds of the loop's clock."""
 
     doubted_at: float | None = None
     overtaken_at: float | None = None
@@ -315,7 +320,7 @@ class Standing:
 
 
 class Quarantine:
-    """Fed with the outcome of every call. `clock` gives the seconds that all times here are in.
+    """Gets the outcome of every call. `clock` gives the seconds of all times here.
 
     `failures` failed or slow calls within `window_s` put a bookie in quarantine for `quarantine_s`
     after the last of them (0: never).
@@ -343,17 +348,17 @@ class Quarantine:
         standing.doubted_at = standing.overtaken_at = None
 
     def overtaken(self, bookie_id: str) -> None:
-        """A read was given up, because another bookie, asked later, delivered it sooner. It may
-        only have had more to do: it is chosen last, and is a spare where there is no other."""
+        """A read was given up, because another bookie, asked later, delivered it sooner. The bookie
+        may only have had more to do: it is chosen last, and is a spare only without another."""
         self._standings.setdefault(bookie_id, Standing()).overtaken_at = self._clock()
 
     def responded(self, bookie_id: str) -> None:
-        """A response came in good time, whatever it says."""
+        """A response came in good time, whatever its status."""
         standing = self._standings.get(bookie_id)
         if standing is not None:
             standing.doubted_at = standing.overtaken_at = None
 
-    # -- what is chosen last ------------------------------------------------------------------
+    # -- the bookies that are chosen last -----------------------------------------------------
 
     def suspects(self) -> list[str]:
         """Bookies in doubt, overtaken or in quarantine now, by id."""
@@ -403,9 +408,9 @@ _BY_STATE = {
 
 
 async def registered(store: MetadataStore) -> list[dict[str, Any]]:
-    """Every bookie ever seen, by id, with what it registered, a `state` (WRITABLE, READ_ONLY or
-    DOWN), how many ledgers it lists as in limbo, and why the store is `held`, if it is: then no
-    bookie registers. Raises StoreUnavailable."""
+    """Every bookie that ever registered, by id, with its registration, a `state` (WRITABLE,
+    READ_ONLY or DOWN), how many ledgers it lists as in limbo, and why the store is `held`, if it
+    is: then no bookie registers. Raises StoreUnavailable."""
     await store.sync()
     held = await why_held(store)
     bookies: dict[str, dict[str, Any]] = {}
@@ -422,7 +427,7 @@ async def registered(store: MetadataStore) -> list[dict[str, Any]]:
 
 
 def told(bookie: dict[str, Any]) -> dict[str, Any]:
-    """A bookie of `registered` as listings tell of it; free bytes are unknown of one that is
+    """A bookie of `registered` as listings show it; free bytes are unknown for one that is
     down."""
     why = bookie.get("reason") or bookie.get("degraded") or ""
     if bookie["state"] == DOWN:
@@ -460,12 +465,12 @@ async def alive(store: MetadataStore) -> frozenset[str]:
 async def _those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
     names = await names_in(store, folder)
     nodes = await store.get_many([f"{folder}/{name}" for name in names])
-    those = zip(names, nodes, strict=True)  # one without a node just left
-    return {name: _plain(node.value) for name, node in those if node is not None}
+    pairs = zip(names, nodes, strict=True)  # a bookie without a node just left
+    return {name: _plain(node.value) for name, node in pairs if node is not None}
 
 
 def _plain(value: bytes) -> dict[str, Any]:
-    """What a bookie registered; a node that cannot be decoded is `malformed`, and why."""
+    """A bookie's registration; of a node that cannot be decoded: `malformed`, and the reason."""
     try:
         plain = json.loads(value)
     except (ValueError, RecursionError):

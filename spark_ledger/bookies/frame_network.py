@@ -2,11 +2,11 @@
 bookie.
 
 Always true: a call that fails, for whatever cause, raises CallFailed, and NotConnected if nothing
-was sent; a bookie counts as connected when it has said HELLO; a call waits for a connection that is
-being made the first time or was lost, CONNECT_S at most, and after an attempt that failed for the
-next one AGAIN_S at most: that goes on in the background; a call that is given up is cancelled at
-the bookie; a connection on which a call was too late and nothing was heard meanwhile is given up,
-for it may be dead.
+was sent; a bookie counts as connected when it has sent HELLO; a call waits CONNECT_S at most for a
+connection that is being made the first time or was lost, and AGAIN_S at most if the last attempt
+failed: the next attempt goes on in the background; a call that is given up is cancelled at the
+bookie; if a call gets no response in time, and no bytes came meanwhile, its connection is given up,
+as it may be dead.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class FrameNetwork:
 
 
 class _Peer:
-    """One address: its connection, and when to try again if there is none."""
+    """One address: its connection, and when to try again without a connection."""
 
     def __init__(self, address: str, connect_s: float) -> None:
         self._address = address
@@ -173,7 +173,7 @@ class _Peer:
         self._next_try_at = asyncio.get_running_loop().time() + pause_s
 
     def _why(self, error: BaseException) -> str:
-        return f"no frames at {self._address}: {f'{error}' or 'nobody answers'}"
+        return f"no frames at {self._address}: {f'{error}' or 'no answer'}"
 
 
 class Wire:

@@ -1,17 +1,17 @@
 """Entries of bookies on this host, read from the files at the locations that the bookies give.
 
 Always true:
-- what is read is checked as what comes over the network is (header, digest, which entry it is);
-  where anything is wrong (the file is gone, ends too early, may not be read, holds something else)
-  nothing is returned: the bookie is asked for the bytes, and learns of damage by reading them;
+- an entry is checked as one from the network is (header, digest, ledger and entry id); if it cannot
+  be read (the file is gone, ends too early, may not be read, holds other bytes) it is not returned:
+  the client requests it from the bookie, which finds damage when it reads the entry;
 - a directory counts as the bookie's only if its identity file has the bookie's id: on another host
   or in another container the same path may be another bookie's;
-- after a failure the client leaves the bookie's files alone for RETRY_S; a disk that hangs holds a
-  caller up for LOCAL_S and THREADS threads, but no event loop and no exit of the process. An entry
-  that is not at the location of an earlier response is no failure: it may have moved since, and the
-  bookie is asked for its location now;
-- no file stays open between two reads, so none keeps the space of a log that was removed; opening
-  never blocks, whatever is there (a pipe, say).
+- after a failure the client leaves the bookie's files alone for RETRY_S; a disk that hangs delays a
+  caller by LOCAL_S and blocks THREADS threads, but no event loop and no exit of the process. An
+  entry that is not at the location of an earlier response is no failure: it may have moved since,
+  and the client asks the bookie for its present location;
+- no file stays open between two reads, so none keeps the space of a log that was removed; to open a
+  path never blocks, whatever is there (a pipe, say).
 
 The idea is HDFS's short-circuit reads (HDFS-347).
 """
@@ -44,7 +44,7 @@ Ask = Callable[[m.ReadRequest], Awaitable[m.ReadResponse]]
 
 
 class LocalReads:
-    """Of one client; `now` gives seconds."""
+    """The local reads of one client; `now` gives seconds."""
 
     def __init__(self, now: Callable[[], float], files: "HostFiles") -> None:
         self._now = now
@@ -59,13 +59,13 @@ class LocalReads:
     async def read(
         self, request: m.ReadRequest, locations: Locations, ahead: EntryIds, ask: Ask
     ) -> m.ReadResponse:
-        """The response to the request. `locations` is its reader's map, from which a read takes
-        what it uses. If it lacks an entry the bookie is asked, also for the locations of the
-        entries `ahead`, which then are all that the map has."""
-        for known in (locations, {}):
+        """The response to the request. `locations` is the reader's map; the read removes the
+        locations that it uses. If the map lacks an entry the bookie is asked, also for the
+        locations of the entries `ahead`, which then replace the map."""
+        for usable in (locations, {}):
             if not self.may_read(request.bookie_id):
                 break
-            response = _of_map(request, known)
+            response = _of_map(request, usable)
             asked = response is None
             if response is None:
                 response = await ask(request._replace(locations=True, ahead=spans_of(ahead)))
@@ -83,7 +83,7 @@ class LocalReads:
         bookie has just given the locations."""
         ids = ids_in(request.spans, len(response.results))
         results = dict(zip(ids, response.results, strict=False))
-        located = {each: result.location for each, result in results.items() if result.location}
+        located = {i: result.location for i, result in results.items() if result.location}
         if not located:
             return response
         try:
@@ -99,7 +99,8 @@ class LocalReads:
         return response._replace(results=list(results.values()))
 
     async def _read(self, request: m.ReadRequest, located: Locations) -> list[Entry]:
-        """In one call of a thread. Raises OSError, BadEntry (also of bytes that end too early)."""
+        """Read them in one call of a thread. Raises OSError, BadEntry (also if a file ends too
+        early)."""
         for directory in dict.fromkeys(location.directory for location in located.values()):
             await self._identify(request.bookie_id, directory)
         check = partial(_checked, request.ledger_id, list(located))
@@ -109,15 +110,15 @@ class LocalReads:
         """Raises OSError unless the directory is the bookie's."""
         if (bookie_id, directory) not in self._identified:
             file = m.EntryLocation(directory, m.IDENTITY_FILE, 0, _IDENTITY_BYTES_MAX)
-            identity = await self._files.read([file], lambda found: bytes(found[0]))
+            identity = await self._files.read([file], lambda views: bytes(views[0]))
             if bookie_id.encode() not in identity.split():
                 raise OSError(f"{directory} belongs to another bookie")
             self._identified[bookie_id, directory] = None
 
 
 def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | None:
-    """What the bookie would respond: locations, as far as `max_bytes` reach, of one entry at least;
-    None if one of these is not in the map."""
+    """The response that the bookie would give: locations, up to `max_bytes` and of one entry at
+    least; None if the map lacks one of them."""
     ids = ids_in(request.spans, len(locations) + 1)
     used, left = 0, request.max_bytes
     while used < len(ids) and (left > 0 or not used):
@@ -125,15 +126,15 @@ def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | No
             return None
         left -= locations[ids[used]].entry_bytes
         used += 1
-    results = [m.EntryResult(Status.OK, location=locations.pop(each)) for each in ids[:used]]
+    results = [m.EntryResult(Status.OK, location=locations.pop(i)) for i in ids[:used]]
     whole = ids[used - 1] == request.spans[-1][1]
     stop = StopReason.END_OF_RANGE if whole else StopReason.BYTE_LIMIT
     return m.ReadResponse(Status.OK, results, stop=stop)
 
 
-def _checked(ledger_id: int, ids: Sequence[int], found: Sequence[memoryview]) -> list[Entry]:
+def _checked(ledger_id: int, ids: Sequence[int], views: Sequence[memoryview]) -> list[Entry]:
     """Raises BadEntry."""
-    entries = [unpack_entry(data) for data in found]
+    entries = [unpack_entry(data) for data in views]
     for entry_id, entry in zip(ids, entries, strict=True):
         if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
             raise BadEntry(f"another entry is at the location of {ledger_id}:{entry_id}")
@@ -141,15 +142,15 @@ def _checked(ledger_id: int, ids: Sequence[int], found: Sequence[memoryview]) ->
 
 
 THREADS = 8
-GAP_BYTES_MAX = 8192  # headers of records, and what fills a block up
+GAP_BYTES_MAX = 8192  # headers of records, and filler of a block
 RUN_BYTES_MAX = 4 << 20
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class HostFiles:
-    """Files of this host, read in threads, of which none exists before the first read; whatever
-    goes wrong is an OSError. Simulated clients have a subclass."""
+    """Files of this host, read in threads, which are started by the first read; each failure is an
+    OSError. Simulated clients have a subclass."""
 
     def __init__(self) -> None:
         self._calls: _Calls = SimpleQueue()
@@ -159,8 +160,8 @@ class HostFiles:
     async def read(
         self, locations: Sequence[m.EntryLocation], check: Callable[[list[memoryview]], T]
     ) -> T:
-        """What `check` returns for the bytes at each location (fewer where a file ends before),
-        computed in the thread that reads them. Raises OSError, and what `check` raises."""
+        """The result of `check` for the bytes at each location (fewer if a file ends before),
+        computed in the thread that reads them. Raises OSError, and the exceptions of `check`."""
         if self._closed:
             raise OSError("the client was closed")
         if self._threads < THREADS:
@@ -198,15 +199,15 @@ def _work(calls: _Calls) -> None:
 
 
 def _read(locations: Sequence[m.EntryLocation]) -> list[memoryview]:
-    """The bytes at each; neighbours in one file by one read."""
-    found = []
-    for path, those in groupby(locations, lambda at: os.path.join(at.directory, at.file)):
+    """The bytes at each location; neighbours in one file by one read."""
+    views = []
+    for path, in_file in groupby(locations, lambda at: os.path.join(at.directory, at.file)):
         with _opened(path) as file:
-            for run in _runs(those):
+            for run in _runs(in_file):
                 start = run[0].position
                 data = memoryview(os.pread(file, run[-1].end - start, start))
-                found += [data[at.position - start : at.end - start] for at in run]
-    return found
+                views += [data[at.position - start : at.end - start] for at in run]
+    return views
 
 
 def _runs(locations: Iterable[m.EntryLocation]) -> list[list[m.EntryLocation]]:

@@ -1,10 +1,10 @@
 """How a cluster heals itself: the settings that all of its processes share and an operator changes
 while they run, which bookies are being drained, and the credential of repair.
 
-Always true: what is not set has its default; a setting that a later version wrote is kept; the
-credential is made once. Whoever can read the metadata store can read it: with it, bookies let
-repair read, fence and bring back the copies of every ledger, one with a password too, and add
-nothing new.
+Always true: a setting that is not set has its default; a setting that a later version wrote is
+kept; the credential is made once. Every client that can read the metadata store can read the
+credential: with it, bookies let repair read, fence and bring back the copies of every ledger, also
+of one with a password, and add nothing new.
 """
 
 import json
@@ -31,11 +31,11 @@ class Settings:
 
 
 class BadSettings(ValueError):
-    """A value that is none, of a setting that is there."""
+    """A wrong value of a setting."""
 
 
 class DamagedSettings(BadSettings):
-    """What is stored is no settings."""
+    """The stored settings are malformed."""
 
 
 def checked(settings: Settings) -> Settings:
@@ -51,8 +51,8 @@ def decode(value: bytes) -> Settings:
     """Raises DamagedSettings."""
     try:
         plain: dict[str, Any] = json.loads(value)
-        known = {field.name for field in fields(Settings)}
-        given = {name: plain[name] for name in known & plain.keys()}
+        names = {field.name for field in fields(Settings)}
+        given = {name: plain[name] for name in names & plain.keys()}
         given["accepted"] = tuple(given.get("accepted", ()))
         return checked(Settings(**given))
     except (AttributeError, TypeError, ValueError) as error:
@@ -60,14 +60,14 @@ def decode(value: bytes) -> Settings:
 
 
 async def read_settings(store: MetadataStore) -> Settings:
-    """As this session sees them. Raises StoreError, BadSettings."""
+    """The settings as this session sees them. Raises StoreError, BadSettings."""
     node = await read(store, paths.AUTORECOVERY)
     return Settings() if node is None else decode(node.value)
 
 
 async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
-    """Set these, and leave the others; what they are then. Durable on return. Raises BadSettings,
-    StoreError; OutcomeUnknown: perhaps they are set."""
+    """Change these settings, and leave the others. Returns all of them; durable on return. Raises
+    BadSettings, StoreError; OutcomeUnknown: they may be set."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.AUTORECOVERY)
         node = await read(store, paths.AUTORECOVERY)
@@ -84,7 +84,7 @@ async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
 
 
 async def repair_credential(store: MetadataStore, new: str) -> str:
-    """The cluster's; `new`, drawn by the caller, becomes it if there was none. Raises
+    """The cluster's credential; if it has none, `new`, drawn by the caller, becomes it. Raises
     StoreError."""
     await ensure(store, paths.REPAIR_CREDENTIAL, new.encode())
     await store.sync(paths.REPAIR_CREDENTIAL)
@@ -92,7 +92,7 @@ async def repair_credential(store: MetadataStore, new: str) -> str:
 
 
 def repair_tokens(credential: str) -> Tokens:
-    """What repair sends with its requests, to read, fence and bring back."""
+    """The tokens that repair sends with its requests, to read, fence and bring back."""
     return Tokens(credential.encode(), b"", credential.encode(), repair=True)
 
 

@@ -36,13 +36,13 @@ FOLDERS = (
 
 
 class BadClusterRecord(ValueError):
-    """Bytes that are no record of a cluster, or one of a format this version does not know."""
+    """A malformed record of a cluster, or one of a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why no ids are given out and nothing is committed: what the bookie `by` saw. The next epoch
-    is above `epoch`, the highest that any bookie's disk has seen."""
+    """Why no ids are given out and nothing is committed (`why`), and the bookie that saw it (`by`).
+    The next epoch is above `epoch`, the highest that any bookie's disk has seen."""
 
     why: str
     by: str
@@ -83,33 +83,34 @@ def decode(value: bytes) -> Cluster:
 
 
 async def read(store: MetadataStore) -> Cluster | None:
-    """The cluster at the store's root, None when none was started there."""
+    """The cluster at the store's root; None if no cluster was started there."""
     await store.sync()
     node = await store_calls.read(store, paths.CLUSTER)
     return None if node is None else decode(node.value)
 
 
 async def ensure(store: MetadataStore, new_id: str) -> Cluster:
-    """The cluster at the store's root; one with the id `new_id` is made if there is none."""
+    """The cluster at the store's root; without one, a cluster with the id `new_id` is made."""
     for folder in FOLDERS:
         await store_calls.ensure(store, folder)
-    found = await read(store)
-    if found is None:
+    cluster = await read(store)
+    if cluster is None:
         await store_calls.ensure(store, paths.CLUSTER, encode(Cluster(new_id)))
-        found = await read(store)
-    assert found is not None, "made, or made by somebody else, and never deleted"
-    return found
+        cluster = await read(store)
+    assert cluster is not None, "made, here or by another process, and never deleted"
+    return cluster
 
 
 def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
-    """What a process raises that would commit, or delete, while the cluster is held."""
+    """The error of a process that would commit, or delete, while the cluster is held; None: it is
+    not held."""
     if cluster is None or cluster.hold is None:
         return None
     return errors.MetadataHeld(f"the metadata store is held: {cluster.hold.why}")
 
 
 async def why_held(store: MetadataStore) -> str:
-    """As of this session's view, for people; empty where the cluster is not held. Raises
+    """Why the cluster is held, for operators, by this session's view; empty: it is not held. Raises
     StoreError."""
     node = await store_calls.read(store, paths.CLUSTER)
     try:
@@ -120,7 +121,7 @@ async def why_held(store: MetadataStore) -> str:
 
 
 async def not_held(store: MetadataStore) -> list[Check]:
-    """For a multi that fails once the cluster is held; none where there is no cluster's node.
+    """The checks by which a multi fails once the cluster is held; empty without a cluster's node.
     Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreUnavailable."""
     node = await store_calls.read(store, paths.CLUSTER)
     if node is not None and _refusal(node.value) is not None:
@@ -134,10 +135,10 @@ async def not_held(store: MetadataStore) -> list[Check]:
 
 
 async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation]) -> None:
-    """The multi of what a user asked for, or of a deletion. Under a hold it fails, for the newest
+    """Carry out the multi of a user's request or of a deletion. Under a hold it fails: the newest
     copy that is put back, or the accept, would contradict it. Raises errors.MetadataHeld,
-    errors.UnsupportedFormat (nothing was written), and what `multi` raises, by the places of these
-    operations."""
+    errors.UnsupportedFormat (nothing was written), and the exceptions of `multi`, with indexes of
+    these operations."""
     for _ in range(store_calls.TRIES_MAX):
         checks = await not_held(store)
         try:
@@ -150,28 +151,29 @@ async def multi_unless_held(store: MetadataStore, operations: Sequence[Operation
 
 
 class ClusterGuard:
-    """By what this process's multis fail once the cluster is held: the version of its node, which
-    is read once, and again when a multi failed by it. An accept sets it VERSIONS_PER_EPOCH further,
-    so no version is that of two epochs, whatever copy the store was put back to. While `look`
-    refuses, the version stays as it was: a multi goes through only after a look that did not."""
+    """Makes this process's multis fail once the cluster is held: they check the version of its
+    node, which is read once, and again when a multi failed by it. An accept raises the version by
+    VERSIONS_PER_EPOCH, so two epochs never share a version, whatever copy of the store was put
+    back. While `look` refuses, the version stays: a multi succeeds only after a look that does not
+    refuse."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._version: int | None = None
         self._epoch: int | None = None
         self._refused = False
-        """By the last look."""
+        """Whether the last look refused."""
         self.breaks = 0
-        """How often a look found a hold, or another epoch: ledger ids that were taken before that
-        and are left over are not used."""
+        """How often a look found a hold, or another epoch: unused ledger ids that were taken before
+        that are dropped."""
 
     @property
     def epoch(self) -> int:
-        """As of the last look."""
+        """The epoch as of the last look."""
         return self._epoch or 0
 
     async def checks(self) -> list[Check]:
-        """For a multi; none where there is no cluster's node. Raises as `look`."""
+        """The checks for a multi; empty without a cluster's node. Raises as `look`."""
         if self._version is None or self._refused:
             node = await store_calls.read(self._store, paths.CLUSTER)
             if node is None:
@@ -183,9 +185,9 @@ class ClusterGuard:
         return [] if self._version is None else [Check(paths.CLUSTER, self._version)]
 
     async def look(self) -> bool:
-        """Read it after a sync; whether the epoch is that of the last look: where not, a person
-        accepted an older store meanwhile, and what this process remembers of it may not be there.
-        Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
+        """Read the node after a sync. Returns whether the epoch is that of the last look: if not, a
+        person accepted an older store meanwhile, which may lack nodes that this process read or
+        wrote. Raises errors.MetadataHeld, errors.UnsupportedFormat, StoreError."""
         await self._store.sync(paths.CLUSTER)
         node = await store_calls.read(self._store, paths.CLUSTER)
         if node is None:
@@ -205,7 +207,7 @@ class ClusterGuard:
 
 
 def _refusal(value: bytes) -> errors.LedgerError | None:
-    """Why nothing may be committed by the cluster's record."""
+    """Why, by the cluster's record, nothing may be committed."""
     try:
         return held(decode(value))
     except BadClusterRecord as damage:

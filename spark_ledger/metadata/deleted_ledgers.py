@@ -1,9 +1,9 @@
-"""Which ledgers were deleted: a statement that their deleters make, for what is merely absent may
-be absent because the metadata store was restored from a backup, or because a record was lost.
+"""Which ledgers were deleted: their deleters name them here, as a record that is merely absent may
+be absent because the metadata store was restored from a backup, or because the record was lost.
 
-Always true: who deletes a ledger's record names its id in the same multi; an id that was named
-stays named. So a store that is restored from an older copy names fewer ledgers, never more, and one
-record that is lost names none. Copies of a ledger go only if it is named AND has no record
+Always true: the multi that deletes a ledger's record also names its id; an id that was named stays
+named. So a store that is restored from an older copy names fewer ledgers, never more, and a record
+that is lost adds no name. Copies of a ledger go only if it is named AND has no record
 (bookie_server/ledgers/cluster_ledgers.py).
 
 The set is the value of the folders that hold the records: a folder (paths.ledger_folder) has the

@@ -1,15 +1,17 @@
-"""The hold on a metadata store that went back in time: who puts it, what it stops, how it ends.
+"""The hold on a metadata store that went back in time: which process puts it, what it stops, how it
+ends.
 
-A bookie whose disk knows more than the store (chain.py; or a ledger of an id that the counter has
-not given out) puts the hold, by one multi, into the cluster's record and into the counter of ledger
-ids. From then on no ids are given out (an earlier version finds the counter damaged), no commit is
-made (its multi checks the version of the cluster's record) and no bookie registers; nothing is
-deleted, repaired or merged. Open ledgers are written and read on. A person ends it (`accept`): the
-epoch rises, so that the ids of the next ledgers are above all that any disk knows.
+A bookie whose disk has seen more than the store (a link: chain.py; or a ledger with an id that the
+counter has not given out) puts the hold, by one multi, into the cluster's record and into the
+counter of ledger ids. From then on no ids are given out (an earlier version finds the counter
+damaged), no commit is made (its multi checks the version of the cluster's record) and no bookie
+registers; nothing is deleted, repaired or merged. Open ledgers are written and read on. A person
+ends the hold (`accept`): the epoch rises, so that the next ledgers' ids are above all ids on any
+disk.
 
 Always true: the hold, and its end, are one multi on the versions that were read: of a hold and an
-accept at the same time one fails and is judged again. The reports of bookies below /held are for
-people; nothing is decided by them but that the next epoch is above the ids that they name.
+accept at the same time one fails and is tried again. The reports of bookies below /held are for
+operators; only the next epoch depends on them: it is above the ids that they name.
 
 The node of a bookie's report is JSON: `missing`: [[ledger id, last entry, bytes], ...] that the
 bookie has and the store does not name, LISTED_MAX at most; `others`: ids whose record names another
@@ -60,12 +62,12 @@ def encode_counter(next_id: int) -> bytes:
 
 
 def _held_counter(why: str) -> bytes:
-    """An earlier version says that it is damaged, and shows it."""
+    """The counter under a hold; an earlier version reports it as damaged, and shows this text."""
     return json.dumps({"held": why, "next": "held: run `spark-ledger metadata accept`"}).encode()
 
 
 def decode_counter(value: bytes) -> int:
-    """The next id. Raises errors.MetadataHeld, errors.LedgerError where it is damaged."""
+    """The next id. Raises errors.MetadataHeld, errors.LedgerError when the counter is damaged."""
     try:
         plain = json.loads(value)
         if "held" in plain:
@@ -79,24 +81,24 @@ def decode_counter(value: bytes) -> int:
 
 
 async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> Cluster | None:
-    """Hold the store, if it still is this cluster's of no higher epoch than `hold.epoch`; a hold
-    that is there stays, its epoch the higher of both. Returns the cluster as it is then. Raises
+    """Hold the store, if it is still this cluster's, with no higher epoch than `hold.epoch`; an
+    earlier hold stays, with the higher epoch of both. Returns the cluster's record then. Raises
     BadClusterRecord, StoreError."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.CLUSTER)
         node = await read(store, paths.CLUSTER)
-        found = None if node is None else clusters.decode(node.value)
-        if node is None or found is None or found.cluster_id != cluster_id:
-            return found
-        wanted = found.hold or hold
-        wanted = replace(wanted, epoch=max(wanted.epoch, hold.epoch))
-        if found.hold == wanted or found.epoch > hold.epoch:
-            return found
-        value = clusters.encode(replace(found, hold=wanted))
-        counter = await _counter(store, _held_counter(wanted.why))
+        cluster = None if node is None else clusters.decode(node.value)
+        if node is None or cluster is None or cluster.cluster_id != cluster_id:
+            return cluster
+        new_hold = cluster.hold or hold
+        new_hold = replace(new_hold, epoch=max(new_hold.epoch, hold.epoch))
+        if cluster.hold == new_hold or cluster.epoch > hold.epoch:
+            return cluster
+        value = clusters.encode(replace(cluster, hold=new_hold))
+        counter = await _counter(store, _held_counter(new_hold.why))
         try:
             await store.multi([Set(paths.CLUSTER, value, node.version), counter])
-            return replace(found, hold=wanted)
+            return replace(cluster, hold=new_hold)
         except (MultiFailed, OutcomeUnknown):
             continue
     raise StoreUnavailable("others wrote the cluster's record or the counter again and again")
@@ -110,12 +112,12 @@ def _written(path: str, value: bytes, node: Versioned | None) -> Operation:
     return Create(path, value) if node is None else Set(path, value, node.version)
 
 
-# -- what bookies have ------------------------------------------------------------------------
+# -- reports of bookies -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """See the head of this file."""
+    """A bookie's report; see the head of this file."""
 
     bookie_id: str
     missing: Sequence[tuple[int, int, int]] = ()
@@ -129,7 +131,7 @@ class Report:
 
 def encode_report(report: Report) -> bytes:
     plain = {
-        "missing": [list(one) for one in report.missing[:LISTED_MAX]],
+        "missing": [list(ledger) for ledger in report.missing[:LISTED_MAX]],
         "others": list(report.others[:LISTED_MAX]),
         "buried": list(report.buried[:LISTED_MAX]),
         "ledgers": report.ledgers,
@@ -141,7 +143,7 @@ def encode_report(report: Report) -> bytes:
 
 
 def decode_report(bookie_id: str, value: bytes) -> Report:
-    """One that is damaged is empty: it is for people."""
+    """The report; an empty one if it is damaged: it is for operators only."""
     try:
         plain = json.loads(value)
         missing = [(int(i), int(last), int(size)) for i, last, size in plain["missing"]]
@@ -153,7 +155,7 @@ def decode_report(bookie_id: str, value: bytes) -> Report:
 
 
 async def publish(store: MetadataStore, report: Report) -> None:
-    """Write the bookie's report, unless the same is there. Raises StoreError."""
+    """Write the bookie's report, unless an equal one is there. Raises StoreError."""
     path, value = paths.held(report.bookie_id), encode_report(report)
     node = await read(store, path)
     if node is None:
@@ -164,8 +166,8 @@ async def publish(store: MetadataStore, report: Report) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Of the metadata store: `newest` is the chain's newest link (number, token). `silent` are the
-    bookies that were ever seen and have reported nothing since the hold."""
+    """The status of the metadata store. `newest`: the chain's newest link (number, token);
+    `silent`: the bookies that ever registered and have not reported since the hold."""
 
     cluster: Cluster
     newest: tuple[int, str] | None = None
@@ -174,8 +176,8 @@ class Status:
 
     @property
     def missing(self) -> dict[int, tuple[int, int]]:
-        """(last entry, bytes) by id of what bookies have and the store does not name; of several
-        copies the longest."""
+        """(last entry, bytes) by id of the ledgers that bookies have and the store does not name;
+        of several copies the longest."""
         longest: dict[int, tuple[int, int]] = {}
         for report in self.reports:
             for ledger_id, last, size in report.missing:
@@ -184,7 +186,7 @@ class Status:
 
     @property
     def next_epoch(self) -> int:
-        """Above every epoch and every id that a bookie knows."""
+        """The epoch above every epoch and every id that a bookie has reported."""
         epochs = [report.id_max // IDS_PER_EPOCH for report in self.reports]
         seen = self.cluster.hold.epoch if self.cluster.hold else 0
         return max([self.cluster.epoch, seen, *epochs]) + 1
@@ -194,22 +196,22 @@ async def status(store: MetadataStore) -> Status:
     """Raises errors.Unavailable, errors.UnsupportedFormat."""
     try:
         with reachable("reading how the metadata store stands"):
-            found = await clusters.read(store)
+            cluster = await clusters.read(store)
             chain = chains.of_node(await read(store, paths.CHAIN))
-            reports = await reports_of(store, found)
-            known = await names_in(store, paths.BOOKIES_KNOWN)
+            reports = await reports_of(store, cluster)
+            bookies = await names_in(store, paths.BOOKIES_KNOWN)
     except (clusters.BadClusterRecord, chains.BadChain) as damage:
         raise errors.UnsupportedFormat(str(damage)) from damage
-    if found is None:
+    if cluster is None:
         raise errors.Unavailable("there is no cluster at the service URL")
-    reported = {one.bookie_id for one in reports}
-    silent = sorted(set(known) - reported) if found.hold is not None else []
+    reported = {report.bookie_id for report in reports}
+    silent = sorted(set(bookies) - reported) if cluster.hold is not None else []
     newest = None if chain is None else (chain.newest, chain.links[chain.newest])
-    return Status(found, newest, reports, silent)
+    return Status(cluster, newest, reports, silent)
 
 
 async def reports_of(store: MetadataStore, cluster: Cluster | None) -> list[Report]:
-    """What bookies have reported since the cluster is held; nothing where it is not. Raises
+    """The reports of bookies since the cluster is held; empty if it is not held. Raises
     StoreError."""
     if cluster is None or cluster.hold is None:
         return []
@@ -221,9 +223,9 @@ async def reports_of(store: MetadataStore, cluster: Cluster | None) -> list[Repo
 
 
 async def accept(store: MetadataStore) -> Status:
-    """Take the store as it is: the epoch rises, the counter of ids goes to where the epoch's ids
-    begin, the chain has one more link, and the hold is gone. Returns how it stands then; a store
-    that is not held is left alone. Raises errors.Unavailable, errors.UnsupportedFormat."""
+    """Take the store as it is: the epoch rises, the counter of ids goes to the first id of the
+    epoch, the chain gets one more link, and the hold is gone. Returns the status then; a store that
+    is not held is left alone. Raises errors.Unavailable, errors.UnsupportedFormat."""
     with reachable("accepting the metadata store"):
         for _ in range(TRIES_MAX):
             before = await status(store)
@@ -235,7 +237,7 @@ async def accept(store: MetadataStore) -> Status:
 
 
 async def _accept(store: MetadataStore, before: Status) -> None:
-    """One try: it went through, or something came between."""
+    """One try; it may fail because another write came first."""
     node, link = await read(store, paths.CLUSTER), await read(store, paths.CHAIN)
     if node is None or clusters.decode(node.value) != before.cluster:
         return

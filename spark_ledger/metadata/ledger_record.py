@@ -3,17 +3,17 @@
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
 `length_bytes` and `rows` are set if and only if the state is CLOSED. A bookie that is joining is
-named beside a fragment whose ensemble it is not in, one for a slot; it has copies, or is being
-given them, and nobody reads there yet.
+named beside a fragment whose ensemble it is not in, one for a slot; it has copies, or repair is
+writing them to it, and no client reads them yet.
 
 Tokens derive from a ledger's password: one to read, one to add, one to fence and recover. Always
 true: the record holds verifiers only, from which no token can be computed; without a password there
 are no verifiers and any token (the empty one) is good. A token to recover also grants read and add:
 recovery writes back what it reads.
 
-Which ledgers there are says the tree below /ledgers, read folder by folder. Always true: a listing
-begins with a sync, and is whole or an error; folders are never deleted, so one that is missing, or
-a name that is none of ours, means that the listing is broken.
+The tree below /ledgers has all ledgers; a listing reads it folder by folder. Always true: a listing
+begins with a sync, and is whole or an error; folders are never deleted, so a missing folder, or a
+name that does not belong there, means that the listing is broken.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class LedgerState(Enum):
 
 
 class BadLedgerRecord(ValueError):
-    """Bytes that are no ledger record, or one of a format this version does not know."""
+    """A malformed ledger record, or one of a format that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """`bookie_id` is being given what the slot of the fragment that begins at `first_entry` keeps,
-    to take its place (repair/slots.py). `token` is another each time that one joins: who has
-    seen all of the copies there says with it that none went meanwhile."""
+    """`bookie_id` gets the copies of a slot, to take the slot (repair/slots.py); the slot is of the
+    fragment that begins at `first_entry`. `token` is drawn anew each time that a bookie joins: a
+    process that has seen all copies there checks by it that none went meanwhile."""
 
     first_entry: int
     slot: int
@@ -71,9 +71,9 @@ class Verifiers:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One ledger. `creator` is the random token of whoever created it, compared when the outcome
-    of the creation was lost. `intent` and `topic` name what the ledger was made for ("" = made
-    through LedgerClient: never touched by a janitor). `custom` is the user's."""
+    """One ledger. `creator` is the random token of its creator, compared when the outcome of the
+    creation was lost. `intent` and `topic`: for which the ledger was made ("" = made through
+    LedgerClient: never touched by a janitor). `custom` is the user's."""
 
     ledger_id: int
     ensemble_size: int
@@ -111,14 +111,14 @@ class LedgerRecord:
 
     def _check_joining(self) -> None:
         ensembles = {fragment.first_entry: fragment.ensemble for fragment in self.fragments}
-        for one in self.joining:
-            ensemble = ensembles.get(one.first_entry)
-            if ensemble is None or not 0 <= one.slot < self.ensemble_size:
-                raise BadLedgerRecord(f"no fragment has the slot of {one}")
-            if one.bookie_id in ensemble:
-                raise BadLedgerRecord(f"{one} is in the ensemble already")
-        slots = {(one.first_entry, one.slot) for one in self.joining}
-        bookies = {(one.first_entry, one.bookie_id) for one in self.joining}
+        for joining in self.joining:
+            ensemble = ensembles.get(joining.first_entry)
+            if ensemble is None or not 0 <= joining.slot < self.ensemble_size:
+                raise BadLedgerRecord(f"no fragment has the slot of {joining}")
+            if joining.bookie_id in ensemble:
+                raise BadLedgerRecord(f"{joining} is in the ensemble already")
+        slots = {(joining.first_entry, joining.slot) for joining in self.joining}
+        bookies = {(joining.first_entry, joining.bookie_id) for joining in self.joining}
         if min(len(slots), len(bookies)) < len(self.joining):
             raise BadLedgerRecord("two bookies are joining for one slot, or one for two")
 
@@ -138,22 +138,22 @@ class LedgerRecord:
         raise ValueError(f"entry ids start at 0, got {entry_id}")
 
     def joining_at(self, first_entry: int, slot: int) -> Joining | None:
-        """Who is joining for that slot."""
-        for one in self.joining:
-            if (one.first_entry, one.slot) == (first_entry, slot):
-                return one
+        """The bookie that is joining for that slot."""
+        for joining in self.joining:
+            if (joining.first_entry, joining.slot) == (first_entry, slot):
+                return joining
         return None
 
     def names(self, bookie_id: str) -> bool:
-        """Whether the bookie keeps copies by this record, or is being given some."""
+        """Whether the bookie keeps copies by this record, or is joining."""
         return any(bookie_id in fragment.ensemble for fragment in self.fragments) or any(
-            bookie_id == one.bookie_id for one in self.joining
+            bookie_id == joining.bookie_id for joining in self.joining
         )
 
 
 def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
     """The parts of 0..last_entry of which the bookie keeps copies: the entries of each fragment
-    that names it, with its slot there; of those it keeps the ones that `keeps` says."""
+    that names it, with its slot there; `keeps` decides which of these it keeps."""
     return [
         (entries, fragment.ensemble.index(bookie_id))
         for fragment, entries in entries_of(record, last_entry)
@@ -176,7 +176,7 @@ def keeps(record: LedgerRecord, slot: int, entry_id: int) -> bool:
 
 
 def shallow(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots by name; what they hold is not copied, unlike asdict,
+    """The fields of a dataclass with slots by name; values are not copied, unlike with asdict,
     which costs ten times as much."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -189,8 +189,8 @@ def encode(record: LedgerRecord) -> bytes:
     plain["custom"] = dict(record.custom)
     plain["format"] = FORMAT
     plain["fragments"] = [[f.first_entry, list(f.ensemble)] for f in record.fragments]
-    joining = [[*shallow(one).values()] for one in plain.pop("joining")]
-    if joining:  # a reader of an earlier version refuses it then, and only then
+    joining = [[*shallow(bookie).values()] for bookie in plain.pop("joining")]
+    if joining:  # only then an earlier version refuses the record
         plain["joining"] = joining
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
@@ -205,7 +205,7 @@ def decode(value: bytes) -> LedgerRecord:
         plain["fragments"] = tuple(
             Fragment(first, tuple(ensemble)) for first, ensemble in plain["fragments"]
         )
-        plain["joining"] = tuple(Joining(*one) for one in plain.get("joining", ()))
+        plain["joining"] = tuple(Joining(*values) for values in plain.get("joining", ()))
         if plain["verifiers"] is not None:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
         return LedgerRecord(**plain)
@@ -215,8 +215,9 @@ def decode(value: bytes) -> LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a client sends with its requests; empty for a ledger without password. `repair`: they
-    are the cluster's own (autorecovery.py), which a ledger's record does not verify."""
+    """The tokens that a client sends with its requests; empty for a ledger without password.
+    `repair`: they are the cluster's own (autorecovery.py), which a ledger's record does not
+    verify."""
 
     read: bytes = b""
     add: bytes = b""
@@ -233,17 +234,17 @@ def derive(password: bytes) -> Tokens:
 
 
 def verifiers(tokens: Tokens) -> Verifiers | None:
-    """What the ledger's record keeps of the tokens."""
+    """The verifiers of the tokens, for the ledger's record."""
     if not tokens.recover:
         return None
     return Verifiers(*(_digest(token) for token in (tokens.read, tokens.add, tokens.recover)))
 
 
-def allows(known: Verifiers | None, use: str, token: bytes) -> bool:
+def allows(verifiers: Verifiers | None, use: str, token: bytes) -> bool:
     """Whether `token` may be used for `use`: "read", "add" or "recover"."""
-    if known is None:
+    if verifiers is None:
         return True
-    accepted = [known.recover, getattr(known, use)]
+    accepted = [verifiers.recover, getattr(verifiers, use)]
     return any(hmac.compare_digest(_digest(token), verifier) for verifier in accepted)
 
 
@@ -255,13 +256,14 @@ DIGITS = 19
 
 
 class BrokenListing(StoreError):
-    """The tree is not as it should be; what was listed so far is no list of ledgers."""
+    """The tree is damaged: the ids listed so far are not all ledgers."""
 
 
 async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> AsyncIterator[int]:
-    """Ids of all ledgers that there were when it began and still are, ascending; others may be
-    among them. One folder of names for each level of the tree is in memory at a time. `root`: of
-    another tree with a node for each of some ledgers.
+    """Ids of all ledgers that exist from the beginning to the end of the listing, ascending; ids of
+    ledgers made or deleted meanwhile may be among them. One folder of names for each level of the
+    tree is in memory at a time. `root`: the root of another such tree, with a node for some
+    ledgers.
 
     Raises StoreError, also BrokenListing: never a short list.
     """
@@ -280,7 +282,7 @@ async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> Asyn
 
 
 async def _names(metadata: MetadataStore, folder: str, digits: int) -> Sequence[str]:
-    """What is in a folder of the tree: names of so many digits."""
+    """The names in a folder of the tree, of so many digits each."""
     try:
         names = await metadata.children(folder)
     except NoNode:  # folders are never deleted

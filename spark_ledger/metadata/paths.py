@@ -53,7 +53,7 @@ def first_in_folder(folder: str) -> int:
 
 
 def underreplicated(ledger_id: int) -> str:
-    """What says that copies of the ledger are missing. Raises ValueError as `ledger` does."""
+    """The node that lists the ledger as under-replicated. Raises ValueError as `ledger` does."""
     return f"{UNDERREPLICATED}/{_cut(ledger_id)}"
 
 
@@ -65,7 +65,7 @@ def underreplicated_lock(ledger_id: int) -> str:
 def _cut(ledger_id: int) -> str:
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise ValueError(f"a ledger id is between 0 and 2^63-1, got {ledger_id}")
-    digits = f"{ledger_id:019d}"  # cut as _CUTS says
+    digits = f"{ledger_id:019d}"  # cut at _CUTS
     return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
 
 
@@ -80,12 +80,12 @@ def brokers_of_topic(topic_id: str) -> str:
 
 
 def draining(bookie_id: str) -> str:
-    """There while the bookie is being drained of its copies."""
+    """Exists while the bookie is being drained of its copies."""
     return f"{BOOKIES_DRAINING}/{bookie_id}"
 
 
 def held(bookie_id: str) -> str:
-    """What a bookie has that a store that went back does not name; see metadata/hold.py."""
+    """The bookie's report of ledgers that a held store does not name; see metadata/hold.py."""
     return f"{HELD}/{bookie_id}"
 
 
@@ -100,18 +100,18 @@ def digits_below(digits: int) -> int:
 
 
 def limbo(bookie_id: str, ledger_id: int | None = None) -> str:
-    """What a bookie lists as in limbo, or one ledger in that list."""
+    """The bookie's list of ledgers in limbo, or one ledger in that list."""
     listed = f"{LIMBO}/{bookie_id}"
     return listed if ledger_id is None else f"{listed}/{ledger_id}"
 
 
 def unrecorded(bookie_id: str) -> str:
-    """What a bookie keeps without a record."""
+    """The bookie's list of ledgers that it keeps without a record."""
     return f"{UNRECORDED}/{bookie_id}"
 
 
 def namespace(tenant: str, name: str) -> str:
-    """What the namespace says of its topics, whose names are below it."""
+    """The namespace's record for its topics, whose names are below it."""
     return f"{TOPICS}/{tenant}/{name}"
 
 
@@ -134,7 +134,8 @@ def topic_log(topic_id: str, number: int | None = None) -> str:
 
 
 def subscriptions(topic_id: str) -> str:
-    """The topic's subscriptions: the node whose version tells a trim that one came or went back."""
+    """The folder of the topic's subscriptions. Its version changes when a subscription is made or
+    goes back: a trim checks it."""
     return f"{topic(topic_id)}/subscriptions"
 
 
@@ -144,19 +145,19 @@ def subscription(topic_id: str, name: str) -> str:
 
 
 def subscription_marks(topic_id: str, name: str, number: int | None = None) -> str:
-    """Where the subscription was at times, or one of these marks."""
+    """The folder of the subscription's marks (positions with times), or one of them."""
     marks = f"{subscription(topic_id, name)}/marks"
     return marks if number is None else f"{marks}/{number:010d}"
 
 
 def subscription_share(topic_id: str, name: str, broker_id: str | None = None) -> str:
-    """Where consumers of the subscription are at a broker, or the folder of these."""
+    """The share of a broker: positions of its consumers; or the folder of the shares."""
     shares = f"{subscription(topic_id, name)}/shares"
     return shares if broker_id is None else f"{shares}/{broker_id}"
 
 
 def topic_schema(topic_id: str, version: int | None = None) -> str:
-    """What is current of the topic's schema, or one version of it."""
+    """The record of the topic's current schema, or one version of it."""
     schema = f"{topic(topic_id)}/schema"
     return schema if version is None else f"{schema}/{version:05d}"
 
@@ -166,7 +167,7 @@ def topic_checkpoint(topic_id: str) -> str:
 
 
 def topic_deleted(topic_id: str) -> str:
-    """What says that a topic was deleted, and when; the last of it to go."""
+    """The record that a topic was deleted, and when; its last node to go."""
     return f"{TOPICS_DELETED}/{topic_id}"
 
 

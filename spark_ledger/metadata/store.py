@@ -5,7 +5,7 @@ Always true of an implementation:
 - a write whose outcome is not known raises OutcomeUnknown and is never repeated by the store
   itself: the caller syncs, reads back and compares (a token, a version, its own record);
 - a watch fires at most once, on the event loop, after a change *or* after the session was
-  suspended or lost; it says "read again", nothing more.
+  suspended or lost; it means "read again", nothing more.
 
 Paths are absolute below the cluster's root ("/topics/public/default/t"). Versions count from 0.
 Parents are made by `create(..., parents=True)`; intermediate nodes are never deleted.
@@ -139,7 +139,7 @@ class MetadataStore(Protocol):
         """The node. Raises NoNode (the watch is then set on its creation)."""
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        """The nodes, None where there is none; a fraction of what as many `get` take."""
+        """The nodes, None for a missing one; in a fraction of the time of as many `get`."""
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         """Names of the node's children, sorted. Raises NoNode."""

@@ -1,6 +1,6 @@
 """Calls, to the metadata store above all, that every part of the topic layer makes the same way.
 
-Always true: the time that `store_now_ms` tells lies between the call and its return, or is
+Always true: the time that `store_now_ms` returns is between the call and its return, or it is
 LONG_AGO_MS, at which nothing is due: responses were lost, or others asked at the same moment again
 and again.
 """
@@ -32,7 +32,7 @@ CALLS_AT_ONCE = 64
 LONG_AGO_MS = 0
 CLOCK_TRIES_MAX = 5
 REFUSED = (
-    "The store is up, and what it holds does not fit: check that the service URL is this cluster's,"
+    "The store is up, and its nodes do not fit: check that the service URL is this cluster's,"
     " and that no older backup of the store was restored."
 )
 _PAUSE_S = 0.004
@@ -40,8 +40,8 @@ _PAUSE_S_MAX = 1.0
 
 
 async def read(store: MetadataStore, path: str, watch: Watcher | None = None) -> Versioned | None:
-    """The node, or None where there is none. `watch` is set before it is read, also where there is
-    none."""
+    """The node, or None if it does not exist. `watch` is set before the read, also on a missing
+    node."""
     try:
         return await store.get(path, watch)
     except NoNode:
@@ -49,8 +49,8 @@ async def read(store: MetadataStore, path: str, watch: Watcher | None = None) ->
 
 
 async def look_up(store: MetadataStore, path: str) -> Versioned | None:
-    """As `read`, but None only if there was no node when it was called: who was told of a node by
-    another process may be ahead of what this session has seen."""
+    """As `read`, but None only if the node did not exist at the call: another process may have made
+    it and sent its name, and this session's replica may lag behind."""
     node = await read(store, path)
     if node is None:
         await store.sync(path)
@@ -59,7 +59,7 @@ async def look_up(store: MetadataStore, path: str) -> Versioned | None:
 
 
 async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
-    """There is a node at the path when it returns; one that was there is left as it is."""
+    """Make a node at the path, if none is there; an existing one is left as it is."""
     if await read(store, path) is not None:
         return
     for _ in range(TRIES_MAX):
@@ -69,25 +69,25 @@ async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
         except NodeExists:
             return
         except OutcomeUnknown:
-            await store.sync(path)  # creating once more is harmless: it is there or it is not
+            await store.sync(path)  # to create it once more is harmless
     raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} answers were lost")
 
 
 async def each(
     do: Callable[[A], Awaitable[B]], items: Iterable[A], at_once: int = CALLS_AT_ONCE
 ) -> list[B]:
-    """The results in order, so many under way at a time. What one raises ends the others, too."""
-    some = list(items)
-    if len(some) <= 1:
-        return [await do(item) for item in some]
+    """The results in order, so many under way at a time. An exception of one ends the others."""
+    todo = list(items)
+    if len(todo) <= 1:
+        return [await do(item) for item in todo]
     results: dict[int, B] = {}
-    turns = iter(enumerate(some))
+    turns = iter(enumerate(todo))
 
     async def take_turns() -> None:
         for turn, item in turns:
             results[turn] = await do(item)
 
-    tasks = [asyncio.ensure_future(take_turns()) for _ in range(min(at_once, len(some)))]
+    tasks = [asyncio.ensure_future(take_turns()) for _ in range(min(at_once, len(todo)))]
     try:
         await asyncio.gather(*tasks)
     except BaseException:
@@ -95,7 +95,7 @@ async def each(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-    return [results[turn] for turn in range(len(some))]
+    return [results[turn] for turn in range(len(todo))]
 
 
 async def in_batches(items: AsyncIterator[A], size: int) -> AsyncIterator[list[A]]:
@@ -111,7 +111,7 @@ async def in_batches(items: AsyncIterator[A], size: int) -> AsyncIterator[list[A
 
 
 async def names_in(store: MetadataStore, folder: str) -> list[str]:
-    """Its children; none where there is no such folder. Raises StoreError."""
+    """The folder's children; empty if it does not exist. Raises StoreError."""
     try:
         return await store.children(folder)
     except NoNode:
@@ -120,8 +120,8 @@ async def names_in(store: MetadataStore, folder: str) -> list[str]:
 
 @contextmanager
 def reachable(doing: str) -> Iterator[None]:
-    """The store's failures as errors.Unavailable, with what was being done: a store that did not
-    answer is not one that answered and refused."""
+    """Raise the store's failures as errors.Unavailable, with the work under way (`doing`). A store
+    that did not respond and one that refused get different texts."""
     try:
         yield
     except (StoreUnavailable, OutcomeUnknown) as error:
@@ -137,7 +137,7 @@ def reachable(doing: str) -> Iterator[None]:
 async def elected(store: MetadataStore, path: str) -> bool:
     """Whether this session has the role whose ephemeral is at `path`, taking it if no session has.
     Raises errors.Unavailable."""
-    with reachable(f"asking who is elected at {path}"):
+    with reachable(f"reading which session is elected at {path}"):
         with suppress(NodeExists, OutcomeUnknown):
             await store.create(path, ephemeral=True)
         try:

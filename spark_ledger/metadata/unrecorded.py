@@ -1,8 +1,8 @@
-"""Ledgers of which bookies keep copies though they have no record and nobody named them as deleted:
-what bookies tell of them, and a person's word that they were deleted.
+"""Ledgers of which bookies keep copies though they have no record and are not named as deleted: the
+bookies' lists of them, and an operator's statement that they were deleted.
 
-Always true: a bookie's list is for people, nothing goes because of it; a ledger is named as deleted
-here only in a multi in which it has no record and the store is not held.
+Always true: a bookie's list is for operators, no copy goes because of it; a ledger is named as
+deleted here only in a multi that checks that it has no record and that the store is not held.
 
 The node /unrecorded/<bookie> is JSON: `ledgers`: how many there are; `ids`: the lowest LISTED_MAX.
 """

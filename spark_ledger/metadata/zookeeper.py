@@ -106,7 +106,7 @@ async def connect(
         what = f"ZooKeeper at {url} closes every connection without a greeting, {within}"
         raise Unavailable(
             what if refused else f"no ZooKeeper answers at {url} {within}",
-            "Its quorum is missing, or it is starting: its own log tells." if refused else None,
+            "Its quorum is missing, or it is starting: see its own log." if refused else None,
             service_url=str(url),
         ) from error
     except BaseException:
@@ -173,11 +173,11 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, readers: Any, writers: Any, others: Any, timeout: float) -> Any:
         if self._greeted:
             return super().select(readers, writers, others, timeout)
-        found = super().select(readers, writers, others, min(timeout, self._patience_s))
-        if not any(found):
+        ready = super().select(readers, writers, others, min(timeout, self._patience_s))
+        if not any(ready):
             self._patience_s *= 2
             self._awaits_greeting, self.refused_since_s = False, None
-        return found
+        return ready
 
     @property
     def running(self) -> bool:
@@ -235,14 +235,14 @@ class _Several:
             result.rawlink(responded)
 
     def get_nowait(self) -> list[Any]:
-        """Values and stats, None where there is no node. Raises kazoo's exceptions."""
-        found: list[Any] = []
+        """Values and stats, None for a missing node. Raises kazoo's exceptions."""
+        nodes: list[Any] = []
         for result in self._results:
             try:
-                found.append(result.get_nowait())
+                nodes.append(result.get_nowait())
             except zk.NoNodeError:
-                found.append(None)
-        return found
+                nodes.append(None)
+        return nodes
 
 
 class ZooKeeperStore:
@@ -366,8 +366,8 @@ class ZooKeeperStore:
         if not paths:
             return []
         full = list(map(self._full, paths))
-        found = await self._read(paths[0], lambda: _Several(self._client.get_async, full))
-        return [None if one is None else _versioned(*one) for one in found]
+        nodes = await self._read(paths[0], lambda: _Several(self._client.get_async, full))
+        return [None if node is None else _versioned(*node) for node in nodes]
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         full, kept = self._full(path), self._watch(watch)

@@ -175,7 +175,7 @@ async def _a_bookie_that_says_no_hello():
         first = calling(network, peer.address, 2 * CONNECT_S)
         await until(lambda: peer.writers)
         forward(CONNECT_S)
-        with pytest.raises(NotConnected, match=f"no frames at {peer.address}: nobody answers"):
+        with pytest.raises(NotConnected, match=f"no frames at {peer.address}: no answer"):
             await first
         for _ in range(3):
             began = loop.time()
