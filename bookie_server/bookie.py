@@ -339,8 +339,8 @@ class Bookie:
         )
 
     async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
-        """The entries that cache and index have, once they are durable: the caller counts them as copies. The
-        scrub finds out whether an entry can be read."""
+        """The entries that cache and index have, once they are durable, as the caller counts them
+        as copies. The scrub finds out whether they can be read."""
         first, last = request.first_entry, request.last_entry
         if reason := _no_range(request):
             return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
