@@ -1,4 +1,4 @@
-"""Commit: what a batch brings to its topics becomes visible, all at once, exactly once.
+"""Commit: the rows of a batch become visible in its topics, all at once, exactly once.
 
 One multi: set the transaction record at its known version, check (or end) the intent, and for each
 topic set head at the version it was folded from and create log/<n>; first it checks the cluster's
@@ -6,8 +6,8 @@ record, whose version a hold raises (metadata/hold.py). Always true: all topics 
 of a race changes nothing; a lost response is resolved only by sync and the transaction record,
 never from the log and never by sending again first (hazards 1, 2); a version at or below the
 recorded one changes nothing, unless a query plans it anew and the user wants its rows: then the
-record goes back to it. The first try goes by what this process last saw (commit/views.py); whatever
-it is refused by is looked at again after a sync before it is believed.
+record goes back to it. The first try goes by what this process last saw (commit/views.py); if a
+guard refuses it, the commit reads again after a sync before it believes the refusal.
 """
 
 import asyncio
@@ -65,9 +65,8 @@ LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
 
 
 class Committer:
-    """What makes the commits of one process. `load` reads the chunks of a checkpoint, `holds`
-    what subscriptions hold; `forget` lets go of
-    what was folded of every topic."""
+    """Makes the commits of one process. `load` reads the chunks of a checkpoint, `holds` the rows
+    that subscriptions hold; `forget` drops the folded states of all topics."""
 
     def __init__(
         self,
@@ -89,52 +88,53 @@ class Committer:
         self.views = CommitViews(store, log)
         self.guard = ClusterGuard(store)
 
-    async def commit(self, wanted: Wanted, timeout_s: float = 60.0) -> CommitOutcome:
+    async def commit(self, request: Wanted, timeout_s: float = 60.0) -> CommitOutcome:
         """Make the commit. Returns when it is durable.
 
-        A key of version NEXT_VERSION is for whoever alone commits under its app id: each call is
-        a commit of its own. Raises errors.SubscriptionBusy (an overwrite would take away what a
+        A key of version NEXT_VERSION is for the only committer under its app id: each call is a
+        commit of its own. Raises errors.SubscriptionBusy (an overwrite would take away rows that a
         subscription holds), errors.LedgerFenced (the intent ended, another run recorded the
-        version), errors.TxnConflict (what an action was planned on has changed, or one of the
-        checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
+        version), errors.TxnConflict (the state that an action was planned on has changed, or one of
+        the checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
         errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
         errors.CommitOutcomeUnknown (the deadline passed with a response lost: replay it),
-        errors.Unavailable and errors.MetadataHeld (nothing was committed), what writing to ledgers
-        raises, ValueError for what never holds.
+        errors.Unavailable and errors.MetadataHeld (nothing was committed), the errors of writing to
+        ledgers, ValueError for an action that no state allows.
         """
-        txn = wanted.txn
-        one = _Commit(self, wanted)
+        txn = request.txn
+        attempts = _Commit(self, request)
         doing = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
         with reachable(doing):
             try:
                 if txn.version != NEXT_VERSION:
-                    return await one.run(timeout_s)
+                    return await attempts.run(timeout_s)
                 async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
-                    return await one.run(timeout_s)
-            except errors.LedgerFenced:  # by an intent, say, that a store gone back does not have
+                    return await attempts.run(timeout_s)
+            except errors.LedgerFenced:  # perhaps the store went back in time and lacks the intent
                 await self.look_at_cluster()
                 raise
 
     async def look_at_cluster(self) -> None:
-        """Raises errors.MetadataHeld; errors.LedgerFenced where a person accepted an older store
-        since this process began: ledgers that were written, and commits it remembers, may have no
-        record there. It forgets them, so that what begins after this goes by what is there."""
+        """Raises errors.MetadataHeld; errors.LedgerFenced if a person accepted an older store
+        since this process began: ledgers that this process wrote, and commits that it remembers,
+        may have no record there. It forgets them, so that later commits read the store."""
         if not await self.guard.look():
             self.views = CommitViews(self.store, self._log)
             self._forget()
             raise errors.LedgerFenced(
-                "the metadata store went back in time, and was accepted since this was begun",
-                "Run it again: what it wrote before has no name in the store.",
+                "the metadata store went back in time, and a person accepted it since this began",
+                "Run it again: the store has no record of the ledgers that it wrote before.",
             )
 
 
 class _Doubt(Exception):
-    """A view that may be old refuses the commit: look again."""
+    """A view that may be old refuses the commit: read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What an attempt goes by. `record_version` is that of the transaction record's node."""
+    """What an attempt reads first. `record_version` is the version of the transaction record's
+    node."""
 
     fresh: bool
     intent: Intent
@@ -144,7 +144,7 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the commit does to one topic: `after` is the state once `commit` is at `before.next`."""
+    """The commit in one topic: `after` is the state once `commit` is at `before.next`."""
 
     before: TopicState
     commit: Commit
@@ -154,15 +154,15 @@ class _Step:
 class _Commit:
     """One commit, tried until its outcome is known."""
 
-    def __init__(self, process: Committer, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, process: Committer, request: Wanted) -> None:
+        self._request = request
         self._process = process
         self._store = process.store
         self._views = process.views
         self._rng = process.rng
         self._commit_id = f"{process.rng.getrandbits(128):032x}"
-        self._topic_ids = sorted(wanted.drafts)
-        self._txn_path = paths.txn(escape(wanted.txn.app_id), escape(wanted.txn.target))
+        self._topic_ids = sorted(request.drafts)
+        self._txn_path = paths.txn(escape(request.txn.app_id), escape(request.txn.target))
         self._turns = Turns(self._store, self._commit_id, self._topic_ids)
         self._payloads = CommitPayloads(self._store, process.blobs, self._commit_id)
         self._losses = 0
@@ -198,18 +198,18 @@ class _Commit:
             if loop.time() >= deadline:
                 raise self._gave_up(timeout_s, problem)
             await asyncio.sleep(pause_s(self._rng, tries))
-            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # its turn is short
+            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # the commit's turn is short
 
     async def _attempt(self, *, fresh: bool) -> CommitOutcome | None:
-        """Look, then send the multi once. None: a race was lost, nothing was changed."""
+        """Read, then send the multi once. None: the commit lost a race, nothing was changed."""
         if fresh:
             await self._store.sync(self._txn_path)
         try:
-            intent = await self._views.intent(self._wanted.intent_id, fresh=fresh)
+            intent = await self._views.intent(self._request.intent_id, fresh=fresh)
         except errors.LedgerFenced:
             return await self._without_intent()
         record, version = await self._record(fresh)  # after the intent: see _settled
-        txn = self._wanted.txn
+        txn = self._request.txn
         if txn.version == NEXT_VERSION:
             txn = replace(txn, version=record.version + 1)
         view = _View(fresh, intent, txn, version)
@@ -217,14 +217,14 @@ class _Commit:
         if outcome is not None:
             await self._check_not_taken_over(outcome, record)
             return outcome
-        if self._wanted.batch is not None and record.version >= txn.version:
+        if self._request.batch is not None and record.version >= txn.version:
             _log.warning(
                 "batch %d of '%s' is committed to '%s' again, with %d rows: the record goes back to"
                 " it from %d",
                 *(txn.version, txn.app_id, txn.target),
-                *(self._wanted.batch.content.rows, record.version),
+                *(self._request.batch.content.rows, record.version),
             )
-        drafts = await self._payloads.moved(intent, self._wanted.drafts)
+        drafts = await self._payloads.moved(intent, self._request.drafts)
         folding = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
         if self._losses >= LOSSES_MAX:
             await self._turns.take()
@@ -237,74 +237,74 @@ class _Commit:
             return await self._send(view, drafts, steps)
 
     async def _check_not_taken_over(self, outcome: CommitOutcome, record: TxnRecord) -> None:
-        """A record that another run set back may have been written after this run began, though its
-        version is not above `w0`: then this run's intent, read after it, has ended. Raises
+        """Another run may have set the record back after this run began, and then its version is
+        not above `w0`: in that case this run's intent, read after the record, has ended. Raises
         errors.LedgerFenced."""
-        if outcome.kind is CommitKind.COMMITTED or record.run_id == self._wanted.txn.run_id:
+        if outcome.kind is CommitKind.COMMITTED or record.run_id == self._request.txn.run_id:
             return
-        intent = await self._views.intent(self._wanted.intent_id, fresh=True)
+        intent = await self._views.intent(self._request.intent_id, fresh=True)
         if not intent.open:
             raise intent.ended()
 
     async def _without_intent(self) -> CommitOutcome:
-        """Intents go a while after their end (hazard 12): what was committed before, the record
-        says, unless that went too."""
-        found = await self._views.txn(self._txn_path, fresh=True)
-        if found is None:
-            txn = self._wanted.txn
+        """The janitor removes an intent a while after its end (hazard 12): the transaction record
+        has the commits before that, unless it was removed too."""
+        recorded = await self._views.txn(self._txn_path, fresh=True)
+        if recorded is None:
+            txn = self._request.txn
             raise errors.CommitOutcomeUnknown(
                 f"neither the intent nor the transaction record of '{txn.app_id}' for"
-                f" '{txn.target}' is there any more: they ended long ago"
+                f" '{txn.target}' exists any more: they ended long ago"
             )
-        if found[0].commit_id == self._commit_id:
-            return CommitOutcome(CommitKind.COMMITTED, found[0].topics())
-        raise errors.LedgerFenced(f"there is no intent {self._wanted.intent_id} any more")
+        if recorded[0].commit_id == self._commit_id:
+            return CommitOutcome(CommitKind.COMMITTED, recorded[0].topics())
+        raise errors.LedgerFenced(f"there is no intent {self._request.intent_id} any more")
 
     async def _record(self, fresh: bool) -> tuple[TxnRecord, int]:
-        found = await self._views.txn(self._txn_path, fresh=fresh)
-        if found is None and not fresh:
+        recorded = await self._views.txn(self._txn_path, fresh=fresh)
+        if recorded is None and not fresh:
             raise _Doubt
-        if found is None:
+        if recorded is None:
             raise errors.LedgerFenced(
-                f"'{self._wanted.txn.app_id}' has no transaction record for"
-                f" '{self._wanted.txn.target}': its intent was made for another"
+                f"'{self._request.txn.app_id}' has no transaction record for"
+                f" '{self._request.txn.target}': its intent was made for another target"
             )
-        return found
+        return recorded
 
     def _settled(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
-        """What is decided already. The record was read *after* the intent: if this commit's own
-        multi, whose response was lost, ended the intent, the record says so."""
+        """The outcome, if it is decided already. The record was read *after* the intent: if this
+        commit's own multi, whose response was lost, ended the intent, the record has the commit."""
         try:
             outcome = commit_draft.settled(
                 record,
                 self._commit_id,
-                self._wanted.txn,
+                self._request.txn,
                 view.intent.record.w0,
-                self._wanted.batch,
+                self._request.batch,
             )
             if outcome is None and not view.intent.open:
                 raise view.intent.ended()
             if outcome is None:
-                commit_draft.check_whole(self._wanted.batch, self._wanted.drafts)
+                commit_draft.check_whole(self._request.batch, self._request.drafts)
         except errors.LedgerError as error:
             raise (error if view.fresh else _Doubt()) from error
         if outcome is not None and not view.fresh:
             raise _Doubt
         return outcome
 
-    # -- what it does to each topic ------------------------------------------------------------
+    # -- the commit in each topic --------------------------------------------------------------
 
     async def _steps(
         self, view: _View, drafts: Mapping[str, Actions], folding: Sequence[str]
     ) -> dict[str, _Step]:
-        """By topic in which it takes a number. Raises what commit_draft.check_holds raises."""
-        found = await asyncio.gather(
+        """By topic in which the commit takes a number. Raises as commit_draft.check_holds."""
+        folded = await asyncio.gather(
             *(
                 self._views.state(id_, fold=id_ in folding, fresh=view.fresh)
                 for id_ in self._topic_ids
             )
         )
-        states = dict(zip(self._topic_ids, found, strict=True))
+        states = dict(zip(self._topic_ids, folded, strict=True))
         numbered = [id_ for id_ in self._topic_ids if commit_draft.takes_number(drafts[id_])]
         try:
             for id_ in self._topic_ids:
@@ -335,24 +335,25 @@ class _Commit:
             view.intent.id,
             commit_draft.with_dropped(state, actions, read),
             others=tuple(id_ for id_ in numbered if id_ != state.topic_id),
-            user_metadata=self._wanted.user_metadata,
+            user_metadata=self._request.user_metadata,
         )
         return _Step(state, commit, commit_views.following(state, commit))
 
     async def _guards(
         self, view: _View, steps: Mapping[str, _Step]
     ) -> tuple[list[Check], dict[str, list[Operation]]]:
-        """That no subscription holds what an overwrite takes away, and what schemas the rows need,
-        by topic. Raises errors.SubscriptionBusy, errors.SchemaIncompatible, errors.LedgerFenced."""
+        """Checks that no subscription holds rows that an overwrite takes away, and by topic the
+        operations on schemas that the rows need. Raises errors.SubscriptionBusy,
+        errors.SchemaIncompatible, errors.LedgerFenced."""
         named = {id_: _name_of(id_, view) for id_ in self._topic_ids}
         changes = {id_: (step.before, step.commit.actions) for id_, step in steps.items()}
         try:
             epoch = self._process.guard.epoch
-            await guards.recorded(self._store, epoch, changes, self._wanted.creators)
+            await guards.recorded(self._store, epoch, changes, self._request.creators)
             held: list[Check] = []
-            if not self._wanted.overwrite_held:
+            if not self._request.overwrite_held:
                 held = await guards.not_held(self._process.holds, changes, named)
-            kinds = self._wanted.kinds
+            kinds = self._request.kinds
             return held, await guards.schemas(self._views, kinds, changes, named, fresh=view.fresh)
         except errors.LedgerError as error:
             raise (error if view.fresh else _Doubt()) from error
@@ -364,14 +365,14 @@ class _Commit:
     ) -> CommitOutcome | None:
         numbers = {topic_id: step.before.next for topic_id, step in steps.items()}
         done = commit_draft.record_of(
-            view.txn, self._commit_id, numbers, drafts, self._wanted.batch
+            view.txn, self._commit_id, numbers, drafts, self._request.batch
         )
         guard = await self._process.guard.checks()
         operations: list[Operation] = [
             *guard,
             Set(self._txn_path, records.encode_txn(done), view.record_version),
             self._intent_operation(view.intent),
-            *self._wanted.checks,
+            *self._request.checks,
         ]
         heads = [self._head(step) for step in steps.values()]
         bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
@@ -380,9 +381,10 @@ class _Commit:
         try:
             checks = await self._payloads.checks()
         except (errors.NoSuchLedger, errors.RowsLost):
-            await self._payloads.let_go()  # a janitor was faster: everything once more
+            await self._payloads.let_go()  # a janitor was faster: write the payloads again
             return None
-        operations += [*checks, *held, *(one for some in schemas.values() for one in some)]
+        operations += [*checks, *held]
+        operations += [operation for of_topic in schemas.values() for operation in of_topic]
         heads_at = len(operations)
         for topic_id, head in zip(steps, heads, strict=True):
             log = paths.topic_log(topic_id, numbers[topic_id])
@@ -403,8 +405,8 @@ class _Commit:
                 self._lost(failed, len(guard), heads_at, list(steps))
             return None
         self._turns.used()
-        for topic_id, some in schemas.items():
-            if isinstance(some[0], Set):
+        for topic_id, of_topic in schemas.items():
+            if isinstance(of_topic[0], Set):
                 self._views.forget_schema(topic_id)
         self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
         return CommitOutcome(CommitKind.COMMITTED, done.topics())
@@ -415,16 +417,16 @@ class _Commit:
 
     def _intent_operation(self, intent: Intent) -> Operation:
         path = paths.intent(intent.id)
-        if not self._wanted.finish_intent:
+        if not self._request.finish_intent:
             return Check(path, intent.version)
         return Set(path, records.encode_intent(_done(intent).record), intent.version)
 
     def _lost(
         self, failed: MultiFailed, guards: int, heads_at: int, topic_ids: Sequence[str]
     ) -> None:
-        """A race was lost: note which. Raises errors.TxnConflict for one of the caller's checks:
-        its version does not come back."""
-        checks, first = self._wanted.checks, guards + _CHECKS_AT
+        """The commit lost a race: note the topic. Raises errors.TxnConflict for one of the caller's
+        checks: the version that it needs does not come back."""
+        checks, first = self._request.checks, guards + _CHECKS_AT
         if first <= failed.index < first + len(checks):
             path = checks[failed.index - first].path
             raise errors.TxnConflict(
@@ -440,9 +442,9 @@ class _Commit:
         steps: Mapping[str, _Step],
         body_ledgers: Mapping[str, int | None],
     ) -> None:
-        """The multi was applied: what is seen from now on."""
+        """The multi was applied: the views get its result."""
         self._views.txn_is(self._txn_path, done, view.record_version + 1)
-        if self._wanted.finish_intent:
+        if self._request.finish_intent:
             self._views.intent_is(_done(view.intent))
         for topic_id, step in steps.items():
             ledger, after = body_ledgers[topic_id], step.after
@@ -451,11 +453,12 @@ class _Commit:
             self._views.state_is(after)
 
     def _gave_up(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
-        txn = self._wanted.txn
+        txn = self._request.txn
         what = f"the commit of version {txn.version} of '{txn.app_id}' to '{txn.target}'"
         if self._response_lost:
             return errors.CommitOutcomeUnknown(
-                f"{what} was sent and its answer lost; it could not be looked up in {timeout_s} s"
+                f"{what} was sent, its response was lost, and its outcome could not be read in"
+                f" {timeout_s} s"
             )
         if problem is not None:
             return errors.Unavailable(f"{what} was not made in {timeout_s} s: {problem}")
@@ -463,47 +466,47 @@ class _Commit:
 
 
 def _name_of(topic_id: str, view: _View) -> str:
-    """What errors call the topic: its name where the target has it."""
+    """The topic in error texts: its name if the target has it, else its id."""
     name = view.txn.target.removesuffix(f"@{topic_id}")
     return topic_id if name == view.txn.target else name
 
 
 def _done(intent: Intent) -> Intent:
-    """As it is once its last commit ended it."""
+    """The intent once its last commit ended it."""
     return Intent(intent.id, replace(intent.record, state=IntentState.DONE), intent.version + 1)
 
 
 def _bytes_of(operations: Sequence[Operation]) -> int:
-    """About how many bytes of a request they take."""
+    """About how many bytes of a request the operations take."""
     return sum(
-        OPERATION_BYTES + len(one.path) + len(one.value if isinstance(one, Create | Set) else b"")
-        for one in operations
+        OPERATION_BYTES + len(op.path) + len(op.value if isinstance(op, Create | Set) else b"")
+        for op in operations
     )
 
 
-# -- what a commit is too big for ------------------------------------------------------------------
+# -- payloads and bodies that are too big for the commit itself ------------------------------------
 #
 # Always true: payloads of more than INLINE_COMMIT_BYTES_MAX over the whole commit are written once,
 # to ledgers of their topics, and committed as ordinary segments; a body that is too large is
 # written packed and its node points to it. No other writer has the ledgers until `let_go`, and the
-# multi checks their records, so a janitor that recovered or deleted one makes it fail.
+# multi checks their records, so the multi fails if a janitor recovered or deleted one of them.
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 LEDGERS_AT_ONCE = 32  # of a commit over many topics
 POINTER_BYTES_MAX = 512
-"""The node of a body that is in a ledger."""
+"""Of a node whose body is in a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogNode:
-    """What log/<n> holds, and the ledger that the body is in, if it is in one."""
+    """The value of log/<n>, and the ledger of the body, if the body is in one."""
 
     value: bytes
     ledger: int | None = None
 
 
 class CommitPayloads:
-    """Of one commit."""
+    """The payloads and bodies of one commit."""
 
     def __init__(self, store: MetadataStore, blobs: Blobs, commit_id: str) -> None:
         self._store = store
@@ -515,7 +518,7 @@ class CommitPayloads:
         self._spilled: dict[str, tuple[bytes, LogNode]] = {}
 
     async def moved(self, intent: Intent, drafts: Mapping[str, Actions]) -> Mapping[str, Actions]:
-        """The actions, without payloads if these take more than INLINE_COMMIT_BYTES_MAX.
+        """The actions, without payloads if the payloads take more than INLINE_COMMIT_BYTES_MAX.
 
         Raises errors.LedgerFenced, errors.NotEnoughBookies, errors.Unavailable.
         """
@@ -523,7 +526,7 @@ class CommitPayloads:
             return drafts
         if self._moved is None:
             moved = await each(
-                lambda one: self._move(intent, *one), drafts.items(), LEDGERS_AT_ONCE
+                lambda draft: self._move(intent, *draft), drafts.items(), LEDGERS_AT_ONCE
             )
             self._moved = dict(zip(drafts, moved, strict=True))
         return self._moved
@@ -531,8 +534,8 @@ class CommitPayloads:
     async def nodes(
         self, intent: Intent, bodies: Mapping[str, bytes], other_bytes: int
     ) -> dict[str, LogNode]:
-        """What the log of each topic gets, in a multi of `other_bytes` beside. Raises as `moved`,
-        and errors.CommitTooBig."""
+        """The log node of each topic, in a multi with `other_bytes` of other operations. Raises as
+        `moved`, and errors.CommitTooBig."""
         for topic_id, body in bodies.items():
             if len(body) > BODY_BYTES_MAX:
                 raise errors.CommitTooBig(
@@ -551,14 +554,14 @@ class CommitPayloads:
         return {**nodes, **dict(zip(spilled, stored, strict=True))}
 
     async def checks(self) -> list[Check]:
-        """For the multi: the records of the ledgers written to, as they are now. Raises
-        errors.NoSuchLedger, errors.RowsLost when one is not whole any more: `let_go`, then again.
-        """
-        found = await each(lambda held: held.checks(), self._held.values())
-        return [check for checks in found for check in checks]
+        """For the multi: checks of the records of the ledgers that the commit wrote to, as they are
+        now. Raises errors.NoSuchLedger, errors.RowsLost if one is not whole any more: the caller
+        calls `let_go`, then writes again."""
+        by_topic = await each(lambda held: held.checks(), self._held.values())
+        return [check for checks in by_topic for check in checks]
 
     async def let_go(self) -> None:
-        """The ledgers go back; what was written is forgotten."""
+        """Gives the ledgers back, and forgets the payloads and bodies in them."""
         self._held.clear()
         self._spilled.clear()
         self._moved = None
@@ -575,7 +578,7 @@ class CommitPayloads:
         return commit_draft.with_moved(actions, moved_segments(inline, stored))
 
     async def _spill(self, intent: Intent, topic_id: str, body: bytes) -> LogNode:
-        """The body in a ledger: written once, as long as it stays the same."""
+        """The body goes to a ledger: written once, as long as it stays the same."""
         written = self._spilled.get(topic_id)
         if written is not None and written[0] == body:
             return written[1]

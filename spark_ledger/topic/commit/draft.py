@@ -1,11 +1,11 @@
-"""What a commit says, and whether it may be said. Pure.
+"""The content of a commit, and the checks whether it may follow on a state. Pure.
 
 Always true: no entry is claimed twice, but for shared ones by different partitions; segments are
-in the order of Spark's task index, then in the task's own; the transaction record alone says
-whether a version was committed (hazards 2, 10), and a version that another run recorded after this
-run had begun is an error, never silently done; nor is a query's batch with other rows (hazard 11).
-What an action takes away is computed on the state that it follows, so it names every ledger that
-loses rows.
+in the order of Spark's task index, then in the task's own; the transaction record alone decides
+whether a version was committed (hazards 2, 10); a version that another run recorded after this run
+had begun is an error and never counts as done, nor does a query's batch with other rows (hazard
+11). The rows that an action takes away are computed on the state that it follows, so the action
+names every ledger that loses rows.
 """
 
 import itertools
@@ -49,19 +49,19 @@ MULTI_BYTES_MAX = 512 * 1024
 BODY_INLINE_BYTES_MAX = 64 * 1024
 """A larger body goes to a ledger."""
 INLINE_COMMIT_BYTES_MAX = 32 * 1024
-"""More payload bytes than these, over the whole commit, go to ledgers."""
+"""Payloads go to ledgers if they take more bytes over the whole commit."""
 USER_METADATA_BYTES_MAX = 16 * 1024
 NEXT_VERSION = -2
-"""Of a TxnKey: whatever comes after the version recorded."""
+"""Of a TxnKey: the version after the recorded one."""
 SNAPSHOT_OF_INTENT = -1
 """Of an Overwrite: the snapshot that the intent noted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """What rows are that come to a topic: columns under these versions of its schema, which is in
-    force from the first such commit on, or bytes, of which such a topic takes none. With `evolves`
-    a version that was proposed comes beside others."""
+    """The kind of new rows of a topic: columns under these versions of its schema, or bytes. The
+    first commit of columns puts the schema into force, and the topic takes no bytes after it. With
+    `evolves` a proposed version comes beside others."""
 
     versions: frozenset[int] = frozenset()
     evolves: bool = False
@@ -73,15 +73,15 @@ RowKind.BYTES = RowKind()
 
 Actions = tuple[Action, ...]
 Range = tuple[int, int, int]
-"""A partition, and the offsets [lo, hi) of it."""
+"""A partition, and offsets [lo, hi) of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TxnKey:
-    """(app_id, target) name the transaction record, `version` is what is committed to it.
-    Streaming: query id, the sink's topic with its id (`*` where a column names the
-    topic), batch id, run id of the query. Batch: txnAppId and txnVersion, or a random app id and
-    version 0; the intent's run id."""
+    """(app_id, target) name the transaction record, `version` is the version to be committed.
+    Streaming: query id, the sink's topic with its id (`*` if a column names the topic), batch id,
+    run id of the query. Batch: txnAppId and txnVersion, or a random app id and version 0; the
+    intent's run id."""
 
     app_id: str
     target: str
@@ -97,33 +97,33 @@ class CommitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What came into each topic. ALREADY: by an earlier commit of the version; no topics where a
-    later version was committed since. SKIPPED: by such a commit, and these are other rows. Rows are
-    left out of very large commits."""
+    """The rows that each topic got. ALREADY: an earlier commit of the version brought them; no
+    topics if a later version was committed since. SKIPPED: an earlier commit of the version brought
+    them, and the rows of this one differ. Very large commits leave the rows out."""
 
     kind: CommitKind
     topics: Mapping[str, TopicRows] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
-        """In the log of the first topic (NO_COMMIT: no rows, no number)."""
+        """The commit's number in the log of the first topic (NO_COMMIT: no rows, no number)."""
         return next(iter(self.topics.values()), TopicRows()).number
 
     @property
     def rows(self) -> Mapping[int, int]:
-        """Of the first topic, by partition."""
+        """Rows of the first topic, by partition."""
         return next(iter(self.topics.values()), TopicRows()).rows
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A commit as it is asked for: what it does to each topic (by id), under which version and
-    intent. `checks` are checked in its multi, `finish_intent` ends the intent there. `batch` is
-    what a streaming query's tasks counted, None where a version is done whatever it had.
-    `overwrite_held`: an overwrite takes rows away that a subscription holds, too. `kinds` are what
-    the rows of a topic are, by its id; of one that is not in it nothing is judged. `creators`: the
-    creator tokens of the ledgers that tasks wrote, where they are known. Raises
-    errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
+    """A commit as its caller requests it: the actions on each topic (by id), the version and the
+    intent. The multi includes `checks`, and with `finish_intent` ends the intent. `batch` is the
+    content that a streaming query's tasks counted; with None a recorded version counts as done
+    whatever its rows were. `overwrite_held`: an overwrite also takes away rows that a subscription
+    holds. `kinds` are the kinds of rows by topic id; the rows of other topics are not judged.
+    `creators`: the creator tokens of the ledgers that tasks wrote, as far as the caller has them.
+    Raises errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
     intent_id: str
@@ -154,9 +154,9 @@ class Wanted:
 def ordered_segments(
     topic_id: str, intent_id: str, results: Sequence[TaskResult]
 ) -> tuple[Segment, ...]:
-    """The results' segments, by task index and then in the task's order; checked to be of this
-    topic and intent. Raises errors.TopicRecreated, errors.LedgerFenced, ValueError for two results
-    of one task."""
+    """The results' segments, by task index and then in the task's order. Checks that all are of
+    this topic and intent. Raises errors.TopicRecreated, errors.LedgerFenced, ValueError for two
+    results of one task."""
     for result in results:
         if result.topic_id != topic_id:
             raise errors.TopicRecreated(
@@ -175,7 +175,7 @@ def ordered_segments(
 
 
 def check_one_attempt(results: Iterable[TaskResult]) -> None:
-    """What a task wrote for several topics is of one attempt. Raises ValueError."""
+    """Checks that all results of a task are of one attempt. Raises ValueError."""
     attempts: dict[int, int] = {}
     for result in results:
         other = attempts.setdefault(result.task_index, result.attempt)
@@ -186,8 +186,8 @@ def check_one_attempt(results: Iterable[TaskResult]) -> None:
 
 
 def check_claims(segments: Iterable[Segment]) -> None:
-    """An entry is in one segment, or in several that are all shared and of different partitions.
-    Raises ValueError."""
+    """Checks that an entry is in one segment, or in several that are all shared and of different
+    partitions. Raises ValueError."""
     claims = sorted(
         (s.ledger_id, first, last, s.shared, s.partition)
         for s in segments
@@ -213,10 +213,10 @@ def check_claims(segments: Iterable[Segment]) -> None:
 def settled(
     record: TxnRecord, commit_id: str, txn: TxnKey, w0: int, batch: QueryBatch | None = None
 ) -> CommitOutcome | None:
-    """What the transaction record says of the commit: its outcome, or None: not committed yet, or
-    to be committed again.
+    """The commit's outcome by the transaction record; None: not committed yet, or to be committed
+    again.
 
-    Raises errors.LedgerFenced when another run recorded the version after this run had begun;
+    Raises errors.LedgerFenced if another run recorded the version after this run had begun;
     errors.CheckpointBehind, errors.ReplayDiffers for a query's batch that was planned anew.
     """
     if record.commit_id == commit_id:
@@ -239,12 +239,13 @@ def settled(
 
 
 def takes_number(actions: Actions) -> bool:
-    """Whether the actions do anything: an append of nothing does not, and has no place in a log."""
+    """Whether the actions change the topic. An append without segments does not, and gets no number
+    in its log."""
     return any(not isinstance(action, Append) or action.segments for action in actions)
 
 
 def rows_by_partition(actions: Actions) -> dict[int, int]:
-    """How many rows they bring in: those of a merge and of a live segment were there before."""
+    """New rows by partition: the rows of a merge and of a live segment are not new."""
     rows: Counter[int] = Counter()
     for action in actions:
         for segment in () if isinstance(action, Replace | SealLive) else segments_of(action):
@@ -253,15 +254,15 @@ def rows_by_partition(actions: Actions) -> dict[int, int]:
 
 
 def check_whole(batch: QueryBatch | None, drafts: Mapping[str, Actions]) -> None:
-    """What a query commits is all that its tasks counted. Raises errors.LedgerFenced: some compared
-    their rows with a commit that is not the last any more, and wrote none."""
+    """Checks that a query commits all rows that its tasks counted. Raises errors.LedgerFenced: some
+    tasks compared their rows with a commit that is not the last any more, and wrote none."""
     if batch is None:
         return
     rows = sum(sum(rows_by_partition(actions).values()) for actions in drafts.values())
     if rows != batch.content.rows:
         raise errors.LedgerFenced(
-            f"the tasks counted {batch.content.rows} rows and wrote {rows}: what they took for a"
-            " replay is none any more"
+            f"the tasks counted {batch.content.rows} rows and wrote {rows}: some counted the batch"
+            " as a replay, and it is not a replay any more"
         )
 
 
@@ -272,7 +273,7 @@ def record_of(
     drafts: Mapping[str, Actions],
     batch: QueryBatch | None = None,
 ) -> TxnRecord:
-    """The record of the version: what came into which topic under which number."""
+    """The record of the version: the new rows of each topic, and the number of the commit there."""
     came = {
         topic: TopicRows(numbers.get(topic, records.NO_COMMIT), rows_by_partition(actions))
         for topic, actions in drafts.items()
@@ -294,20 +295,20 @@ def record_of(
 
 
 def with_snapshots(actions: Actions, snapshot: int | None) -> Actions:
-    """With the overwrites' snapshots as the intent noted them. Raises ValueError when it did not:
-    the intent was not opened for overwriting this topic."""
-    found: list[Action] = []
+    """The actions, with the snapshots of overwrites as the intent noted them. Raises ValueError if
+    it noted none: the intent was not opened for overwriting this topic."""
+    noted: list[Action] = []
     for action in actions:
         if isinstance(action, Overwrite) and action.snapshot == SNAPSHOT_OF_INTENT:
             if snapshot is None:
-                raise ValueError("the intent does not say that this topic is to be overwritten")
+                raise ValueError("the intent was not opened for overwriting this topic")
             action = replace(action, snapshot=snapshot)
-        found.append(action)
-    return tuple(found)
+        noted.append(action)
+    return tuple(noted)
 
 
 def taken_away(state: TopicState, action: Action) -> list[Range]:
-    """The rows that the action takes away from where they are now."""
+    """The offsets whose rows the action takes away or moves."""
     match action:
         case Overwrite():
             return [(p.number, p.start_offset, p.end_offset) for p in state.partitions]
@@ -320,14 +321,15 @@ def taken_away(state: TopicState, action: Action) -> list[Range]:
 
 def chunks_of(state: TopicState, actions: Actions) -> list[Chunk]:
     """The chunks that `with_dropped` needs."""
-    ranges = [one for action in actions for one in taken_away(state, action)]
-    found = (state.partitions[p].chunks_between(lo, hi) for p, lo, hi in ranges)
-    return list(dict.fromkeys(chunk for some in found for chunk in some))
+    ranges = [range_ for action in actions for range_ in taken_away(state, action)]
+    by_range = (state.partitions[p].chunks_between(lo, hi) for p, lo, hi in ranges)
+    return list(dict.fromkeys(chunk for chunks in by_range for chunk in chunks))
 
 
 def with_dropped(state: TopicState, actions: Actions, read: Tables = UNREAD) -> Actions:
-    """With the ledgers that lose rows named in each action: among them are all to which nothing
-    refers after it. `read` has `chunks_of`. The actions hold on the state (`check_holds`)."""
+    """The actions, each with the ledgers that lose rows by it: among them are all ledgers to which
+    no segment refers after the action. `read` has `chunks_of`. The actions hold on the state
+    (`check_holds`)."""
     return tuple(_with_dropped(state, action, read) for action in actions)
 
 
@@ -350,31 +352,31 @@ def inline_segments(actions: Actions) -> list[Segment]:
 
 
 def inline_bytes(drafts: Mapping[str, Actions]) -> int:
-    """Of the payloads that are in the commit itself."""
-    some = (segment for actions in drafts.values() for segment in inline_segments(actions))
-    return sum(len(payload) for segment in some for payload in segment.inline)
+    """The bytes of the payloads that are in the commit itself."""
+    inline = (segment for actions in drafts.values() for segment in inline_segments(actions))
+    return sum(len(payload) for segment in inline for payload in segment.inline)
 
 
 def with_moved(actions: Actions, moved: Sequence[Segment]) -> Actions:
-    """With `moved`, in their order, in the place of the inline segments."""
+    """The actions, with `moved`, in their order, in the place of the inline segments."""
     coming = iter(moved)
 
-    def placed(some: Iterable[Segment]) -> tuple[Segment, ...]:
-        return tuple(next(coming) if segment.inline else segment for segment in some)
+    def placed(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+        return tuple(next(coming) if segment.inline else segment for segment in segments)
 
-    found = []
+    placed_actions = []
     for action in actions:
         if isinstance(action, Append | Replace | Overwrite):
             action = replace(action, segments=placed(action.segments))
         elif isinstance(action, SealLive) and action.segment is not None:
             action = replace(action, segment=placed([action.segment])[0])
-        found.append(action)
-    return tuple(found)
+        placed_actions.append(action)
+    return tuple(placed_actions)
 
 
 def to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
     """The topics whose bodies go to ledgers: those above BODY_INLINE_BYTES_MAX, and the largest
-    others until the multi, with `other_bytes` beside bodies, has MULTI_BYTES_MAX at most."""
+    others until bodies and `other_bytes` in the multi take MULTI_BYTES_MAX at most."""
     sizes = {topic: len(body) for topic, body in bodies.items()}
     spilled = [topic for topic, size in sizes.items() if size > BODY_INLINE_BYTES_MAX]
     total = other_bytes + sum(sizes[topic] for topic in sizes if topic not in spilled)
@@ -389,15 +391,16 @@ def to_spill(bodies: Mapping[str, bytes], other_bytes: int) -> list[str]:
 # -- guards (hazard 9) -----------------------------------------------------------------------------
 #
 # Always true: a guard is evaluated on the state folded up to the number that is being created, and
-# that number is set from that state's version of head, so what it saw is what the action follows.
+# that number is set from that state's version of head, so the action follows on the state that the
+# guard read.
 
 
 def check_holds(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> None:
-    """Whether a commit of these actions by that app may follow on the state.
+    """Checks that a commit of these actions by that app may follow on the state.
 
-    Raises errors.TopicDeleted, errors.TopicTerminated, errors.UnsupportedFormat (another writer
-    version is needed), errors.TxnConflict (what the action was planned on has changed: plan again),
-    ValueError for what never held.
+    Raises errors.TopicDeleted, errors.TopicTerminated, errors.UnsupportedFormat (the topic needs
+    another writer version), errors.TxnConflict (the state that the action was planned on has
+    changed: plan again), ValueError for an action that no state allows.
     """
     if state.deleted:
         raise errors.TopicDeleted(f"topic {state.topic_id} was deleted", topic_id=state.topic_id)
@@ -418,7 +421,7 @@ def check_holds(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> 
 
 
 def _check(state: TopicState, app_id: str, action: Action, sealed: Mapping[int, int]) -> None:
-    """`sealed`: by partition how many rows the same commit seals."""
+    """`sealed`: the rows that the same commit seals, by partition."""
     match action:
         case Append() | Overwrite():
             for segment in action.segments:
@@ -436,7 +439,7 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: Mapping[int, 
             held = _partition(state, action.partition)
             end = held.end_offset + sealed.get(held.number, 0)
             if not held.start_offset <= action.start < action.end <= end:
-                raise errors.TxnConflict(f"{action} is not within what is kept")
+                raise errors.TxnConflict(f"{action} is not within the rows that are kept")
         case Grow():
             if action.partitions <= len(state.partitions):
                 raise errors.TxnConflict(
@@ -487,8 +490,8 @@ def schema_after(
     topic: str,
     given_out: Mapping[int, SchemaVersion] = MappingProxyType({}),
 ) -> SchemaHead | None:
-    """The topic's schema once rows of that kind came by the actions; None: as it is. `given_out`
-    are its versions by number, needed where the rows' is only proposed. Raises
+    """The topic's schema once the actions brought rows of that kind; None: unchanged. `given_out`
+    are its versions by number, needed if the version of the rows is only proposed. Raises
     errors.SchemaIncompatible, errors.SchemaNotRegistered."""
     if kind == RowKind.BYTES:
         check_takes_bytes(head, topic, state.topic_id)
@@ -503,8 +506,8 @@ def schema_after(
 
 
 def check_takes_columns(state: TopicState, actions: Actions, topic: str) -> None:
-    """Whether the topic's schema may come into force with these actions: no row is left that was
-    written without it, and no broker appends. Raises errors.SchemaIncompatible."""
+    """Checks that the topic's schema may come into force with these actions: they leave no row that
+    was written without it, and no broker appends. Raises errors.SchemaIncompatible."""
     what = None
     for held in state.partitions:
         rows = held.rows_between(held.start_offset, held.end_offset)
@@ -531,7 +534,7 @@ def overwrites(actions: Actions) -> bool:
 
 
 def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str) -> None:
-    """Whether an overwrite among the actions takes away no row of `topic` that a subscription
+    """Checks that an overwrite among the actions takes away no row of `topic` that a subscription
     holds. Rows that the commit seals before it overwrites them count too. Raises
     errors.SubscriptionBusy."""
     sealed: Counter[int] = Counter()
@@ -546,11 +549,11 @@ def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str
     name = holds.by[partition]
     raise errors.SubscriptionBusy(
         f"the rows of topic '{topic}' cannot be replaced: subscription {name!r} holds partition"
-        f" {partition} from offset {offset} on, the lowest at which it stood in the last"
+        f" {partition} from offset {offset} on, its lowest position in the last"
         f" {GRACE_MS // 60_000} minutes, and the rows to be replaced end at"
         f" {going[partition][1]}",
-        "Wait until what it has read is that long ago, delete it (spark-ledger subscription delete"
-        " TOPIC NAME), or replace its rows all the same with overwriteHeld=true.",
+        "Wait until it has been past these rows that long, delete it (spark-ledger subscription"
+        " delete TOPIC NAME), or replace its rows all the same with overwriteHeld=true.",
         subscription=name,
         partition=partition,
         offset=offset,
@@ -560,8 +563,8 @@ def check_not_held(state: TopicState, actions: Actions, holds: Holds, topic: str
 def _check_not_live(held: PartitionState, sealed: Container[int]) -> None:
     if held.live is not None and held.number not in sealed:
         raise errors.TxnConflict(
-            f"partition {held.number} has the live ledger {held.live.ledger_id}: it is sealed"
-            " first",
+            f"partition {held.number} has the live ledger {held.live.ledger_id}: a commit has to"
+            " seal it first",
             live=True,
         )
 
@@ -575,7 +578,7 @@ def _check_replaced(held: PartitionState, action: Replace) -> None:
     if held.rearranged >= action.snapshot:
         raise errors.TxnConflict(
             f"partition {held.number} was rearranged by commit {held.rearranged}, the replacement"
-            f" was planned on those before {action.snapshot}"
+            f" was planned on the commits before {action.snapshot}"
         )
 
 

@@ -1,11 +1,12 @@
-"""A batch as one number: the same rows give the same in any order and over any tasks.
+"""A batch as one number: the same rows give the same number in any order and over any tasks.
 
 A row's hash is made of the hash of each of its columns by the column's name; the fingerprint is the
 sum of the rows' hashes modulo 2**64. Bytes are hashed as 64-bit words: each word is xored with its
 own upper half, so that every bit counts in 32 at least, multiplied by an odd number of its place,
 and the products are summed; the sum and the length are mixed. Always true: nothing here depends on
 the process, on numpy's or on pyarrow's version: the fingerprint is compared with one that another
-process stored. It tells batches apart that differ by chance; it does not resist an adversary.
+process stored. Batches that differ by chance get different fingerprints; an adversary can make two
+batches with the same one.
 """
 
 import hashlib
@@ -27,22 +28,22 @@ from spark_ledger.topic.entry.arrow_arrays import (
 from spark_ledger.topic.log.records import Content
 
 ALGORITHM = 1
-"""Begins each fingerprint: replay.py compares none of different algorithms."""
+"""The begin of each fingerprint: replay.py compares only fingerprints of one algorithm."""
 SLICE_BYTES = 32 << 20
-"""About so much is hashed at a time: what is padded of it is in memory once more."""
+"""About so many bytes are hashed at a time; the padded part of them is in memory twice."""
 PADDED_RATIO_MAX = 2
-"""Rows are padded to the longest if that makes no more than so many times their bytes of them."""
+"""Rows are padded to the longest one if padding makes them at most so many times as large."""
 
 U64 = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 _BLOCK_WORDS = 512
-_CACHED_WORDS = 25_000  # a block of so many stays in a core's cache
-_NARROW = 4  # so few words of a row are summed faster one after the other
+_CACHED_WORDS = 25_000  # a block of so many words stays in a core's cache
+_NARROW = 4  # rows of so few words are summed faster word by word
 _HALF = np.uint64(32)
 _LENGTH, _NULL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_BLOCK = 0xDA942042E4DD58B5  # a later block's places are those of the first, times this
-_ITEM = np.uint64(0xC2B2AE3D27D4EB4F)  # of an item's place in a list
+_BLOCK = 0xDA942042E4DD58B5  # the factor between the places of a block and of the next one
+_ITEM = np.uint64(0xC2B2AE3D27D4EB4F)  # the factor of an item's place in a list
 _PLACES = np.frombuffer(
     b"".join(hashlib.blake2b(b"%d" % i, digest_size=64).digest() for i in range(_BLOCK_WORDS // 8)),
     dtype="<u8",
@@ -50,7 +51,7 @@ _PLACES = np.frombuffer(
 
 
 class Fingerprint:
-    """Of one task's rows. Not for several threads."""
+    """The fingerprint of one task's rows. Not for several threads."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -70,11 +71,11 @@ class Fingerprint:
 
 
 def together(tasks: Iterable[Content]) -> Content:
-    """What the tasks of a batch wrote together. All are of this process's algorithm."""
+    """The content of a batch, from that of its tasks. All used this process's algorithm."""
     rows, total = 0, 0
-    for one in tasks:
-        rows += one.rows
-        total += int(one.fingerprint.partition("-")[2], 16)
+    for task in tasks:
+        rows += task.rows
+        total += int(task.fingerprint.partition("-")[2], 16)
     return Content(rows, f"{ALGORITHM}-{total & _MASK:016x}")
 
 
@@ -92,33 +93,34 @@ def row_hashes(rows: pa.RecordBatch) -> U64:
 
 
 def _numbers(column: pa.Array) -> U64:
-    """One for each value of a column of any type that Spark has; its bits are not spread yet."""
+    """One number for each value of a column of any type that Spark has; its bits are not spread
+    yet."""
     kind = column.type
     if pa.types.is_struct(kind) and not kind.num_fields:
-        found = np.zeros(len(column), np.uint64)
+        numbers = np.zeros(len(column), np.uint64)
     elif pa.types.is_struct(kind):
         names = [field.name for field in kind]
-        found = row_hashes(pa.RecordBatch.from_arrays(column.flatten(), names))
+        numbers = row_hashes(pa.RecordBatch.from_arrays(column.flatten(), names))
     elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = _of_lists(column)
+        numbers = _of_lists(column)
     elif pa.types.is_null(kind):
         return np.full(len(column), _NULL)
     elif pa.types.is_boolean(kind):
-        found = as_numpy(column).astype(np.uint64)
+        numbers = as_numpy(column).astype(np.uint64)
     elif is_any(kind, OFFSET_BYTES):
-        found = _of_bytes(column)
+        numbers = _of_bytes(column)
     elif is_any(kind, _FIXED):
-        found = _of_fixed(column)
-    else:  # none that Spark hands over: views of bytes, and what can be cast to them
-        found = _of_bytes(column.cast(pa.large_binary()))
-    return np.where(as_numpy(column.is_null()), _NULL, found) if column.null_count else found
+        numbers = _of_fixed(column)
+    else:  # types that Spark does not hand over: views of bytes, and types that can be cast to them
+        numbers = _of_bytes(column.cast(pa.large_binary()))
+    return np.where(as_numpy(column.is_null()), _NULL, numbers) if column.null_count else numbers
 
 
 _FIXED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
 
 
 def _of_fixed(column: pa.Array) -> U64:
-    """Of numbers, times, decimals: their bytes."""
+    """Numbers made of the bytes of numbers, times and decimals."""
     width, count = column.type.bit_width // 8, len(column)
     data = column.buffers()[1]
     if data is None or not count:
@@ -132,7 +134,7 @@ def _of_fixed(column: pa.Array) -> U64:
 
 
 def _of_lists(column: pa.Array) -> U64:
-    """Each item's hash with its place in the list, summed, and the length."""
+    """For each list the sum of its items' hashes, each mixed with its place, and of the length."""
     offsets = as_numpy(column.offsets).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     if pa.types.is_map(column.type):
@@ -144,12 +146,12 @@ def _of_lists(column: pa.Array) -> U64:
     places = (np.arange(first, last) - np.repeat(offsets[:-1], lengths)).astype(np.uint64)
     sums = np.zeros(last - first + 1, np.uint64)
     np.cumsum(_mixed(items + places * _ITEM), out=sums[1:])
-    found: U64 = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
-    return found + lengths.astype(np.uint64) * _LENGTH
+    hashes: U64 = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
+    return hashes + lengths.astype(np.uint64) * _LENGTH
 
 
 def _of_bytes(column: pa.Array) -> U64:
-    """Of text and bytes, whatever their lengths."""
+    """Numbers made of text and bytes of any lengths."""
     count, content = len(column), column.buffers()[2]
     if not count or content is None:
         return _of_words(np.zeros((count, 1), np.uint64), 0)
@@ -161,11 +163,11 @@ def _of_bytes(column: pa.Array) -> U64:
         return _of_words(same.view("<u8").reshape(count, -1), longest)
     if longest <= 8 or count * longest <= PADDED_RATIO_MAX * total + (1 << 16):
         return _of_words(_padded(offsets, content, longest), lengths)
-    found = np.empty(count, np.uint64)
-    short = lengths <= max(8, total // count)  # both parts have some, and less to pad
-    for some in (np.flatnonzero(short), np.flatnonzero(~short)):
-        found[some] = _of_bytes(column.take(of_numpy(some)))
-    return found
+    hashes = np.empty(count, np.uint64)
+    short = lengths <= max(8, total // count)  # neither part is empty, and each has less to pad
+    for indices in (np.flatnonzero(short), np.flatnonzero(~short)):
+        hashes[indices] = _of_bytes(column.take(of_numpy(indices)))
+    return hashes
 
 
 def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) -> U64:
@@ -178,15 +180,16 @@ def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) ->
 
 
 def _of_words(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:
-    """Of rows of equally many words, of which `lengths` bytes count; the others are zeros."""
+    """Numbers made of rows of equally many words. `lengths` bytes of a row count; the others are
+    zeros."""
     count, width = words.shape
     sizes = np.broadcast_to(np.asarray(lengths, np.uint64), count)
     if width <= _NARROW:
-        found = sizes * _LENGTH
+        sums = sizes * _LENGTH
         for at, word in enumerate(_folded(words.T)):
-            found += word * _PLACES[at]
-        return found
-    found = np.zeros(count, np.uint64)
+            sums += word * _PLACES[at]
+        return sums
+    sums = np.zeros(count, np.uint64)
     step = max(1, _CACHED_WORDS // max(1, min(width, _BLOCK_WORDS)))
     folded = np.empty((min(step, count), min(width, _BLOCK_WORDS)), np.uint64)
     factor = 1
@@ -196,20 +199,20 @@ def _of_words(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:
             mine = folded[: block.shape[0], : block.shape[1]]
             _folded(block, out=mine)
             part = np.einsum("ij,j->i", mine, _PLACES[: block.shape[1]])
-            found[top : top + step] += part if not left else part * np.uint64(factor)
+            sums[top : top + step] += part if not left else part * np.uint64(factor)
         factor = factor * _BLOCK & _MASK
-    return found + sizes * _LENGTH
+    return sums + sizes * _LENGTH
 
 
 def _folded(value: U64, out: U64 | None = None) -> U64:
-    """The upper half of each word also in its lower half."""
-    found = np.right_shift(value, _HALF, out=out)
-    return np.bitwise_xor(value, found, out=found)
+    """Each word xored with its own upper half."""
+    halves = np.right_shift(value, _HALF, out=out)
+    return np.bitwise_xor(value, halves, out=halves)
 
 
 def _mixed(value: U64) -> U64:
-    """Every bit of it decides over every bit of what comes out."""
+    """A value in which every bit depends on every bit of `value`."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
-    found: U64 = value ^ (value >> np.uint64(31))
-    return found
+    mixed: U64 = value ^ (value >> np.uint64(31))
+    return mixed

@@ -1,10 +1,11 @@
-"""Entries of a live ledger that no owner of the partition wrote: another program's bytes, or such
-as contradict themselves. Pure but for the log.
+"""Entries of a live ledger that no owner of the partition wrote: bytes of another program, or bytes
+that contradict themselves. Pure but for the log.
 
 Always true: an entry is an owner's if its payload is a message batch of this partition alone whose
-first row is where the ledger's own count has it. An entry of a later version is neither: it is an
-error. At a segment's end foreign entries are not of the segment; between an owner's entries they
-are, since those after them count their rows: a read meets them (bad_entries.py).
+first row is where the ledger's own count has it. An entry of a later version is neither an owner's
+nor foreign: it is an error. Foreign entries at a segment's end are not part of the segment; foreign
+entries between an owner's entries are, since the later entries count their rows: a read meets them
+(bad_entries.py).
 """
 
 import logging
@@ -22,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One of them, and what is wrong with it: of its payload only the size and the first bytes,
-    since a ledger may end with many of them."""
+    """A foreign entry, and the fault in it. It keeps only the size and the first bytes of the
+    payload, since a ledger may end with many foreign entries."""
 
     entry_id: int
     why: errors.BadEntry
@@ -37,8 +38,9 @@ def foreign_of(entry: Entry, why: errors.BadEntry) -> Foreign:
 
 
 def owned_header(live: LiveSegment, entry: Entry) -> Header:
-    """The header of an owner's entry, of the segment or of a later one in its ledger. Raises
-    errors.BadEntry for one that is foreign, errors.UnsupportedFormat for one of a later version."""
+    """The header of an owner's entry, in the segment or in a later segment of its ledger. Raises
+    errors.BadEntry for a foreign entry, errors.UnsupportedFormat for an entry of a later version.
+    """
     header = decode_header(entry.payload)
     partition, rows, first_row = header.shares[0]
     if len(header.index) > 1 or partition != live.partition:

@@ -1,10 +1,11 @@
-"""What a commit goes by beside the heads of its topics: subscriptions, schemas, and whether ledgers
-of before an accept still have their records.
+"""What a commit depends on beside the heads of its topics: subscriptions, schemas, and whether the
+ledgers from before an accept still have their records.
 
-Always true: what is judged of subscriptions and schemas was read before the multi, which checks the
-versions of the nodes that it was read from, or of a head that changes with them; so what others do
-meanwhile makes the multi fail, and the commit judges again. A schema comes into force only together
-with a new version of its topic's head, so a commit of bytes that saw no schema loses to it.
+Always true: subscriptions and schemas are read and judged before the multi, and the multi checks
+the versions of the nodes that were read, or of a head that changes with them; so a change by
+others in between makes the multi fail, and the commit judges again. A schema comes into force only
+together with a new version of its topic's head, so a commit of bytes that read no schema loses to
+the commit that puts one into force.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,19 +25,19 @@ from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.schema import records as schema_records
 
 HoldsOf = Callable[[str, int], Awaitable[Holds]]
-"""What the subscriptions of a topic hold, by its id and how many partitions it has."""
+"""Takes a topic's id and its number of partitions; returns the rows that its subscriptions hold."""
 Changes = Mapping[str, tuple[TopicState, Actions]]
-"""By topic that takes a number: the state that the commit follows, and what it does."""
+"""By topic that takes a number: the state that the commit follows, and the actions."""
 
 
 async def recorded(
     store: MetadataStore, epoch: int, changes: Changes, creators: Mapping[int, str]
 ) -> None:
-    """That the ledgers of earlier epochs which hold the new rows have a record, which is theirs: in
-    an older store that was accepted since they were written they have none, or the id was given out
-    again before it was held, and no reader would find the rows. A ledger whose creator is not known
-    was written by the committing process itself, which is fenced by the epoch. Raises
-    errors.LedgerFenced, StoreUnavailable."""
+    """Checks that the new rows' ledgers of earlier epochs have their own records. If a person
+    accepted an older store after those ledgers were written, they may have no record, or their ids
+    may belong to other ledgers that were made before the hold; then no reader would find the rows.
+    If the creator of a ledger is not in `creators`, the committing process wrote it, and the epoch
+    fences that process. Raises errors.LedgerFenced, StoreUnavailable."""
     below = epoch * IDS_PER_EPOCH
     of_before = {
         segment.ledger_id: None
@@ -54,7 +55,7 @@ async def recorded(
         what = "no record" if node is None else "the record of another ledger"
         raise errors.LedgerFenced(
             f"ledger {ledger_id} has {what}: it was written before the metadata store went back in"
-            " time, and was accepted",
+            " time and a person accepted the store",
             "Run it again.",
         )
 
@@ -67,20 +68,21 @@ def _is_of(value: bytes, creator: str) -> bool:
         return ledger_record.decode(value).creator in ("", creator)
     except ledger_record.BadLedgerRecord as damage:
         raise errors.UnsupportedFormat(
-            f"the record of a ledger that was written: {damage}"
+            f"the record of a ledger that tasks wrote: {damage}"
         ) from None
 
 
 async def not_held(holds_of: HoldsOf, changes: Changes, named: Mapping[str, str]) -> list[Check]:
-    """Of topics that are overwritten: that no subscription came or went back since it was seen to
-    hold nothing that goes (hazard 37). Raises errors.SubscriptionBusy, errors.Unavailable."""
-    found = []
+    """For topics that are overwritten: checks that no subscription came or went back since they
+    were all read and held none of the rows to be taken away (hazard 37). Raises
+    errors.SubscriptionBusy, errors.Unavailable."""
+    checks = []
     for topic_id, (state, actions) in changes.items():
         if commit_draft.overwrites(actions):
             holds = await holds_of(topic_id, len(state.partitions))
             commit_draft.check_not_held(state, actions, holds, named[topic_id])
-            found.append(holds.check)
-    return found
+            checks.append(holds.check)
+    return checks
 
 
 async def schemas(
@@ -91,9 +93,9 @@ async def schemas(
     *,
     fresh: bool,
 ) -> dict[str, list[Operation]]:
-    """By topic that its schema is as the rows need it, or that it comes into force. Raises
-    errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
-    found: dict[str, list[Operation]] = {}
+    """By topic the operations that check its schema, or put it into force or add a version to it.
+    Raises errors.SchemaIncompatible, errors.SchemaNotRegistered, StoreUnavailable."""
+    operations: dict[str, list[Operation]] = {}
     for topic_id, kind in kinds.items():
         change = changes.get(topic_id)
         if change is None and kind == RowKind.BYTES:
@@ -112,10 +114,10 @@ async def schemas(
         if schema.version is None or (head is None and topic_id not in changes):
             continue
         if head is None:
-            found[topic_id] = [Check(path, schema.version)]
+            operations[topic_id] = [Check(path, schema.version)]
             continue
-        found[topic_id] = [Set(path, schema_records.encode_head(head), schema.version)]
+        operations[topic_id] = [Set(path, schema_records.encode_head(head), schema.version)]
         if topic_id not in changes:
             value = encode_head(Head(state.next))
-            found[topic_id] += [Set(paths.topic_head(topic_id), value, state.head_version)]
-    return found
+            operations[topic_id] += [Set(paths.topic_head(topic_id), value, state.head_version)]
+    return operations

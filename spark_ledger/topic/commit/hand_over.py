@@ -1,15 +1,15 @@
-"""Commits past live segments: asking their owners to hand them over, what these answer, the frames.
+"""Commits past live segments: asking their owners to hand them over, the responses, the frames.
 
     committer                                     owner (a broker, on its own port)
-      MAGIC, size, which live segments  ------->    stops its adds, settles
-                                        <-------    size, what seals them, where it goes on
+      MAGIC, size, live segments        ------->    stops its adds, settles
+                                        <-------    size, seals of them, opens of the next ones
       commits ...                                   holds
       closes the connection             ------->    reads the log and goes on
 
-Always true: an answer is a proposal; the guards of the log decide whether it is committed, so one
-that comes late changes nothing. An owner holds while the connection is open, and no longer than was
-asked for, HOLDS_S_MAX at most. Both frames have a version and a largest size; who does not
-understand the other closes the connection, and the ledger is fenced.
+Always true: a response is a proposal; the guards of the log decide whether it is committed, so a
+response that comes late changes nothing. An owner holds while the connection is open, and no longer
+than the request asks for, HOLDS_S_MAX at most. Both frames have a version and a largest size; a
+side that does not understand a frame closes the connection, and the committer fences the ledger.
 """
 
 import asyncio
@@ -37,15 +37,16 @@ from spark_ledger.topic.log.state import TopicState
 T = TypeVar("T")
 
 MAGIC = b"SLHO"
-"""Of the first frame. No frame of Pulsar's is so long that it begins like it."""
+"""The begin of the first frame. A frame of Pulsar that began like it would be longer than Pulsar's
+frames may be."""
 VERSION = 2
-"""Of version 1 the owner closed its ledger and went on in another."""
+"""In version 1 the owner closed its ledger and went on in another ledger."""
 HOLD_S, HOLD_S_MAX = 2.0, 8.0
-"""After its answer an owner is asked to hold for so long: by a first try, and by later ones."""
+"""How long an owner is asked to hold after its response: by the first try, and by later ones."""
 HOLDS_S_MAX = 20.0
 ANSWER_S_EACH = 0.01
 ANSWERS_WITHIN = 0.8
-"""Of the patience of who asks: the rest is for the way."""
+"""The part of the committer's patience that the owner may use: the rest is for the network."""
 REQUEST_BYTES_MAX = 4 << 20
 ANSWER_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
@@ -55,18 +56,18 @@ Live = tuple[str, int, int, int]
 """A topic's id, a partition, its live ledger, and the commit that opened it there."""
 LetGo = Callable[[], None]
 Ask = Callable[[str, bytes], Awaitable[tuple[bytes, LetGo]]]
-"""Takes a broker's URL and a request; returns its answer, and what ends the hold. Raises OSError,
-EOFError, TimeoutError, NotUnderstood."""
+"""Takes a broker's URL and a request; returns its response, and a function that ends the hold.
+Raises OSError, EOFError, TimeoutError, NotUnderstood."""
 
 
 class NotUnderstood(Exception):
-    """Not a frame of this kind and version, or one that is too large."""
+    """Not a frame of this kind and version, or a frame that is too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What seals a live segment that is over, and what opens the one in which its owner goes on, in
-    the same ledger (None: in none now)."""
+    """The action that seals a live segment, and the action that opens the next live segment of its
+    owner in the same ledger (None: the owner does not go on now)."""
 
     topic_id: str
     seal: SealLive
@@ -74,25 +75,27 @@ class Handed:
 
 
 def patience_s(hold_s: float, lives: int) -> float:
-    """How long an answer of so many live segments is waited for, before they are fenced: half a
-    second of one by a first try; owners of many, or that are slow, come through by and by."""
+    """How long a committer waits for a response about so many live segments before it fences them:
+    half a second for one segment in the first try. Later tries wait longer, so that slow owners and
+    owners of many segments can respond in time."""
     return hold_s / 4 + ANSWER_S_EACH * lives
 
 
 def answer_within_s(asked_s: float, lives: int) -> float:
-    """By then an owner that is asked to hold for so long in all answers with what it has, before
-    who asked loses patience: one segment that is slow is not to have all others fenced."""
+    """The time after which an owner responds with the segments that it has settled, before the
+    committer's patience ends: one slow segment must not cause all others to be fenced. `asked_s`:
+    how long the owner is asked to hold in all."""
     settling_s = ANSWER_S_EACH * lives
     return ANSWERS_WITHIN * (max(0.0, asked_s - settling_s) / 5 + settling_s)
 
 
 def owner_name(broker_id: str) -> str:
-    """What the log says of who opened a segment."""
+    """The owner that the log has for a segment that this broker opened."""
     return f"{_BROKER}{broker_id}"
 
 
 def broker_of(owner: str) -> str | None:
-    """The broker of that name in the log; None of who is none, and cannot be asked."""
+    """The broker id in an owner's name; None if the owner is not a broker."""
     return owner.removeprefix(_BROKER) if owner.startswith(_BROKER) else None
 
 
@@ -105,7 +108,7 @@ def encode_request(lives: Sequence[Live], hold_s: float) -> bytes:
 
 
 def decode_request(received: bytes) -> tuple[list[Live], float] | None:
-    """What is asked for, and how long to hold; None while the frame is not whole. Raises
+    """The live segments, and how long to hold them; None while the frame is not whole. Raises
     NotUnderstood."""
     head = len(MAGIC) + _SIZE.size
     if not (received.startswith(MAGIC) or MAGIC.startswith(received)):
@@ -120,14 +123,14 @@ def decode_request(received: bytes) -> tuple[list[Live], float] | None:
     return _understood(received[head:], _request)
 
 
-def encode_answer(some: Sequence[Handed]) -> bytes:
-    body = _json({"version": VERSION, "handed": [_to_json(one) for one in some]})
+def encode_answer(segments: Sequence[Handed]) -> bytes:
+    body = _json({"version": VERSION, "handed": [_to_json(handed) for handed in segments]})
     return _SIZE.pack(len(body)) + body
 
 
 def decode_answer(body: bytes) -> list[Handed]:
-    """Of an answer what follows its size. Raises NotUnderstood."""
-    return _understood(body, lambda plain: [_from_json(one) for one in plain["handed"]])
+    """`body` is the part of a response after its size. Raises NotUnderstood."""
+    return _understood(body, lambda plain: [_from_json(handed) for handed in plain["handed"]])
 
 
 def _json(plain: dict[str, Any]) -> bytes:
@@ -152,10 +155,10 @@ def _request(plain: dict[str, Any]) -> tuple[list[Live], float]:
     return lives, min(HOLDS_S_MAX, max(0.0, plain["hold_ms"] / 1000))
 
 
-def _to_json(one: Handed) -> dict[str, Any]:
-    plain: dict[str, Any] = {"topic": one.topic_id, "seal": actions.to_json(one.seal)}
-    if one.opened is not None:
-        plain["open"] = actions.to_json(one.opened)
+def _to_json(handed: Handed) -> dict[str, Any]:
+    plain: dict[str, Any] = {"topic": handed.topic_id, "seal": actions.to_json(handed.seal)}
+    if handed.opened is not None:
+        plain["open"] = actions.to_json(handed.opened)
     return plain
 
 
@@ -195,45 +198,46 @@ async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, LetGo]:
 
 # -- commits past live segments --------------------------------------------------------------------
 #
-# What brings rows to a partition ends its live segment first, in the same multi (hazard 29).
+# A commit that brings rows to a partition ends its live segment first, in the same multi (hazard
+# 29).
 #
-#     ask each owner -> fence what nobody hands over -> seals + rows + opens, one multi -> let go
+#     ask each owner -> fence the other ledgers -> seals + rows + opens, one multi -> let go
 #
-# Always true: an owner that hands over has stopped, so nothing is added to what its seal says, and
-# holds until the multi is decided or its hold is over; then it seals and opens by itself, which
-# makes it another segment, and the guards let one of the two win. Each try asks for a longer hold
-# and waits longer for the answer, so that slow ones come through. What was handed over by an
-# earlier try stays held, so that each try has fewer owners to wait for. A ledger in which an owner
-# goes on is in the log all the time, so it needs no intent that is open (hazard 4). One that does
-# not answer is fenced.
+# Always true: an owner that hands a segment over has stopped, so nothing is added to it after its
+# seal was made. The owner holds until the multi is decided or its hold is over; then it seals and
+# opens by itself, the live segment becomes another one, and the guards let one of the two win. Each
+# try asks for a longer hold and waits longer for the response, so that slow owners can respond in
+# time. A segment that was handed over in an earlier try stays held, so that each try has fewer
+# owners to wait for. A ledger in which an owner goes on is in the log all the time, so it needs no
+# open intent (hazard 4). The ledger of an owner that does not respond is fenced.
 
 TRIES_MAX = 20
-"""Of one commit to come past live segments."""
+"""Of one commit past live segments."""
 URLS_KEPT_MAX = 1000
 FOLD_AFTER_S = 0.1
 
 _log = logging.getLogger(__name__)
 Ending = tuple[str, LiveSegment]
-"""A topic's id, and a live segment of it."""
+"""A topic's id, and a live segment of it that is to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Live segments that are over, as their owners handed them over or as a fence left them."""
+    """Live segments that ended: their owners handed them over, or their ledgers were fenced."""
 
     handed: tuple[Handed, ...] = ()
 
     def seals(self, topic_id: str) -> list[Action]:
-        return [one.seal for one in self.handed if one.topic_id == topic_id]
+        return [handed.seal for handed in self.handed if handed.topic_id == topic_id]
 
     def opens(self, topic_id: str) -> list[Action]:
-        """What their owners go on in."""
-        some = (one.opened for one in self.handed if one.topic_id == topic_id)
-        return [opened for opened in some if opened is not None]
+        """The actions that open the next segments of their owners."""
+        opens = (handed.opened for handed in self.handed if handed.topic_id == topic_id)
+        return [opened for opened in opens if opened is not None]
 
 
 class PastLive:
-    """Of one process."""
+    """Makes the commits of one process that bring rows to partitions with live segments."""
 
     def __init__(self, ledgers: LedgerStore, committer: Committer, ask: Ask) -> None:
         self._ledgers = ledgers
@@ -242,58 +246,60 @@ class PastLive:
         self._urls: dict[str, str] = {}
         self._folding: dict[str, asyncio.Task[None]] = {}
 
-    async def commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
-        """The commit, with what ends the live segments that are in its way. Raises as
+    async def commit(self, request: Wanted, timeout_s: float) -> CommitOutcome:
+        """Makes the commit, which also ends the live segments in its way. Raises as
         Committer.commit and `ended`."""
         fresh, hold_s = False, HOLD_S
-        known: dict[Live, Handed] = {}
+        handed: dict[Live, Handed] = {}
         async with AsyncExitStack() as holds:
             for _ in range(TRIES_MAX):
-                lives = await self._in_the_way(wanted, fresh=fresh)
-                new = [one for one in lives if _asked(one) not in known]
+                endings = await self._in_the_way(request, fresh=fresh)
+                new = [ending for ending in endings if _asked(ending) not in handed]
                 more = await holds.enter_async_context(self.ended(new, hold_s))
-                known |= dict(zip(map(_asked, new), more.handed, strict=True))
-                ended = Ended(tuple(known[_asked(one)] for one in lives))
+                handed |= dict(zip(map(_asked, new), more.handed, strict=True))
+                ended = Ended(tuple(handed[_asked(ending)] for ending in endings))
                 try:
-                    outcome = await self._committer.commit(_past(wanted, ended), timeout_s)
+                    outcome = await self._committer.commit(_past(request, ended), timeout_s)
                 except errors.TxnConflict as conflict:
                     if not conflict.facts.get("live"):
                         raise
                 else:
-                    for topic_id, _ in lives:
+                    for topic_id, _ in endings:
                         self._fold_later(topic_id)
                     return outcome
                 fresh, hold_s = True, min(2 * hold_s, HOLD_S_MAX)
         raise errors.CommitContended(
-            f"the owners of live segments opened others {TRIES_MAX} times before the commit"
+            f"the owners of live segments opened new ones {TRIES_MAX} times before the commit"
         )
 
-    async def _in_the_way(self, wanted: Wanted, *, fresh: bool) -> list[Ending]:
+    async def _in_the_way(self, request: Wanted, *, fresh: bool) -> list[Ending]:
         """The live segments of partitions to which rows are to be added."""
-        found: list[Ending] = []
-        for topic_id, some in wanted.drafts.items():
-            every = any(isinstance(action, Overwrite) for action in some)
-            rows = (s for a in some if isinstance(a, Append | Overwrite) for s in a.segments)
-            meant = {segment.partition for segment in rows}
+        endings: list[Ending] = []
+        for topic_id, draft in request.drafts.items():
+            every = any(isinstance(action, Overwrite) for action in draft)
+            rows = (s for a in draft if isinstance(a, Append | Overwrite) for s in a.segments)
+            partitions = {segment.partition for segment in rows}
             state = await self._state(topic_id, fresh=fresh)
-            lives = (held.live for held in state.partitions) if state else ()
-            found += [(topic_id, one) for one in lives if one and (every or one.partition in meant)]
-        return found
+            for held in state.partitions if state else ():
+                if held.live and (every or held.live.partition in partitions):
+                    endings.append((topic_id, held.live))
+        return endings
 
     async def _state(self, topic_id: str, *, fresh: bool) -> TopicState | None:
-        """The topic; unless it is to be fresh, None where this process knows of no live segment: if
-        there is one, the commit finds it."""
+        """The topic's state. None if it need not be fresh and this process has seen no live
+        segment: if there is one, the commit meets it."""
         views = self._committer.views
-        known = views.known(topic_id)
-        if not fresh and not (known and any(held.live for held in known.partitions)):
+        state = views.known(topic_id)
+        if not fresh and not (state and any(held.live for held in state.partitions)):
             return None
         with reachable(f"reading topic {topic_id}"):
-            if not fresh and known and await views.is_newest(known):
-                return known
+            if not fresh and state and await views.is_newest(state):
+                return state
             return await views.state(topic_id, fold=True, fresh=fresh)
 
     def _fold_later(self, topic_id: str) -> None:
-        """An own commit is folded once owners go on, not while the next one holds them."""
+        """Folds this process's own commit once the owners go on, not while the next commit holds
+        them."""
         if topic_id not in self._folding:
             task = asyncio.get_running_loop().create_task(self._fold(topic_id))
             self._folding[topic_id] = task
@@ -305,7 +311,7 @@ class PastLive:
             await self._committer.views.state(topic_id, fold=True, fresh=False)
 
     async def close(self) -> None:
-        """Fold nothing more."""
+        """Stops folding."""
         folding = list(self._folding.values())
         for task in folding:
             task.cancel()
@@ -313,23 +319,23 @@ class PastLive:
 
     @asynccontextmanager
     async def ended(self, lives: Sequence[Ending], hold_s: float = HOLD_S) -> AsyncIterator[Ended]:
-        """Ends these live segments, in their order. Their owners hold while the context lasts, so
-        long at most; none once this process knows that the cluster is held, as their owners could
-        not go on. Raises as seal.sealed, errors.MetadataHeld."""
+        """Ends these live segments, in their order. Their owners hold while the context lasts,
+        `hold_s` at most. Ends none if the metadata store is held, as the owners could not go on.
+        Raises as seal.sealed, errors.MetadataHeld."""
         holds: list[LetGo] = []
         if lives:
             with reachable("asking whether the metadata store is held"):
                 await self._committer.guard.checks()
         try:
             handed = await self._handed(lives, hold_s, holds) if lives else {}
-            left = [one for one in lives if _asked(one) not in handed]
+            left = [ending for ending in lives if _asked(ending) not in handed]
 
-            async def fenced(one: Ending) -> Handed:
-                return Handed(one[0], await sealed(self._ledgers, one[1]))
+            async def fenced(ending: Ending) -> Handed:
+                topic_id, live = ending
+                return Handed(topic_id, await sealed(self._ledgers, live))
 
-            some = await each(fenced, left)
-            handed |= dict(zip(map(_asked, left), some, strict=True))
-            yield Ended(tuple(handed[_asked(one)] for one in lives))
+            handed |= dict(zip(map(_asked, left), await each(fenced, left), strict=True))
+            yield Ended(tuple(handed[_asked(ending)] for ending in lives))
         finally:
             for let_go in holds:
                 let_go()
@@ -337,12 +343,12 @@ class PastLive:
     async def _handed(
         self, lives: Iterable[Ending], hold_s: float, holds: list[LetGo]
     ) -> dict[Live, Handed]:
-        """What owners hand over; each hold that begins is put to `holds`."""
+        """The segments that owners hand over; `holds` gets each hold that begins."""
         by_broker: dict[str, list[Live]] = {}
-        for one in lives:
-            broker = broker_of(one[1].owner)
+        for ending in lives:
+            broker = broker_of(ending[1].owner)
             if broker is not None:
-                by_broker.setdefault(broker, []).append(_asked(one))
+                by_broker.setdefault(broker, []).append(_asked(ending))
 
         async def asked(broker: str) -> list[Handed]:
             try:
@@ -350,17 +356,20 @@ class PastLive:
                 async with asyncio.timeout(answer_s):
                     return await self._asked(broker, by_broker[broker], answer_s + hold_s, holds)
             except (OSError, EOFError, TimeoutError, NotUnderstood) as error:
-                _log.warning("broker %s hands nothing over, it is fenced: %r", broker, error)
+                _log.warning(
+                    "broker %s hands nothing over, its ledgers are fenced: %r", broker, error
+                )
                 return []
 
-        found: dict[Live, Handed] = {}
-        for broker, some in zip(by_broker, await each(asked, by_broker), strict=True):
-            wanted = {one[:3]: one for one in by_broker[broker]}
-            for given in some:
-                live = wanted.get((given.topic_id, given.seal.partition, given.seal.ledger_id))
-                if live is not None and given.seal.opened >= live[3]:  # it may know of a later one
-                    found[live] = given
-        return found
+        by_live: dict[Live, Handed] = {}
+        for broker, response in zip(by_broker, await each(asked, by_broker), strict=True):
+            requested = {live[:3]: live for live in by_broker[broker]}
+            for handed in response:
+                seal = handed.seal
+                live = requested.get((handed.topic_id, seal.partition, seal.ledger_id))
+                if live is not None and seal.opened >= live[3]:  # its owner may have a later one
+                    by_live[live] = handed
+        return by_live
 
     async def _asked(
         self, broker: str, lives: Sequence[Live], hold_s: float, holds: list[LetGo]
@@ -373,10 +382,10 @@ class PastLive:
         return decode_answer(answer)
 
     async def _url(self, broker: str) -> str | None:
-        """Where the broker is reached; None of one that is gone. An id is one process's, whose URL
-        stays. Raises NotUnderstood."""
+        """The broker's URL; None if the broker is gone. An id is that of one process, and its URL
+        never changes. Raises NotUnderstood."""
         if broker not in self._urls:
-            with reachable("looking a broker up"):
+            with reachable("reading a broker's node"):
                 node = await read(self._ledgers.metadata, paths.broker(broker))
             if node is None:
                 return None
@@ -389,15 +398,15 @@ class PastLive:
         return self._urls[broker]
 
 
-def _asked(one: Ending) -> Live:
-    topic_id, live = one
+def _asked(ending: Ending) -> Live:
+    topic_id, live = ending
     return topic_id, live.partition, live.ledger_id, live.opened
 
 
-def _past(wanted: Wanted, ended: Ended) -> Wanted:
+def _past(request: Wanted, ended: Ended) -> Wanted:
     if not ended.handed:
-        return wanted
+        return request
     drafts = {
-        id_: (*ended.seals(id_), *some, *ended.opens(id_)) for id_, some in wanted.drafts.items()
+        id_: (*ended.seals(id_), *draft, *ended.opens(id_)) for id_, draft in request.drafts.items()
     }
-    return replace(wanted, drafts=drafts)
+    return replace(request, drafts=drafts)

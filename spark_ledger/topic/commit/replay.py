@@ -1,11 +1,11 @@
-"""What becomes of a query's batch whose number its transaction record has reached. Pure.
+"""Decides about a query's batch whose number its transaction record has reached. Pure.
 
 After a crash Spark repeats the newest batch that its checkpoint has, with the same rows: then the
-record has that number, and nothing is to be done. But a checkpoint that was restored, or lost its
-newest files, plans batches anew under numbers that are used up, with rows that were never
-committed. Always true: a batch is done already only if the record says that its number was
-committed with the same rows, or if the user said so; any other is refused, or committed again on
-demand (hazard 11).
+record has that number, and nothing is to be done. But a query whose checkpoint was restored, or
+lost its newest files, plans batches anew under numbers that are used up, with rows that were never
+committed. Always true: a batch counts as done only if the record has its number with the same rows,
+or if the user's option demands it; any other batch is refused, or committed again if the option
+demands that (hazard 11).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from spark_ledger.topic.log.records import NO_COMMIT, Content, TxnRecord
 
 _CAUSES = (
     "the checkpoint was restored or lost files, the query was changed, its source was trimmed, the"
-    " query gives other rows each time, or two writes have one txnAppId and txnVersion"
+    " query gives other rows each time, or two writes have the same txnAppId and txnVersion"
 )
 _APPEND = (
     "onReplay=append writes these rows, although some may be there already, and goes on from here:"
@@ -33,9 +33,9 @@ _BEHIND = (
 
 
 class OnReplay(Enum):
-    """What is done with a batch whose number is recorded with other rows. REPLACE is what complete
-    mode does, IGNORE what a batch job outside queries does, which writes nothing at or below the
-    recorded version; the others are what the option `onReplay` takes."""
+    """How a batch is treated whose number is recorded with other rows. Complete mode uses REPLACE.
+    A batch job outside queries uses IGNORE: it writes nothing at or below the recorded version. The
+    others are the values of the option `onReplay`."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -45,7 +45,7 @@ class OnReplay(Enum):
 
 
 class Work(Enum):
-    """What a task does with its rows."""
+    """The work of a task on its rows."""
 
     WRITE = "write them"
     COMPARE = "count them and compute their fingerprint, and write none"
@@ -60,7 +60,7 @@ class QueryBatch:
 
 
 def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> Work:
-    """What a task of this batch does, decided before it takes a row. `record` is read after the
+    """The work of a task of this batch, decided before it takes a row. `record` was read after the
     run began. Raises errors.CheckpointBehind."""
     if record.version < version:
         return Work.WRITE
@@ -73,8 +73,8 @@ def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -
 
 
 def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> bool:
-    """Whether the batch, whose number the record has reached, is committed; else it is committed
-    again. Raises errors.CheckpointBehind, errors.ReplayDiffers."""
+    """Whether the batch counts as committed, now that the record has reached its number; if not,
+    the caller commits it again. Raises errors.CheckpointBehind, errors.ReplayDiffers."""
     if batch.on_replay is OnReplay.IGNORE:
         return True
     if record.version > version:
@@ -85,7 +85,7 @@ def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> 
     if batch.on_replay is not OnReplay.FAIL:
         return batch.on_replay is OnReplay.SKIP
     raise errors.ReplayDiffers(
-        f"batch {version} of query {app_id} was committed with {_told(record)}, and has"
+        f"batch {version} of query {app_id} was committed with {_described(record)}, and has"
         f" {batch.content.rows} rows ({batch.content.fingerprint}) now: {_CAUSES}",
         _DIFFERS,
         recorded_version=record.version,
@@ -108,30 +108,30 @@ def check_not_behind(record: TxnRecord, app_id: str, version: int, on_replay: On
 
 
 def same(record: TxnRecord, content: Content) -> bool:
-    """Whether, by all that the record has, these rows were committed. A record of an older version
+    """Whether these rows were committed, as far as the record shows. A record of an older version
     of this software has no fingerprint, and may lack the rows."""
     rows = _rows(record)
     if rows is not None and rows != content.rows:
         return False
-    known = "" if record.content is None else record.content.fingerprint
-    return known == content.fingerprint or not _comparable(known, content.fingerprint)
+    recorded = "" if record.content is None else record.content.fingerprint
+    return recorded == content.fingerprint or not _comparable(recorded, content.fingerprint)
 
 
-def _comparable(one: str, other: str) -> bool:
-    """Whether both are there and were made by the same algorithm."""
-    return bool(one and other) and one.partition("-")[0] == other.partition("-")[0]
+def _comparable(left: str, right: str) -> bool:
+    """Whether neither is empty and both were made by the same algorithm."""
+    return bool(left and right) and left.partition("-")[0] == right.partition("-")[0]
 
 
 def _rows(record: TxnRecord) -> int | None:
-    """How many were committed; None: not known."""
+    """How many rows were committed; None: the record does not have the number."""
     if record.content is not None:
         return record.content.rows
     topics = record.topics().values()
-    if any(one.number != NO_COMMIT and not one.rows for one in topics):
+    if any(topic.number != NO_COMMIT and not topic.rows for topic in topics):
         return None  # left out of a large record
-    return sum(sum(one.rows.values()) for one in topics)
+    return sum(sum(topic.rows.values()) for topic in topics)
 
 
-def _told(record: TxnRecord) -> str:
+def _described(record: TxnRecord) -> str:
     fingerprint = "" if record.content is None else f" ({record.content.fingerprint})"
     return f"{_rows(record)} rows{fingerprint}"

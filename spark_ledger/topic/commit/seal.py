@@ -1,13 +1,13 @@
-"""Sealing a live segment: an owner that has stopped says what is there; or its ledger is recovered,
-and what the CLOSED record says is the segment.
+"""Sealing a live segment: an owner that has stopped seals its own entries; or another process
+recovers the ledger, and the segment has the entries of the CLOSED record.
 
-Always true: nothing is added to what a seal says. An owner that seals has nothing under way, and
-sends nothing before it has read back what the log has then. Who else seals has fenced and closed
-the ledger: safety comes from the fence (hazards 29, 30); the rows are those of the CLOSED record,
-which are those that the header of its last entry has (hazard 32), else nothing is sealed. Entries
-at a ledger's end that no owner wrote, whose checksum holds, have no offsets: the segment ends in
-front of them. A seal is small whatever the ledger has: the rows of each entry stay in the entries'
-headers.
+Always true: nothing is added to a segment after its seal was made. An owner that seals has nothing
+under way, and sends nothing before it has read the log again. Any other process that seals has
+fenced and closed the ledger: safety comes from the fence (hazards 29, 30). The rows are those of
+the CLOSED record, and the header of the last entry must have the same count (hazard 32), else
+nothing is sealed. Entries at a ledger's end that no owner wrote, but with a valid checksum, have no
+offsets: the segment ends in front of them. A seal is small however large the ledger is: the rows
+of each entry stay in the entries' headers.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from spark_ledger.topic.log.state import PRODUCERS_MAX
 _log = logging.getLogger(__name__)
 
 EVENT_MS_MAX = 2**62
-"""What producers sent is not decoded to seal it: its event times may be any."""
+"""The messages of producers are not decoded to seal them: a seal allows all event times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a ledger has, from its first entry on."""
+    """What a ledger has from its first entry up to some entry."""
 
     entries: int = 0
     rows: int = 0
@@ -49,27 +49,27 @@ NOTHING = Extent()
 async def sealed(
     ledgers: LedgerStore, live: LiveSegment, *, without_damaged: bool = False
 ) -> SealLive:
-    """What seals the segment, whoever owns it; its owner can add nothing more. Of a deduplicated
-    one every entry is read, of others the first and the last. Entries at its end that no owner
-    wrote are left out; with `without_damaged` (a person accepted the loss) those that are damaged
-    on every copy are rows of it all the same, which cannot be read.
+    """The action that seals the segment of any owner; the owner can add nothing more. It reads
+    every entry of a deduplicated segment, else the first and the last one. It leaves out entries at
+    the end that no owner wrote. With `without_damaged` (a person accepted the loss) entries that
+    are damaged on every copy stay in the segment, as rows that cannot be read.
 
     Raises errors.DataUnavailable (its end cannot be decided now), errors.NotEnoughBookies,
     errors.NoSuchLedger, errors.Unavailable, errors.UnsupportedFormat (a later version wrote its
-    last entry, or that is not what the CLOSED record says), errors.DigestMismatch (its last entry
-    is damaged on every copy).
+    last entry, or the entry and the CLOSED record differ), errors.DigestMismatch (its last entry is
+    damaged on every copy).
     """
     reader = await ledgers.open(live.ledger_id, recover=True)
-    known = VersionedRecord(reader.record, reader.version)
+    closed = VersionedRecord(reader.record, reader.version)
     last, first = reader.last_add_confirmed, live.first_entry
     if last < first:
-        return seal_of(live, known.version, ended_at(known, first, live.rows_before), ())
+        return seal_of(live, closed.version, ended_at(closed, first, live.rows_before), ())
     tail = await tail_of(reader, live, last, without_damaged=without_damaged)
-    extent = _extent_of(known, live, tail)
+    extent = _extent_of(closed, live, tail)
     for foreign in () if tail.damaged else tail.foreign:
         log_foreign(live, foreign)
     if extent.entries == first:
-        return seal_of(live, known.version, extent, ())
+        return seal_of(live, closed.version, extent, ())
     times = [0 if tail.header is None else tail.header.written_ms]
     if tail.header is not None and extent.entries - 1 > first:
         times.append(await _first_ms(reader, first, last))
@@ -77,13 +77,14 @@ async def sealed(
     if live.deduplicated:
         await _read_producers(reader, range(first, extent.entries), producers, without_damaged)
     rowless = NONE if tail.header is None else tail.header.rowless
-    return seal_of(live, known.version, extent, times, producers, rowless)
+    return seal_of(live, closed.version, extent, times, producers, rowless)
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a closed ledger: the last entry that is its segment's, None of none, with its
-    header. After it there are entries that no owner wrote, or `damaged` ones: then all count."""
+    """The end of a closed ledger: the last entry of its segment (None: there is no entry), with its
+    header. After it there may be entries that no owner wrote, or `damaged` ones; if any are
+    damaged, all of them count as entries of the segment."""
 
     entry: Entry | None
     header: Header | None
@@ -94,8 +95,8 @@ class Tail:
 async def tail_of(
     reader: AsyncLedgerReader, live: LiveSegment, last: int, *, without_damaged: bool = False
 ) -> Tail:
-    """Raises errors.UnsupportedFormat of a later version and errors.DigestMismatch, with the
-    entry, and what reading does."""
+    """Raises errors.UnsupportedFormat for an entry of a later version and errors.DigestMismatch,
+    with the entry, and as AsyncLedgerReader.read_back."""
     foreign, damaged = list[Foreign](), list[int]()
     async with aclosing(reader.read_back(last, live.first_entry, known_confirmed=last)) as entries:
         async for entry_id, entry in entries:
@@ -118,7 +119,7 @@ async def tail_of(
 
 
 def is_damaged(why: errors.LedgerError) -> bool:
-    """Whether a read failed as every copy of the entry is damaged."""
+    """Whether a read failed because every copy of the entry is damaged."""
     return isinstance(why, errors.DigestMismatch) or bool(why.facts.get("damaged"))
 
 
@@ -140,7 +141,7 @@ def _damaged(
     end = live.origin + (record.rows or 0)
     return errors.DigestMismatch(
         f"offsets up to {end - 1} of partition {live.partition} cannot be read: entry {entry_id} of"
-        f" ledger {live.ledger_id}, which is at their end, is damaged on every copy ({why.what})",
+        f" ledger {live.ledger_id}, the last of them, is damaged on every copy ({why.what})",
         "Restore the bookies' disks, or give these rows up: `spark-ledger topic repair NAME`.",
         ledger_id=live.ledger_id,
         entry_id=entry_id,
@@ -149,24 +150,24 @@ def _damaged(
     )
 
 
-def _extent_of(known: VersionedRecord, live: LiveSegment, tail: Tail) -> Extent:
-    """What the segment's ledger has up to the segment's end. Raises errors.UnsupportedFormat where
-    the CLOSED record says otherwise."""
-    record = known.record
+def _extent_of(closed: VersionedRecord, live: LiveSegment, tail: Tail) -> Extent:
+    """What the segment's ledger has up to the segment's end. Raises errors.UnsupportedFormat if the
+    CLOSED record differs."""
+    record = closed.record
     if tail.damaged:
-        return ended_at(known, (record.last_entry or 0) + 1, record.rows or 0)
+        return ended_at(closed, (record.last_entry or 0) + 1, record.rows or 0)
     if tail.entry is None:
         return Extent(live.first_entry, live.rows_before, live.bytes_before)
     header = tail.entry.header
     if not tail.foreign:
         if header.cumulative_bytes != record.length_bytes:
-            raise _another_end(known, header.entry_id + 1, header.cumulative_rows)
-        return ended_at(known, header.entry_id + 1, header.cumulative_rows)
+            raise _another_end(closed, header.entry_id + 1, header.cumulative_rows)
+        return ended_at(closed, header.entry_id + 1, header.cumulative_rows)
     return Extent(header.entry_id + 1, header.cumulative_rows, header.cumulative_bytes)
 
 
 async def _first_ms(reader: AsyncLedgerReader, first: int, last: int) -> int:
-    """When the first entry was stored; 0 where it cannot be read, which a read by time takes for
+    """When the first entry was stored; 0 if it cannot be read: then a read by time counts it as
     early."""
     try:
         entry = await reader.read_entry(first, known_confirmed=last)
@@ -180,14 +181,14 @@ async def _first_ms(reader: AsyncLedgerReader, first: int, last: int) -> int:
 async def _read_producers(
     reader: AsyncLedgerReader, ids: range, producers: dict[str, int], without_damaged: bool
 ) -> None:
-    """How far each producer has come with the batches of these entries, the one that sent last at
-    the end. Between two entries the loop does what else there is to do."""
+    """Puts the last sequence number that each producer sent in these entries into `producers`, the
+    producer that sent last at the end. Lets other tasks run after each entry."""
     async for entry in _entries(reader, ids, without_damaged):
         try:
             _note_producers(entry.payload, producers)
         except errors.BadEntry as why:
             place = (reader.ledger_id, entry.header.entry_id)
-            _log.warning("entry %d:%d tells of no producer: %s", *place, why.what)
+            _log.warning("the producers of entry %d:%d cannot be read: %s", *place, why.what)
         await asyncio.sleep(0)
 
 
@@ -221,12 +222,12 @@ def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
             producers[name] = max(last, producers.pop(name, last))
 
 
-def ended_at(known: VersionedRecord, entries: int, rows: int) -> Extent:
-    """What a ledger of that CLOSED record has, which has so many entries, and rows by the last
-    one's header. Raises errors.UnsupportedFormat."""
-    record = known.record
+def ended_at(closed: VersionedRecord, entries: int, rows: int) -> Extent:
+    """What a closed ledger has, if its record agrees with these entries, and with the rows that the
+    header of the last one counts. Raises errors.UnsupportedFormat if they differ."""
+    record = closed.record
     if not record.closed or record.last_entry != entries - 1 or record.rows != rows:
-        raise _another_end(known, entries, rows)
+        raise _another_end(closed, entries, rows)
     return Extent(entries, rows, record.length_bytes or 0)
 
 
@@ -238,9 +239,10 @@ def seal_of(
     producers: Mapping[str, int] = MappingProxyType({}),
     rowless: Rowless = NONE,
 ) -> SealLive:
-    """What seals a live segment whose ledger, whose record has that version, has so much up to the
-    segment's end; `written_ms` are times between which those of the segment's entries are,
-    `producers` as SealLive has them, `rowless` are its offsets without a row."""
+    """The action that seals a live segment. `version` is that of its ledger's record, `extent` is
+    what the ledger has up to the segment's end, the times of the segment's entries are between the
+    least and the greatest of `written_ms`, `producers` are as in SealLive, `rowless` are the
+    segment's offsets without a row."""
     if extent.entries == live.first_entry:
         return SealLive(live.partition, live.ledger_id, None, (), live.opened)
     segment = Segment(
@@ -257,13 +259,13 @@ def seal_of(
         event_max_ms=EVENT_MS_MAX,
         rows_before=live.rows_before,
     )
-    known = tuple(producers.items())[-PRODUCERS_MAX:]
+    kept = tuple(producers.items())[-PRODUCERS_MAX:]
     rowless = rowless.moved(-live.base)
-    return SealLive(live.partition, live.ledger_id, segment, known, live.opened, rowless)
+    return SealLive(live.partition, live.ledger_id, segment, kept, live.opened, rowless)
 
 
-def _another_end(known: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:
-    record = known.record
+def _another_end(closed: VersionedRecord, entries: int, rows: int) -> errors.UnsupportedFormat:
+    record = closed.record
     return errors.UnsupportedFormat(
         f"ledger {record.ledger_id} ended at entry {record.last_entry} with {record.rows} rows, its"
         f" {entries} entries have {rows}",

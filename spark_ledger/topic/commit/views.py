@@ -1,18 +1,20 @@
-"""What this process last saw of all that its commits depend on: so most cost one write, no read.
+"""The last views that this process has of the nodes that its commits depend on: with them most
+commits cost one write and no read.
 
-Always true: nothing here decides alone. A commit's multi checks the version of each thing that was
-looked at, so an old view loses the race and changes nothing; whoever is refused by a view that was
-not read after a sync looks again. After an own commit the next view is computed, not read: a write
-raises a node's version by one, and whoever else wrote made it rise further. Only the time of an own
-commit is not known until the log is folded; no guard asks for it.
+Always true: nothing here decides alone. A commit's multi checks the version of each node that the
+commit read, so a commit by an old view loses the race and changes nothing; if a view that was not
+read after a sync refuses a commit, the commit reads again. After a commit of this process the next
+view is computed, not read: a write raises a node's version by one, and a write of another process
+raises it further. Only the time of this process's own commit is missing until the log is folded; no
+guard needs it.
 
-And turns: a commit that lost again and again asks the others to let it go first (hazard 13). A
-commit over 40 busy topics has to win 40 races at once. After LOSSES_MAX losses it writes its id
-into the head of each of its topics, in the order of topic ids, which changes nothing but the head's
-version: whoever was about to commit loses, looks, and sees whose turn it is. Always true: a turn is
-a wish; each commit waits TURN_WAIT_S_MAX for all turns together and then goes on; the next commit
-to the topic takes the turn out of head. Safety stays with compare-and-set, and topics taken in one
-order cannot dead-lock.
+And turns: a commit that lost many races asks the others to let it go first (hazard 13). A commit
+over 40 busy topics has to win 40 races at once. After LOSSES_MAX losses it writes its id into the
+head of each of its topics, in the order of topic ids; that changes only the version of head, so a
+commit that was about to be sent loses, reads again, and sees the turn. Always true: a turn is a
+wish; each commit waits TURN_WAIT_S_MAX for all turns together and then goes on; the next commit to
+the topic takes the turn out of head. Safety stays with compare-and-set, and turns that are taken in
+one order of topics cannot dead-lock.
 """
 
 import asyncio
@@ -49,9 +51,9 @@ from spark_ledger.topic.schema.records import (
 T = TypeVar("T")
 
 KEPT_MAX = 256
-"""Intents and transaction records, of 64 KiB at most each, and topics."""
+"""Of intents, of transaction records (64 KiB at most each), and of topics."""
 UNFOLDED_MAX = 64
-"""Own commits on top of a folded state; each is in memory twice until it is folded."""
+"""Commits of this process on top of a folded state; each is in memory twice until it is folded."""
 
 
 class _Newest(Generic[T]):
@@ -74,7 +76,7 @@ class _Newest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SchemaNode:
-    """A topic's schema; `version` is that of its node, None: there is none."""
+    """A topic's schema; `version` is that of its node, None: the topic has no schema node."""
 
     head: SchemaHead = field(default_factory=SchemaHead)
     version: int | None = None
@@ -82,10 +84,10 @@ class SchemaNode:
 
 @dataclass(slots=True)
 class _TopicView:
-    """`unfolded` own commits are in `state` that no fold has read. `contended`: others commit to
-    the topic too, so head is worth a read before a multi that would lose. `schema`: the node, None
-    until it is asked for; what it says may come into force only with a new version of head, so one
-    that was absent is asked for again when others have committed."""
+    """`unfolded`: the commits of this process that are in `state` and that no fold has read.
+    `contended`: others commit to the topic too, so it pays to read head before a multi that would
+    lose. `schema`: the node, None until it was read. A schema comes into force only with a new
+    version of head, so an absent node is read again once others have committed."""
 
     state: TopicState | None = None
     unfolded: int = 0
@@ -94,7 +96,7 @@ class _TopicView:
 
 
 class CommitViews:
-    """Of one process and store."""
+    """The views of one process on one store."""
 
     def __init__(self, store: MetadataStore, log: Callable[[str], TopicLog]) -> None:
         self._store = store
@@ -105,39 +107,40 @@ class CommitViews:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, name: str) -> asyncio.Lock:
-        """Commits of this process that depend on the same thing are made one after another."""
+        """Commits of this process that depend on the same topic or record take this lock, and so
+        are made one after another."""
         lock = self._locks.get(name)
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
 
     async def intent(self, intent_id: str, *, fresh: bool) -> Intent:
-        """Raises errors.LedgerFenced when there is none."""
-        known = None if fresh else self._intents.get(intent_id)
-        if known is None:
+        """Raises errors.LedgerFenced if there is no such intent."""
+        intent = None if fresh else self._intents.get(intent_id)
+        if intent is None:
             node = await look_up(self._store, paths.intent(intent_id))
             if node is None:
                 raise errors.LedgerFenced(f"there is no intent {intent_id}")
-            known = Intent(intent_id, records.decode_intent(node.value), node.version)
-            self._intents.put(intent_id, known)
-        return known
+            intent = Intent(intent_id, records.decode_intent(node.value), node.version)
+            self._intents.put(intent_id, intent)
+        return intent
 
     async def txn(self, path: str, *, fresh: bool) -> tuple[TxnRecord, int] | None:
-        """The transaction record and its node's version, None where there is none."""
-        known = None if fresh else self._txns.get(path)
-        if known is None:
+        """The transaction record and its node's version; None if there is no record."""
+        recorded = None if fresh else self._txns.get(path)
+        if recorded is None:
             node = await look_up(self._store, path)
             if node is None:
                 return None
-            known = (records.decode_txn(node.value), node.version)
-            self._txns.put(path, known)
-        return known
+            recorded = (records.decode_txn(node.value), node.version)
+            self._txns.put(path, recorded)
+        return recorded
 
     def needs_fold(self, topic_id: str) -> bool:
         """Whether the topic's head is to be read before a commit is tried."""
         view = self._view(topic_id)
-        known = self._known(topic_id, view)
-        if known is None or known.turn:
+        newest = self._known(topic_id, view)
+        if newest is None or newest.turn:
             return True
         return view.contended or view.unfolded >= UNFOLDED_MAX
 
@@ -145,28 +148,28 @@ class CommitViews:
         """The newest state that is in memory."""
         return self._known(topic_id, self._view(topic_id))
 
-    async def is_newest(self, known: TopicState) -> bool:
-        """Whether nobody has changed the topic since, as far as the replica has heard. Raises
+    async def is_newest(self, state: TopicState) -> bool:
+        """Whether the store's replica has no change of the topic after this state. Raises
         StoreUnavailable."""
         try:
-            node = await self._store.get(paths.topic_head(known.topic_id))
+            node = await self._store.get(paths.topic_head(state.topic_id))
         except NoNode:
             return False
-        return node.version <= known.head_version
+        return node.version <= state.head_version
 
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
-        """The topic as it is now, or as it was when this process last looked or committed."""
+        """The topic as it is now, or without `fold` as this process last read or committed it."""
         view = self._view(topic_id)
-        known = self._known(topic_id, view)
-        if known is not None and not fold:
-            return known
+        newest = self._known(topic_id, view)
+        if newest is not None and not fold:
+            return newest
         folded = await self._log(topic_id).fold(fresh=fresh)
-        if known is not None and folded.head_version == known.head_version:
+        if newest is not None and folded.head_version == newest.head_version:
             view.contended = False
         return _taken(view, folded)
 
     async def schema(self, topic_id: str, *, fresh: bool) -> SchemaNode:
-        """The topic's schema, not older than `state` of it. Raises StoreUnavailable,
+        """The topic's schema, not older than the `state` of its view. Raises StoreUnavailable,
         errors.UnsupportedFormat."""
         view = self._view(topic_id)
         if fresh or view.schema is None:
@@ -185,31 +188,31 @@ class CommitViews:
         versions = [decode_version(node.value) for node in there]
         if len(versions) < len(numbers):
             raise errors.UnsupportedFormat(
-                f"{len(versions)} of {len(numbers)} versions of the schema of topic id {topic_id}"
-                " are there"
+                f"the store has {len(versions)} of {len(numbers)} versions of the schema of topic"
+                f" id {topic_id}"
             )
         return {version.number: version for version in versions}
 
     def forget_schema(self, topic_id: str) -> None:
-        """An own write changed it."""
+        """A write of this process changed the schema."""
         self._view(topic_id).schema = None
 
     def state_is(self, after: TopicState) -> None:
-        """An own commit made it so."""
+        """A commit of this process led to this state."""
         view = self._view(after.topic_id)
         view.state = after
         view.unfolded += 1
 
     def intent_is(self, intent: Intent) -> None:
-        """An own write made it so."""
+        """This process wrote the intent."""
         self._intents.put(intent.id, intent)
 
     def txn_is(self, path: str, record: TxnRecord, version: int) -> None:
-        """An own write made it so."""
+        """This process wrote the record."""
         self._txns.put(path, (record, version))
 
     def lost(self, topic_id: str) -> None:
-        """Another committed to the topic."""
+        """Another process committed to the topic."""
         self._view(topic_id).contended = True
 
     def _view(self, topic_id: str) -> _TopicView:
@@ -220,14 +223,15 @@ class CommitViews:
         return view
 
     def _known(self, topic_id: str, view: _TopicView) -> TopicState | None:
-        """The newest state in memory; a fold that caught up takes the place of own commits."""
+        """The newest state in memory; a fold that caught up replaces the state that this process's
+        commits computed."""
         folded = self._log(topic_id).known
         return view.state if folded is None else _taken(view, folded)
 
 
 def _taken(view: _TopicView, folded: TopicState) -> TopicState:
-    """The newer one: an own commit that the replica has not, or that came during the fold, will
-    lose or be right."""
+    """The newer state of the two. If a commit of this process is newer, because the replica lacks
+    it or it was made during the fold, the next commit on it wins or loses its race."""
     if view.state is None or folded.head_version >= view.state.head_version:
         others = view.state is None or folded.head_version > view.state.head_version
         if others and view.schema is not None and view.schema.version is None:
@@ -237,8 +241,8 @@ def _taken(view: _TopicView, folded: TopicState) -> TopicState:
 
 
 def following(before: TopicState, commit: Commit) -> TopicState:
-    """The state once the commit follows on it; its times are filled in by the next fold.
-    Raises errors.UnsupportedFormat for a commit that could not be folded."""
+    """The state after the commit; the next fold fills in its times. Raises errors.UnsupportedFormat
+    for a commit that could not be folded."""
     after = state.apply(before, before.next, commit, before.commit_ms)
     return replace(after, head_version=before.head_version + 1, turn="")
 
@@ -248,7 +252,7 @@ TURN_WAIT_S_MAX = 2.0
 
 
 class Turns:
-    """Of one commit over these topics."""
+    """The turns of one commit over these topics."""
 
     def __init__(self, store: MetadataStore, commit_id: str, topic_ids: Sequence[str]) -> None:
         self._store = store
@@ -258,7 +262,7 @@ class Turns:
         self._taken: list[str] = []
 
     async def let_others_go(self, topic_ids: Sequence[str]) -> None:
-        """Wait while it is another commit's turn on one of the topics, as long as patience lasts.
+        """Waits while another commit has the turn on one of the topics, as long as patience lasts.
         Raises store.StoreUnavailable."""
         heads = await each(self._head, sorted(topic_ids))
         for topic_id, head in zip(sorted(topic_ids), heads, strict=True):
@@ -266,12 +270,12 @@ class Turns:
                 await self._free_head(topic_id)
 
     async def take(self) -> None:
-        """Ask for the turn on every topic. Raises store.StoreUnavailable."""
+        """Asks for the turn on every topic. Raises store.StoreUnavailable."""
         for topic_id in self._topic_ids:
-            found = await self._free_head(topic_id)
-            if found is None or found[0].turn == self._commit_id:
+            node = await self._free_head(topic_id)
+            if node is None or node[0].turn == self._commit_id:
                 continue
-            head, version = found
+            head, version = node
             wish = records.encode_head(replace(head, turn=self._commit_id))
             self._taken.append(topic_id)
             with suppress(BadVersion, NoNode, OutcomeUnknown):  # the race decides, as ever
@@ -282,36 +286,37 @@ class Turns:
         self._taken.clear()
 
     async def give_back(self) -> None:
-        """The commit was not made: no other need wait for it. One that cannot be told waits."""
+        """The commit was not made: takes its turns out of the heads, so that no other commit waits
+        for it. If the store cannot be reached, the others wait until their patience ends."""
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(TURN_WAIT_S_MAX):
                 for topic_id in self._taken:
                     await self._give_back(topic_id)
 
     async def _give_back(self, topic_id: str) -> None:
-        found = await self._head(topic_id)
-        if found is not None and found[0].turn == self._commit_id:
-            free = records.encode_head(replace(found[0], turn=""))
-            await self._store.set(paths.topic_head(topic_id), free, found[1])
+        node = await self._head(topic_id)
+        if node is not None and node[0].turn == self._commit_id:
+            free = records.encode_head(replace(node[0], turn=""))
+            await self._store.set(paths.topic_head(topic_id), free, node[1])
 
     async def _free_head(self, topic_id: str) -> tuple[Head, int] | None:
-        """The topic's head once no other has the turn there, or patience is used up; None where
-        there is no topic."""
+        """The topic's head and its version, once no other commit has the turn there or patience is
+        used up; None if there is no topic."""
         loop = asyncio.get_running_loop()
-        found = await self._head(topic_id)
-        while self._waits_for(found):
+        node = await self._head(topic_id)
+        while self._waits_for(node):
             changed, began_s = asyncio.Event(), loop.time()
-            found = await self._head(topic_id, changed.set)
-            if self._waits_for(found):
+            node = await self._head(topic_id, changed.set)
+            if self._waits_for(node):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._patience_s):
                         await changed.wait()
                 self._patience_s -= loop.time() - began_s
-                found = await self._head(topic_id)
-        return found
+                node = await self._head(topic_id)
+        return node
 
-    def _waits_for(self, found: tuple[Head, int] | None) -> bool:
-        turn = "" if found is None else found[0].turn
+    def _waits_for(self, node: tuple[Head, int] | None) -> bool:
+        turn = "" if node is None else node[0].turn
         return turn not in ("", self._commit_id) and self._patience_s > 0
 
     async def _head(self, topic_id: str, watch: Watcher | None = None) -> tuple[Head, int] | None:

@@ -99,7 +99,7 @@ def minds_no_checks(send: Any) -> Any:
     """The caller's checks are left out of the multi."""
 
     async def sent(self: Any, view: Any, drafts: Any, steps: Any) -> Any:
-        self._wanted = replace(self._wanted, checks=())
+        self._request = replace(self._request, checks=())
         return await send(self, view, drafts, steps)
 
     return sent

@@ -66,7 +66,7 @@ def always_of_this_run(record_of: Any) -> Any:
 
     async def taken_for_its_own(self: Any, fresh: bool) -> Any:
         record, version = await record_of(self, fresh)
-        return replace(record, run_id=self._wanted.txn.run_id), version
+        return replace(record, run_id=self._request.txn.run_id), version
 
     return taken_for_its_own
 

@@ -65,7 +65,7 @@ def key_of_each_topic(run: Any) -> Any:
     """The transaction record is that of the first topic alone."""
 
     async def with_own_key(self: Any, timeout_s: float) -> Any:
-        txn, target = self._wanted.txn, f"{self._wanted.txn.target}@{self._topic_ids[0]}"
+        txn, target = self._request.txn, f"{self._request.txn.target}@{self._topic_ids[0]}"
         self._txn_path = paths.txn(escape(txn.app_id), escape(target))
         await ensure(self._store, self._txn_path, records.encode_txn(TxnRecord()))
         return await run(self, timeout_s)

@@ -371,7 +371,7 @@ def test_an_overwrite_that_loses_a_race_to_an_append_is_a_conflict_and_to_a_merg
 def test_an_intent_that_was_not_made_for_overwriting_does_not_overwrite():
     async def act(stage):
         intent = await stage.intent()
-        with pytest.raises(ValueError, match="does not say that this topic is to be overwritten"):
+        with pytest.raises(ValueError, match="was not opened for overwriting this topic"):
             await stage.commit(intent, 0, result(stage, intent, segment(1, 5)), overwrite=True)
 
     play(act)

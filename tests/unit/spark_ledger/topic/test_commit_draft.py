@@ -162,7 +162,7 @@ def test_an_overwrite_asks_the_intent_for_its_snapshot_and_an_intent_without_one
         Overwrite((), 8),
         Overwrite((), 3),
     )
-    with pytest.raises(ValueError, match="does not say that this topic is to be overwritten"):
+    with pytest.raises(ValueError, match="was not opened for overwriting this topic"):
         commit_draft.with_snapshots((open_ended,), None)
 
 
