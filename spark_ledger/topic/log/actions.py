@@ -1,9 +1,9 @@
-"""What a commit does to a topic: the actions, as values and as JSON.
+"""The actions of a commit on a topic, as values and as JSON.
 
-Always true: an action holds no absolute offset of what it *adds* (a loser of the race for a number
-commits it as it is), only of what it takes away or replaces; an action this version does not know
-is an error, never skipped (hazard 17). Whether an action still holds is decided in draft.py on the
-state it follows, what it does in state.py. docs/topics.md shows each.
+Always true: an action has no absolute offset of rows that it *adds* (a loser of the race for a
+number commits it unchanged), only of rows that it takes away or replaces; an action that this
+version does not know is an error, never skipped (hazard 17). draft.py decides whether an action
+may follow on a state, state.py carries it out. docs/topics.md shows each action.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,11 @@ class Append:
 @dataclass(frozen=True, slots=True)
 class Replace:
     """Offsets [start, end) of a partition are from now on in `segments`, which hold the same rows
-    (a merge of small segments). `snapshot` is the number folded up to when it was planned: since
-    then nothing but appends, and trims of rows before `start`, may have come to the partition.
-    `dropped` are the ledgers that held these rows. `committed` is, for each segment, when its rows
-    were committed (the store's clock), which a merge does not change; empty: by this commit.
-    `tokens` is, for each segment, which commits made its rows; empty: not known."""
+    (a merge of small segments). `snapshot`: the commits below this number were folded when the
+    action was planned; since then only appends, and trims of rows before `start`, may have come to
+    the partition. `dropped` are the ledgers that held these rows. `committed` is, for each segment,
+    when its rows were committed (the store's clock), which a merge does not change; empty: by this
+    commit. `tokens` is, for each segment, which commits made its rows; empty: not known."""
 
     partition: int
     start: int
@@ -47,8 +47,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Rows below these offsets, (partition, offset) each, go. Offsets only rise: one at or below
-    today's start changes nothing."""
+    """Takes away the rows below these offsets, each a (partition, offset). Start offsets only rise:
+    an offset at or below today's start changes nothing."""
 
     offsets: tuple[tuple[int, int], ...]
     dropped: Ledgers = ()
@@ -56,7 +56,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Rows [start, end) of a partition are taken out; offsets are not renumbered."""
+    """Takes away the rows [start, end) of a partition; offsets are not renumbered."""
 
     partition: int
     start: int
@@ -66,8 +66,8 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """All rows go and `segments` come, in one step. Offsets go on. Refused if a commit of another
-    app came at or after `snapshot`."""
+    """Takes away all rows and adds `segments`, in one step. Offsets go on. Refused if a commit of
+    another app came at or after `snapshot`."""
 
     segments: tuple[Segment, ...]
     snapshot: int
@@ -76,7 +76,7 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """The topic has so many partitions, more than before."""
+    """The topic has this number of partitions from now on, more than before."""
 
     partitions: int
 
@@ -84,7 +84,7 @@ class Grow:
 @dataclass(frozen=True, slots=True)
 class OpenLive:
     """The partition ends in a live segment from now on: a ledger that `owner` appends to, from
-    entry `first_entry` on. `deduplicated`, `rows_before` and `bytes_before` as a live segment's."""
+    entry `first_entry` on. `deduplicated`, `rows_before` and `bytes_before` as in LiveSegment."""
 
     partition: int
     ledger_id: int
@@ -99,12 +99,12 @@ class OpenLive:
 
 @dataclass(frozen=True, slots=True)
 class SealLive:
-    """The live segment of that ledger is over, which commit `opened` brought in (ANY_OPENING: the
-    only one that the ledger had): its rows are `segment`, or none, as its owner that had stopped or
-    the ledger's CLOSED record says. Of a deduplicated one `producers` are those that sent its
-    messages, by name, with the last sequence id that it has of each, the one that sent last at the
-    end. `rowless` are rows of the segment, counted from its first, that are none: chunks of
-    messages, each message's last one left out."""
+    """Ends the live segment of that ledger that commit `opened` began (ANY_OPENING: the only live
+    segment that the ledger had). Its rows are `segment` (None: it has no rows), by its owner, which
+    had stopped, or by the ledger's CLOSED record. For a deduplicated live segment `producers` are
+    the producers of its messages, by name, each with its last sequence id there, the producer that
+    sent last at the end. `rowless` are the offsets of the segment, counted from its first, without
+    a row: the chunks of messages but for each message's last chunk."""
 
     partition: int
     ledger_id: int
@@ -116,7 +116,7 @@ class SealLive:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """Nothing is appended to the topic any more; it can be read, trimmed, merged and deleted."""
+    """The topic takes no more rows; it can be read, trimmed, merged and deleted."""
 
 
 Action = Append | Replace | Trim | Hole | Overwrite | Grow | OpenLive | SealLive | Terminate
@@ -132,13 +132,13 @@ def segments_of(action: Action) -> tuple[Segment, ...]:
 
 
 def adds_rows(action: Action) -> bool:
-    """Whether it is refused by a terminated topic."""
+    """Whether a terminated topic refuses the action."""
     return isinstance(action, Append | Overwrite | OpenLive)
 
 
 def dropped_of(action: Action) -> Ledgers:
-    """The ledgers from which the action takes rows away, as its author saw it: some may be
-    referred to still, but one to which nothing refers after it is among them."""
+    """The ledgers from which the action takes rows away, by the state that its author had. Segments
+    may still refer to some of them; a ledger to which no segment refers after it is among them."""
     if isinstance(action, Replace | Trim | Hole | Overwrite):
         return action.dropped
     return ()
@@ -149,13 +149,13 @@ def to_json(action: Action) -> dict[str, Any]:
 
 
 def name_of(action: Action) -> str:
-    """As it is in a commit."""
+    """The action's name in a commit."""
     return _NAMES[type(action)]
 
 
 def from_json(plain: Mapping[str, Any]) -> Action:
-    """Raises errors.UnsupportedFormat for an action not known here; KeyError, TypeError or
-    ValueError when `plain` is no action."""
+    """Raises errors.UnsupportedFormat for an action that this version does not know; KeyError,
+    TypeError or ValueError if `plain` is not an action."""
     build = _FROM_JSON.get(plain["action"])
     if build is None:
         raise errors.UnsupportedFormat(f"a commit holds the unknown action '{plain['action']}'")
@@ -183,7 +183,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "snapshot": a.snapshot,
         "dropped": list(a.dropped),
         "committed": [[list(run) for run in times] for times in a.committed],
-        **({"tokens": [[list(run) for run in some] for some in a.tokens]} if a.tokens else {}),
+        **({"tokens": [[list(run) for run in runs] for runs in a.tokens]} if a.tokens else {}),
     },
     Trim: lambda a: {
         "offsets": {str(partition): offset for partition, offset in a.offsets},
@@ -213,7 +213,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "partition": a.partition,
         "ledger": a.ledger_id,
         "segment": None if a.segment is None else segments.to_json(a.segment),
-        **({"producers": [list(one) for one in a.producers]} if a.producers else {}),
+        **({"producers": [list(pair) for pair in a.producers]} if a.producers else {}),
         **({"rowless": list(a.rowless)} if a.rowless.number else {}),
         **({"opened": a.opened} if a.opened != ANY_OPENING else {}),
     },
@@ -275,8 +275,8 @@ def _runs_of_json(
     return tuple(tuple((int(rows), int(value)) for rows, value in runs) for runs in plain)
 
 
-def _segments(some: tuple[Segment, ...]) -> list[dict[str, Any]]:
-    return [segments.to_json(segment) for segment in some]
+def _segments(added: tuple[Segment, ...]) -> list[dict[str, Any]]:
+    return [segments.to_json(segment) for segment in added]
 
 
 def _segments_of_json(plain: Mapping[str, Any]) -> tuple[Segment, ...]:

@@ -1,12 +1,13 @@
-"""Blobs: bytes of the topic layer's own that are too big for the metadata store, kept in ledgers.
+"""Blobs: bytes of the topic layer that are too big for the metadata store, kept in ledgers.
 
 A blob is consecutive entries of one ledger, each of 4 MiB at most, that hold its bytes in order and
 nothing else; its pointer has their length and CRC. Always true: a blob is in a synced ledger,
-acknowledged entry by entry and read back before its pointer is given out; every copy was waited
-for, in a second ledger if need be (hazard 8). The ledger stays with its writer until the node that
-names the blob is written, and the multi that writes that node checks the ledger's record: whoever
-recovered or deleted the ledger meanwhile makes it fail. Under an intent whose ledgers are named
-once the ledger is new, and nothing is written to it after that node (hazard 94).
+acknowledged entry by entry and read back before its pointer is given out; its writer waited for
+every copy, in a second ledger if need be (hazard 8). The ledger stays with its writer until the
+node that names the blob is written, and the multi that writes that node checks the ledger's record,
+so the multi fails if another process recovered or deleted the ledger meanwhile. Under an intent
+whose ledgers are named once the ledger is new, and nothing is written to it after that node (hazard
+94).
 """
 
 import asyncio
@@ -37,8 +38,8 @@ _ZSTD = pa.Codec("zstd")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Entries `first` to `last` of a ledger, whose record had that version or an older one when
-    they were acknowledged."""
+    """Entries `first` to `last` of a ledger; its record had this version or an older one when they
+    were acknowledged."""
 
     ledger_id: int
     metadata_version: int
@@ -47,7 +48,7 @@ class Stored:
 
 
 class Blobs:
-    """Of one process."""
+    """Writes the blobs of one process."""
 
     def __init__(self, ledgers: LedgerStore, cache: LedgerCache) -> None:
         self.ledgers = ledgers
@@ -57,8 +58,8 @@ class Blobs:
     async def held(
         self, intent: Intent, topic_id: str, policies: TopicPolicies
     ) -> AsyncIterator["HeldLedgers"]:
-        """What writes blobs and entries for the topic under an open intent. The ledgers they are
-        in are this writer's alone until the block is left."""
+        """A writer of blobs and entries for the topic under an open intent. No other writer gets
+        its ledgers until the block is left."""
         synced = replace(policies, durability="synced")
         holder = HeldLedgers(self, intent, topic_id, synced)
         try:
@@ -79,14 +80,14 @@ class HeldLedgers:
         self._named_once = intent.names_once
         self._ledger: TaskLedger | None = None
         self._last_of: dict[int, int] = {}
-        """By ledger the last entry given out."""
+        """By ledger the last entry that `store` returned."""
 
     async def write(self, data: Buffer, *, every_copy: bool = False) -> BlobPointer:
-        """Store the bytes. Durable, and read back, when it returns: on Qa bookies at least, on all
-        Qw if they responded in time; with `every_copy` fewer are an error.
+        """Stores the bytes. When it returns they are durable and were read back: on Qa bookies at
+        least, on all Qw if they responded in time; with `every_copy` fewer are an error.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
-        or what the last of FAILED_LEDGERS_MAX ledgers failed with. ValueError for no bytes.
+        or the error of the last of FAILED_LEDGERS_MAX ledgers. ValueError for no bytes.
         """
         view = memoryview(data).cast("B")
         if not len(view):
@@ -104,8 +105,8 @@ class HeldLedgers:
     async def store(
         self, payloads: Sequence[Buffer], rows: Sequence[int], *, every_copy: bool = False
     ) -> Stored:
-        """Store the payloads, of so many rows each, as consecutive entries of one ledger. Durable
-        as `write`'s, but not read back. Raises as `write`."""
+        """Stores the payloads, each of the number of rows in `rows`, as consecutive entries of one
+        ledger. They are as durable as those of `write`, but not read back. Raises as `write`."""
         stored, missing = await self._store_once(payloads, rows)
         if missing:
             try:
@@ -122,22 +123,22 @@ class HeldLedgers:
         return stored
 
     async def checks(self) -> list[Check]:
-        """What the multi that names the blobs checks: the ledgers' records as they are now. If it
-        fails there, ask again. Raises errors.NoSuchLedger, errors.RowsLost when what was stored is
-        not there any more."""
-        found = []
+        """For the multi that names the blobs: checks of the ledgers' records as they are now. If
+        one of them fails, the caller calls this again. Raises errors.NoSuchLedger, errors.RowsLost
+        if a ledger lost stored entries."""
+        checks = []
         for ledger_id, last in self._last_of.items():
-            known = await self._ledgers.record(ledger_id, fresh=True)
-            end = known.record.last_entry
+            current = await self._ledgers.record(ledger_id, fresh=True)
+            end = current.record.last_entry
             if end is not None and end < last:
                 raise errors.RowsLost(
                     f"ledger {ledger_id} was closed at entry {end}, but {last} was acknowledged"
                 )
-            found.append(Check(paths.ledger(ledger_id), known.version))
-        return found
+            checks.append(Check(paths.ledger(ledger_id), current.version))
+        return checks
 
     def let_go(self) -> None:
-        """The ledger goes back to the cache; one that is named once is closed."""
+        """Gives the ledger back to the cache, or closes it if it is named once."""
         if self._named_once:
             self._leave()
         elif self._ledger is not None:
@@ -147,8 +148,9 @@ class HeldLedgers:
     async def _store_once(
         self, payloads: Sequence[Buffer], rows: Sequence[int]
     ) -> tuple[Stored, list[str]]:
-        """The payloads in one ledger, and the bookies that did not confirm theirs in time: then the
-        ledger is left, so that the next has bookies that respond."""
+        """The payloads in one ledger, and the bookies that did not confirm their copies in time. If
+        there are such bookies, the ledger is discarded, so that the next one has bookies that
+        respond."""
         failed = 0
         while True:
             ledger = await self._open()
@@ -173,7 +175,7 @@ class HeldLedgers:
         return self._ledger
 
     def _leave(self) -> None:
-        """The ledger takes no more; what is acknowledged of it stays."""
+        """The ledger takes no more entries; its acknowledged entries stay."""
         if self._ledger is not None:
             self._cache.discard(self._ledger)
             self._ledger = None
@@ -181,7 +183,8 @@ class HeldLedgers:
     async def _append(
         self, ledger: TaskLedger, payloads: Sequence[Buffer], rows: Sequence[int]
     ) -> Stored:
-        """All of them, acknowledged; raises what the first that failed raised."""
+        """Appends all payloads and waits for their acknowledgements; raises the error of the first
+        that failed."""
         writer = ledger.writer
         first = writer.last_add_pushed + 1
         acked: list[asyncio.Future[int]] = []
@@ -201,9 +204,9 @@ class HeldLedgers:
 
 
 async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
-    """The blob's bytes, as long and with the CRC that the pointer says.
+    """The blob's bytes, with the length and the CRC of the pointer.
 
-    Raises errors.NoSuchLedger (what names it was replaced since: look again),
+    Raises errors.NoSuchLedger (the node that names the blob was replaced since: read it again),
     errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable.
     """
     reader = await ledgers.open(
@@ -217,14 +220,13 @@ async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
     size = sum(map(len, parts))
     if size != pointer.bytes or payload_crc(parts) != pointer.crc:
         raise errors.DigestMismatch(
-            f"{_named(pointer)} has {size} bytes with another checksum than its pointer says"
+            f"{_named(pointer)} has {size} bytes with another checksum than its pointer"
         )
     return b"".join(parts)
 
 
 def moved_segments(segments: Sequence[Segment], stored: Stored) -> tuple[Segment, ...]:
-    """The inline segments as they are once the payloads of all of them, one after the other, were
-    stored: the same rows, in those entries."""
+    """The inline segments with their payloads in the stored entries, in order: the same rows."""
     moved, entry = [], stored.first
     for segment in segments:
         last = entry + len(segment.inline) - 1
@@ -247,13 +249,13 @@ def _named(pointer: BlobPointer) -> str:
 
 
 def pack(data: Buffer) -> bytes:
-    """The length of the bytes (8 bytes, little-endian) and then they as one zstd frame: how bodies
-    and roots are stored."""
+    """The length of the bytes (8 bytes, little-endian), then the bytes as one zstd frame. Bodies
+    and roots are stored like this."""
     return len(data).to_bytes(8, "little") + bytes(_ZSTD.compress(data, asbytes=True))
 
 
 def unpack(value: Buffer) -> bytes:
-    """What `pack` made. Raises errors.UnsupportedFormat for anything else."""
+    """The bytes that `pack` got. Raises errors.UnsupportedFormat for a malformed value."""
     view = memoryview(value)
     size = int.from_bytes(view[:8], "little")
     if len(view) <= 8 or size > UNPACKED_BYTES_MAX:
@@ -267,18 +269,18 @@ def unpack(value: Buffer) -> bytes:
     return data
 
 
-# -- chunks of checkpoints that were read, kept for the next plan ----------------------------------
+# -- a cache of checkpoints' chunks, for the next plan ---------------------------------------------
 #
 # Always true: at most KEPT_BYTES_MAX of decoded chunks are kept, those used last; a chunk that
-# several ask for at once is read once; a few are read at a time. Chunks never change, so what is
-# kept is never stale.
+# several callers ask for at once is read once; READS_AT_ONCE chunks are read at a time. Chunks
+# never change, so a kept chunk is never stale.
 
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 READS_AT_ONCE = 4
 
 
 class ChunkStore:
-    """On one event loop."""
+    """Reads chunks and keeps their tables. For one event loop."""
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
@@ -293,23 +295,23 @@ class ChunkStore:
         return self._bytes
 
     async def load(self, chunks: Iterable[Chunk]) -> Mapping[Chunk, SegmentTable]:
-        """The tables of the chunks, read where they are not kept.
+        """The tables of the chunks; those that are not kept are read.
 
-        Raises errors.NoSuchLedger (a newer checkpoint took its place: fold again),
+        Raises errors.NoSuchLedger (a newer checkpoint replaced the chunk: fold again),
         errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable,
         errors.UnsupportedFormat.
         """
-        wanted = list(dict.fromkeys(chunks))
-        found = {chunk: self._kept[chunk] for chunk in wanted if chunk in self._kept}
-        for chunk in found:
+        distinct = list(dict.fromkeys(chunks))
+        kept = {chunk: self._kept[chunk] for chunk in distinct if chunk in self._kept}
+        for chunk in kept:
             self._kept.move_to_end(chunk)
-        missing = [chunk for chunk in wanted if chunk not in found]
+        missing = [chunk for chunk in distinct if chunk not in kept]
         reads = [self._read_once(chunk) for chunk in missing]
         tables = await asyncio.gather(*map(asyncio.shield, reads))
-        return {**found, **dict(zip(missing, tables, strict=True))}
+        return {**kept, **dict(zip(missing, tables, strict=True))}
 
     def keep(self, chunk: Chunk, table: SegmentTable) -> None:
-        """Remember what is in the chunk: its writer need not read it."""
+        """Keeps the table of a chunk, so that its writer need not read it."""
         if chunk in self._kept:
             return
         self._kept[chunk] = table
@@ -319,7 +321,7 @@ class ChunkStore:
             self._bytes -= oldest.nbytes
 
     async def close(self) -> None:
-        """Give up what is being read."""
+        """Cancels the reads under way."""
         for task in self._reading.values():
             task.cancel()
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
@@ -335,7 +337,7 @@ class ChunkStore:
     def _over(self, chunk: Chunk, task: "asyncio.Task[SegmentTable]") -> None:
         del self._reading[chunk]
         if not task.cancelled():
-            task.exception()  # for waiting calls; perhaps there are none any more
+            task.exception()  # for waiting calls; there may be no such call left
 
     async def _read(self, chunk: Chunk) -> SegmentTable:
         async with self._turns:

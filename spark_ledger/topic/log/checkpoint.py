@@ -1,10 +1,9 @@
-"""A topic's state made small and stored: what stands in the place of all commits before it. Pure.
+"""Checkpoints: a topic's state made small and stored, in the place of all commits before it. Pure.
 
 Always true: a state decoded from a root is the state that was encoded; a checkpoint gives every
 row the offset, segment and commit time that the commits gave it: fold(checkpoint + later commits)
-is fold(all commits). Segments are in chunks, which never change, or in the tail, which is stored
-anew with each root; a chunk's segments do not overlap. docs/topics.md ("Checkpoint") has the
-format.
+is fold(all commits). Segments are in chunks, which never change, or in the tail, which each root
+stores again; a chunk's segments do not overlap. docs/topics.md ("Checkpoint") has the format.
 """
 
 import json
@@ -40,7 +39,7 @@ from spark_ledger.topic.log.state import UNREAD, Across, PartitionState, Tables,
 MAGIC = b"SLR1"
 TAIL_BYTES_MAX = 512 * 1024
 CHUNK_BYTES_MAX = 1024 * 1024
-SPARSE_BYTES_MAX = 8 * 1024 * 1024  # of chunks that one checkpoint reads to merge them
+SPARSE_BYTES_MAX = 8 * 1024 * 1024  # bytes of chunks that one checkpoint reads to merge them
 _HOLE, _TAIL = -1, -2
 SCALARS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "last_of_others")
 _INTERVALS = ("lo", "hi", "bytes", "first_ms", "last_ms")
@@ -51,7 +50,7 @@ ByPartition = list[list[Interval]]
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """`before` are the ledgers that the checkpoint before this one named: its chunks, its root."""
+    """`before` are the ledgers of the chunks and of the root of the checkpoint before this one."""
 
     state: TopicState
     before: tuple[int, ...] = ()
@@ -61,62 +60,64 @@ class Root:
 
 
 def sparse_chunks(state: TopicState) -> list[Chunk]:
-    """Chunks of which less than half of the rows are still held, as many as may be read for it:
-    what is left of them goes back to the tail."""
+    """Chunks with less than half of their rows still held, SPARSE_BYTES_MAX at most: their other
+    segments go back to the tail."""
     held: dict[Chunk, int] = {}
     for partition in state.partitions:
-        for one in partition.intervals:
-            if isinstance(one.source, Chunk):
-                held[one.source] = held.get(one.source, 0) + one.hi - one.lo
-    found, size = [], 0
+        for interval in partition.intervals:
+            if isinstance(interval.source, Chunk):
+                rows = interval.hi - interval.lo
+                held[interval.source] = held.get(interval.source, 0) + rows
+    sparse, size = [], 0
     for chunk, rows in held.items():
         if 2 * rows < chunk.rows and size + chunk.pointer.bytes <= SPARSE_BYTES_MAX:
-            found.append(chunk)
+            sparse.append(chunk)
             size += chunk.pointer.bytes
-    return found
+    return sparse
 
 
 def merged(held: PartitionState, read: Tables = UNREAD) -> list[Interval]:
-    """The partition's intervals, as few as hold the same; what is in memory has the segments that
-    count and no others. A chunk of `read` is taken as in memory."""
+    """The partition's rows and holes in as few intervals as possible; a table in memory has only
+    segments with a row of its interval. A chunk of `read` counts as in memory."""
     groups: list[list[Interval]] = []
-    for one in held.intervals:
-        source = one.source
+    for interval in held.intervals:
+        source = interval.source
         if isinstance(source, Chunk):
             source = read.get(source, source)
         if isinstance(source, SegmentTable):
-            source = source.between(held.number, one.lo, one.hi)
-        one = replace(one, source=source)
-        if groups and _joins(groups[-1][-1], one):
-            groups[-1].append(one)
+            source = source.between(held.number, interval.lo, interval.hi)
+        interval = replace(interval, source=source)
+        if groups and _joins(groups[-1][-1], interval):
+            groups[-1].append(interval)
         else:
-            groups.append([one])
+            groups.append([interval])
     return [_joined(group) for group in groups]
 
 
-def _joins(one: Interval, other: Interval) -> bool:
-    if isinstance(one.source, SegmentTable) and isinstance(other.source, SegmentTable):
-        return int(one.source.ends[-1]) == one.hi and int(other.source.bases[0]) == other.lo
-    return one.source == other.source and not isinstance(one.source, SegmentTable)
+def _joins(left: Interval, right: Interval) -> bool:
+    if isinstance(left.source, SegmentTable) and isinstance(right.source, SegmentTable):
+        return int(left.source.ends[-1]) == left.hi and int(right.source.bases[0]) == right.lo
+    return left.source == right.source and not isinstance(left.source, SegmentTable)
 
 
 def _joined(group: list[Interval]) -> Interval:
     if len(group) == 1:
         return group[0]
-    tables = [one.source for one in group if isinstance(one.source, SegmentTable)]
+    sources = (interval.source for interval in group)
+    tables = [source for source in sources if isinstance(source, SegmentTable)]
     return Interval(
         group[0].lo,
         group[-1].hi,
         SegmentTable.joined(tables) if tables else group[0].source,
-        sum(one.bytes for one in group),
-        min(one.first_ms for one in group),
-        max(one.last_ms for one in group),
+        sum(interval.bytes for interval in group),
+        min(interval.first_ms for interval in group),
+        max(interval.last_ms for interval in group),
     )
 
 
 def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
     """The payloads of all inline segments in memory, in the order of `with_inline_moved`, and the
-    rows of each."""
+    number of rows of each payload."""
     payloads: list[bytes] = []
     rows: list[int] = []
     for table in _tables(parts):
@@ -127,18 +128,19 @@ def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
 
 
 def with_inline_moved(parts: ByPartition, stored: Stored) -> ByPartition:
-    """The same with every inline segment in the entries where its payloads were stored."""
+    """The same intervals, with every inline segment in the entries that store its payloads."""
     first = stored.first
     moved: ByPartition = []
-    for some in parts:
+    for intervals in parts:
         moved.append([])
-        for one in some:
-            if isinstance(one.source, SegmentTable):
-                count = len(one.source.batch.column("inline").flatten())
+        for interval in intervals:
+            source = interval.source
+            if isinstance(source, SegmentTable):
+                count = len(source.batch.column("inline").flatten())
                 if count:
-                    one = replace(one, source=_moved(one.source, stored, first))
+                    interval = replace(interval, source=_moved(source, stored, first))
                 first += count
-            moved[-1].append(one)
+            moved[-1].append(interval)
     assert first == stored.last + 1, "each payload has an entry"
     return moved
 
@@ -182,21 +184,22 @@ def tail_table(parts: ByPartition) -> SegmentTable:
 
 
 def chunked(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
-    """What is in memory, in parts for a chunk each, given that all of it takes `stored_bytes`."""
+    """The intervals in memory, cut into parts for one chunk each. `stored_bytes` is the stored size
+    of all of them."""
     total = sum(len(table) for table in _tables(parts))
     size = max(1, int(total * CHUNK_BYTES_MAX * 0.8) // max(1, stored_bytes))
     chunks: list[ByPartition] = []
     left = 0
-    for p, some in enumerate(parts):
-        for one in some:
-            if not isinstance(one.source, SegmentTable):
+    for p, intervals in enumerate(parts):
+        for interval in intervals:
+            if not isinstance(interval.source, SegmentTable):
                 continue
             at = 0
-            while at < len(one.source):
-                if left == 0 or (chunks and _overlaps(chunks[-1][p], one)):
+            while at < len(interval.source):
+                if left == 0 or (chunks and _overlaps(chunks[-1][p], interval)):
                     chunks.append([[] for _ in parts])
                     left = size
-                piece = _piece(one, at, min(at + left, len(one.source)))
+                piece = _piece(interval, at, min(at + left, len(interval.source)))
                 chunks[-1][p].append(piece)
                 count = len(_table(piece))
                 at, left = at + count, left - count
@@ -204,68 +207,68 @@ def chunked(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
 
 
 def with_chunk(parts: ByPartition, chunk: ByPartition, stored: Chunk) -> ByPartition:
-    """The same with those of the chunk's segments in `stored`."""
+    """The same intervals, with the rows of `chunk` in the stored chunk."""
     placed: ByPartition = []
-    for some, taken in zip(parts, chunk, strict=True):
-        intervals = Intervals(list(some))
+    for before, taken in zip(parts, chunk, strict=True):
+        intervals = Intervals(list(before))
         for group in _runs(taken):
-            whole = replace(_joined([replace(one, source=stored) for one in group]), source=stored)
-            intervals = intervals.with_instead(whole)
+            joined = _joined([replace(interval, source=stored) for interval in group])
+            intervals = intervals.with_instead(replace(joined, source=stored))
         placed.append(list(intervals))
     return placed
 
 
 def rows_of(parts: ByPartition) -> int:
     """How many rows the intervals hold."""
-    return sum(one.hi - one.lo for some in parts for one in some)
+    return sum(interval.hi - interval.lo for intervals in parts for interval in intervals)
 
 
 def _runs(taken: Sequence[Interval]) -> Iterator[list[Interval]]:
-    """Neighbours together."""
+    """Groups of intervals without a gap between them."""
     group: list[Interval] = []
-    for one in taken:
-        if group and group[-1].hi != one.lo:
+    for interval in taken:
+        if group and group[-1].hi != interval.lo:
             yield group
             group = []
-        group.append(one)
+        group.append(interval)
     if group:
         yield group
 
 
-def _overlaps(taken: list[Interval], one: Interval) -> bool:
-    return bool(taken) and int(_table(taken[-1]).ends[-1]) > int(_table(one).bases[0])
+def _overlaps(taken: list[Interval], next_: Interval) -> bool:
+    return bool(taken) and int(_table(taken[-1]).ends[-1]) > int(_table(next_).bases[0])
 
 
-def _piece(one: Interval, start: int, end: int) -> Interval:
+def _piece(interval: Interval, start: int, end: int) -> Interval:
     """Segments start to end (exclusive) of the interval."""
-    table = _table(one).part(start, end)
-    if len(table) == len(_table(one)):
-        return one
-    lo, hi = max(one.lo, int(table.bases[0])), min(one.hi, int(table.ends[-1]))
+    table = _table(interval).part(start, end)
+    if len(table) == len(_table(interval)):
+        return interval
+    lo, hi = max(interval.lo, int(table.bases[0])), min(interval.hi, int(table.ends[-1]))
     times = table.commits_ms
     size = Stretch(lo, hi, table).bytes()
     return Interval(lo, hi, table, size, int(times.min()), int(times.max()))
 
 
-def _table(one: Interval) -> SegmentTable:
-    assert isinstance(one.source, SegmentTable)
-    return one.source
+def _table(interval: Interval) -> SegmentTable:
+    assert isinstance(interval.source, SegmentTable)
+    return interval.source
 
 
 def _tables(parts: ByPartition) -> Iterator[SegmentTable]:
-    for some in parts:
-        for one in some:
-            if isinstance(one.source, SegmentTable):
-                yield one.source
+    for intervals in parts:
+        for interval in intervals:
+            if isinstance(interval.source, SegmentTable):
+                yield interval.source
 
 
 # -- the root ----------------------------------------------------------------------------------
 
 
 def chunk_ledgers(state: TopicState) -> list[int]:
-    """The ledgers that the state's chunks are in, ascending."""
-    every = (one.source for held in state.partitions for one in held.intervals)
-    return sorted({one.pointer.ledger_id for one in every if isinstance(one, Chunk)})
+    """The ledgers that hold the state's chunks, ascending."""
+    sources = (interval.source for held in state.partitions for interval in held.intervals)
+    return sorted({source.pointer.ledger_id for source in sources if isinstance(source, Chunk)})
 
 
 def settled(
@@ -276,12 +279,13 @@ def settled(
     unnamed: Iterable[int],
     gone: Iterable[int],
 ) -> TopicState:
-    """The state with these intervals. Bodies of commits below `trimmed` are needed no more: their
-    ledgers, and those of `unnamed` without a chunk, are dropped now; `gone` ones are forgotten."""
+    """The state with these intervals. Bodies of commits below `trimmed` are not needed any more:
+    their ledgers, and those of `unnamed` without a chunk, are dropped now. The state forgets the
+    ledgers in `gone`."""
     partitions = zip(state.partitions, parts, strict=True)
     made = replace(
         state,
-        partitions=tuple(replace(p, intervals=Intervals(list(some))) for p, some in partitions),
+        partitions=tuple(replace(p, intervals=Intervals(list(part))) for p, part in partitions),
         bodies={ledger: last for ledger, last in state.bodies.items() if last >= trimmed},
     )
     still = {*chunk_ledgers(made), *made.bodies}
@@ -293,13 +297,13 @@ def settled(
 
 
 def encode_root(root: Root) -> bytes:
-    """Packed bytes. The state's head version is not among them: it is the head's own."""
+    """Packed bytes. They do not include the state's head version, as that is the head's own."""
     state = root.state
     parts = [list(held.intervals) for held in state.partitions]
     chunks = {chunk: n for n, chunk in enumerate(state.chunks())}
     held = {name: [getattr(p, name) for p in state.partitions] for name in _PARTITIONS}
-    stored = {name: [getattr(one.pointer, name) for one in chunks] for name in _POINTER}
-    stored |= {name: [getattr(one, name) for one in chunks] for name in ("segments", "rows")}
+    stored = {name: [getattr(chunk.pointer, name) for chunk in chunks] for name in _POINTER}
+    stored |= {name: [getattr(chunk, name) for chunk in chunks] for name in ("segments", "rows")}
     streams = [
         _encoded(held),
         _encoded(_interval_columns(parts, chunks)),
@@ -311,7 +315,7 @@ def encode_root(root: Root) -> bytes:
         **{name: getattr(state, name) for name in SCALARS},
         "dropped": {str(ledger): ms for ledger, ms in state.dropped.items()},
         "bodies": {str(ledger): last for ledger, last in state.bodies.items()},
-        "across": [[one.commit_id, one.number, list(one.others)] for one in state.across],
+        "across": [[last.commit_id, last.number, list(last.others)] for last in state.across],
         "last_of_app": list(state.last_of_app),
         "live": [_plain_live(held.live) for held in state.partitions if held.live is not None],
         "before": list(root.before),
@@ -325,22 +329,22 @@ def encode_root(root: Root) -> bytes:
     producers = {str(p.number): dict(p.producers) for p in state.partitions if p.producers}
     if producers:
         plain["producers"] = producers
-    rowless = {str(p.number): [list(one) for one in p.rowless] for p in state.partitions}
+    rowless = {str(p.number): [list(run) for run in p.rowless] for p in state.partitions}
     if any(rowless.values()):
-        plain["rowless"] = {number: some for number, some in rowless.items() if some}
+        plain["rowless"] = {number: runs for number, runs in rowless.items() if runs}
     head = json.dumps(plain, separators=(",", ":")).encode()
     return pack(b"".join([MAGIC, len(head).to_bytes(4, "little"), head, *streams]))
 
 
 def _plain_live(live: LiveSegment) -> dict[str, Any]:
     plain = asdict(live)
-    del plain["token"]  # software of before takes no field that it does not know
+    del plain["token"]  # older software refuses a field that it does not know
     later = ("deduplicated", "first_entry", "rows_before", "bytes_before")
-    return {name: one for name, one in plain.items() if one or name not in later}
+    return {name: value for name, value in plain.items() if value or name not in later}
 
 
 def decode_root(value: bytes) -> Root:
-    """What `encode_root` made, with head version 0. Raises errors.UnsupportedFormat."""
+    """The root that `encode_root` got, with head version 0. Raises errors.UnsupportedFormat."""
     raw = memoryview(unpack(value))
     if bytes(raw[:4]) != MAGIC:
         raise errors.UnsupportedFormat(
@@ -369,25 +373,25 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
     partitions, intervals, chunks = (_decoded(stream) for stream in streams[:3])
     pointers = zip(*(chunks[name] for name in _POINTER), strict=True)
     sizes = zip(chunks["segments"], chunks["rows"], strict=True)
-    known = [Chunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
+    stored = [Chunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
     tail = SegmentTable.decode(bytes(streams[3]))
     parts: ByPartition = [[] for _ in partitions["start_offset"]]
     for row in zip(*intervals.values(), strict=True):
         p, source, first, count, lo, hi, *rest = row
-        parts[p].append(Interval(lo, hi, _source(source, known, tail, first, count), *rest))
+        parts[p].append(Interval(lo, hi, _source(source, stored, tail, first, count), *rest))
     tokens = plain.get("tokens", {"live": {}, "end": {}})
     live = {
-        one["partition"]: LiveSegment(
-            **one, token=int(tokens["live"].get(str(one["partition"]), NO_TOKEN))
+        fields["partition"]: LiveSegment(
+            **fields, token=int(tokens["live"].get(str(fields["partition"]), NO_TOKEN))
         )
-        for one in plain["live"]
+        for fields in plain["live"]
     }
     producers, rowless = plain.get("producers", {}), plain.get("rowless", {})
     held = tuple(
         PartitionState(
             *(p, start, end, Intervals(parts[p]), live.get(p), rearranged),
             producers=producers.get(str(p), {}),
-            rowless=tuple(Rowless(*one) for one in rowless.get(str(p), ())),
+            rowless=tuple(Rowless(*run) for run in rowless.get(str(p), ())),
             end_token=int(tokens["end"].get(str(p), NO_TOKEN)),
         )
         for p, (start, end, rearranged) in enumerate(
@@ -399,7 +403,7 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
         partitions=held,
         dropped={int(ledger): ms for ledger, ms in plain["dropped"].items()},
         bodies={int(ledger): last for ledger, last in plain["bodies"].items()},
-        across=tuple(Across(one, at, tuple(others)) for one, at, others in plain["across"]),
+        across=tuple(Across(id_, at, tuple(others)) for id_, at, others in plain["across"]),
         last_of_app=(app_id, number),
         **{name: plain[name] for name in SCALARS},
     )
@@ -417,13 +421,13 @@ def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str,
     names = ("partition", "source", "first", "count", *_INTERVALS)
     columns: dict[str, list[int]] = {name: [] for name in names}
     first = 0
-    for p, some in enumerate(parts):
-        for one in some:
-            count = len(one.source) if isinstance(one.source, SegmentTable) else 0
+    for p, intervals in enumerate(parts):
+        for interval in intervals:
+            count = len(interval.source) if isinstance(interval.source, SegmentTable) else 0
             source = _TAIL if count else _HOLE
-            if isinstance(one.source, Chunk):
-                source = chunks[one.source]
-            row = (p, source, first, count, *(getattr(one, name) for name in _INTERVALS))
+            if isinstance(interval.source, Chunk):
+                source = chunks[interval.source]
+            row = (p, source, first, count, *(getattr(interval, name) for name in _INTERVALS))
             for name, value in zip(names, row, strict=True):
                 columns[name].append(value)
             first += count
@@ -432,7 +436,7 @@ def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str,
 
 def _encoded(columns: dict[str, list[int]]) -> bytes:
     """An Arrow IPC stream of 64-bit columns."""
-    batch = pa.record_batch({name: of_list(some, pa.int64()) for name, some in columns.items()})
+    batch = pa.record_batch({name: of_list(values, pa.int64()) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -446,23 +450,23 @@ def _decoded(stream: memoryview) -> dict[str, list[int]]:
     return {name: as_numpy(batch.column(name)).tolist() for name in batch.schema.names}
 
 
-# -- the record: which checkpoint counts, and what is left of the log ------------------------------
+# -- the record: the checkpoint that counts, and where the log begins ------------------------------
 #
 # At /topic-ids/<id>/checkpoint. Always true: `trimmed` <= `previous` < `next`; `next` and `trimmed`
 # only rise; commits with a number from `trimmed` on are in the log, those below are not. A root of
-# 64 KiB at most is in the record itself, a larger one is a blob. The root before it is named as
-# long as the log goes back to it, so that a root which cannot be read is not the end of the topic.
+# 64 KiB at most is in the record itself, a larger one is a blob. The record names the root before
+# it as long as the log goes back to that root, so that a topic survives a root that cannot be read.
 
 ROOT_INLINE_BYTES_MAX = 64 * 1024
 StoredRoot = bytes | BlobPointer
-"""An encoded root, or where it is."""
+"""An encoded root, or the pointer of its blob."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """`next` is the number of the first commit that the root does not have, `previous` that of the
-    checkpoint before (0: there was none), `previous_root` its root (None: there was none, or this
-    one's is in the record and cannot be lost apart from it). `intent` made it."""
+    """`next` is the number of the first commit that the root does not have, `previous` the `next`
+    of the checkpoint before (0: there was none), `previous_root` its root (None: there was none, or
+    this checkpoint's root is in the record and cannot be lost apart from it). `intent` made it."""
 
     next: int
     root: StoredRoot
@@ -472,15 +476,15 @@ class CheckpointRecord:
     intent: str = ""
 
     def root_ledgers(self) -> list[int]:
-        """The ledgers that the roots are in."""
+        """The ledgers that hold the roots."""
         roots = (self.root, self.previous_root)
-        return [one.ledger_id for one in roots if isinstance(one, BlobPointer)]
+        return [root.ledger_id for root in roots if isinstance(root, BlobPointer)]
 
 
 def following(
     before: CheckpointRecord | None, next_: int, root: StoredRoot, intent: str
 ) -> CheckpointRecord:
-    """The record that takes the place of `before`. ValueError if it would go back (hazard 6)."""
+    """The record that replaces `before`. ValueError if it would go back (hazard 6)."""
     if before is None:
         return CheckpointRecord(next_, root, intent=intent)
     if next_ <= before.next:
@@ -532,5 +536,5 @@ def _root_from_json(plain: Mapping[str, Any]) -> StoredRoot:
         return pointer_from_json(plain)
     root = b64decode(plain["inline"], validate=True)
     if payload_crc([root]) != plain["crc"]:
-        raise ValueError("the root has another checksum than the record says")
+        raise ValueError("the root's checksum differs from the one in the record")
     return root

@@ -1,12 +1,12 @@
-"""Intents: which run makes ledgers for topics, and whether it still may.
+"""Intents: the run that makes ledgers for topics, and whether it still may.
 
 Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
 commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
-multi that does the same (hazard 4). So after an intent is condemned nothing it made can come into
-a topic, and the janitor knows every ledger it can have made. Intents of queries are kept after
-their end: a zombie that mints again finds its own, ended; others for a while (intent_expiry.py).
-One query on one target has one current run: a new run's intent condemns the older one's as
-superseded, in one multi (hazard 11).
+multi that does the same (hazard 4). So after an intent is condemned none of its ledgers can come
+into a topic, and the janitor knows every ledger that it can have made. Intents of queries are kept
+after their end, so that a zombie that mints again meets its own ended intent; other intents are
+kept for a while (intent_expiry.py). One query on one target has one current run: a new run's intent
+condemns the older run's as superseded, in one multi (hazard 11).
 """
 
 import asyncio
@@ -55,21 +55,22 @@ BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
 NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
-"""Kinds of intents under which a ledger is written for one commit or one checkpoint: nothing names
-one that is CLOSED and was dropped again, so the janitor may delete it (upkeep/garbage.py)."""
+"""Kinds of intents under which a ledger is written for one commit or one checkpoint: no commit names
+such a ledger again once it is CLOSED and dropped, so the janitor may delete it
+(upkeep/garbage.py)."""
 IDS_PER_BLOCK = 8
-IDS_KEPT_S = 86_400.0  # then what is left of a block is not used: intent_expiry.py removes it
+IDS_KEPT_S = 86_400.0  # then the rest of a block is not used: intent_expiry.py removes the block
 HEARTBEAT_S = 60.0
 INTENTS_HELD_MAX = 256
-"""Intents of which a process remembers ids and heartbeats. Of one that it forgets it leaves some
-ids unused, or shows a heartbeat too many."""
+"""A process remembers ids and heartbeats of so many intents. If it forgets an intent, it leaves
+some of its ids unused, or writes a heartbeat too many."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An intent as it was read; picklable, so a driver can send it to its tasks. `version` is
-    that of its node: while it stands, the intent is in the state seen."""
+    """An intent as it was read; picklable, so a driver can send it to its tasks. `version` is that
+    of its node: the intent's state is unchanged as long as the node has this version."""
 
     id: str
     record: IntentRecord
@@ -109,8 +110,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one observer saw of an intent's heartbeat: since when, in which of the observer's
-    sessions, it has had this version."""
+    """An intent's heartbeat as one observer saw it: the version, the time since when it has had it,
+    and the observer's session then."""
 
     heartbeat: int
     since_s: float
@@ -122,7 +123,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class _Pointer:
-    """A query's pointer as it was read; absent: version None."""
+    """A query's pointer as it was read; version None: there is no pointer."""
 
     path: str
     named: QueryPointer | None = None
@@ -139,7 +140,7 @@ class _Pointer:
 
 
 class Intents:
-    """All methods raise errors.Unavailable when the metadata store does not respond."""
+    """All methods raise errors.Unavailable if the metadata store does not respond."""
 
     def __init__(self, store: MetadataStore, ledgers: LedgerStore, rng: random.Random) -> None:
         self.store = store
@@ -158,24 +159,24 @@ class Intents:
         overwrites: Sequence[str] = (),
         kind: str = QUERY,
     ) -> Intent:
-        """The open intent of a streaming query's run on `target`, made if it is not there; of kind
-        CURSOR where the target is a subscription, of kind PARTS where each task commits (parts.py).
+        """The open intent of a streaming query's run on `target`, made if it does not exist; of
+        kind CURSOR if the target is a subscription, of kind PARTS if each task commits (parts.py).
 
-        Any number of tasks may call it at once: they get the same one. The first call of a new
-        run condemns the older run's. A run condemned as stale goes on under a new generation.
-        A run that overwrites topics (by id; each of its calls names them) notes how far their logs
-        had come when it began: rows that others add from then on are not overwritten.
-        Raises errors.LedgerFenced when a newer run has taken over, errors.TopicNotFound.
+        Any number of tasks may call this at once: all get the same intent. The first call of a new
+        run condemns the older run's intent. A run that was condemned as stale goes on under a new
+        generation. A run that overwrites topics (by id; each of its calls names them) notes how far
+        their logs had come when it began: it does not overwrite rows that others add after that.
+        Raises errors.LedgerFenced if a newer run has taken over, errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
-        wanted = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
+        record = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of query {query_id}"):
             for tries in range(TRIES_MAX):
                 pointer = await self._pointer(path)
-                current = await self._current(pointer, wanted)
+                current = await self._current(pointer, record)
                 if current is not None:
                     return current
-                await self._mint_query(pointer, wanted, overwrites)
+                await self._mint_query(pointer, record, overwrites)
                 if tries:
                     await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(path)
@@ -191,8 +192,8 @@ class Intents:
         random: bool = False,
     ) -> Intent:
         """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
-        as open_query_intent; of a `random` app id, which nobody gives again, the transaction record
-        goes with the intent. Raises errors.TopicNotFound."""
+        as in open_query_intent. No other intent has a `random` app id, so its transaction record is
+        removed with the intent. Raises errors.TopicNotFound."""
         record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
         token = f"{self._rng.getrandbits(128):032x}"
         with reachable(f"opening the intent of batch job {app_id}"):
@@ -200,8 +201,8 @@ class Intents:
             return await self._open_own(f"batch-{token}", replace(record, snapshots=snapshots))
 
     async def open_system_intent(self, purpose: str, target: str) -> Intent:
-        """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): under it one
-        process makes ledgers and commits actions (TopicClient.commit_actions), and ends it."""
+        """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): one process
+        makes ledgers and commits actions under it (TopicClient.commit_actions), and ends it."""
         token = f"{self._rng.getrandbits(128):032x}"
         app_id, none = f"{purpose}-{token}", records.NO_VERSION
         record = IntentRecord(SYSTEM, app_id, token, target, w0=none, random=True)
@@ -209,7 +210,7 @@ class Intents:
             return await self._open_own(f"system-{token}", record)
 
     async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
-        """An intent that no other process can have made: its id is new."""
+        """A new intent; no other process can have made one with its id."""
         await ensure(self.store, paths.INTENTS)
         for tries in range(TRIES_MAX):
             await self._mint(intent_id, record, [])
@@ -221,7 +222,7 @@ class Intents:
         raise errors.CommitContended(f"others committed as {record.app_id} again and again")
 
     async def get(self, intent_id: str) -> Intent:
-        """The intent as it is now. Raises errors.LedgerFenced when there is none."""
+        """The intent as it is now. Raises errors.LedgerFenced if there is no such intent."""
         with reachable(f"reading intent {intent_id}"):
             node = await look_up(self.store, paths.intent(intent_id))
         if node is None:
@@ -229,18 +230,18 @@ class Intents:
         return _decoded(intent_id, node)
 
     async def recorded(self, intent: Intent) -> TxnRecord:
-        """What the transaction record of its app id and target says, not older than this call."""
+        """The transaction record of its app id and target, not older than this call."""
         path = paths.txn(escape(intent.app_id), escape(intent.target))
-        with reachable(f"reading what '{intent.app_id}' has committed"):
+        with reachable(f"reading the transaction record of '{intent.app_id}'"):
             await self.store.sync(path)
             node = await look_up(self.store, path)
         return TxnRecord() if node is None else records.decode_txn(node.value)
 
     async def heartbeat(self, intent: Intent) -> None:
-        """Raise the intent's heartbeat, at most every HEARTBEAT_S from this process.
-        The store's failures are no error: a commit would raise them."""
+        """Raises the intent's heartbeat, at most every HEARTBEAT_S from this process. Ignores
+        failures of the store, since a commit would raise them."""
         if self.store.session_state is not SessionState.CONNECTED:
-            return  # it would wait for the end of an outage, and the rows behind it
+            return  # the write, and the rows behind it, would wait for the end of an outage
         now = asyncio.get_running_loop().time()
         if now - self._beaten.get(intent.id, -HEARTBEAT_S) < HEARTBEAT_S:
             return
@@ -251,23 +252,25 @@ class Intents:
             return
 
     async def finish(self, intent_id: str) -> Intent:
-        """Set it to done if it is open: its unreferenced ledgers may go. Returns it as it ended.
-        Raises errors.LedgerFenced if absent."""
+        """Sets the intent to done if it is open: the janitor may then delete its ledgers to which
+        no segment refers. Returns the ended intent. Raises errors.LedgerFenced if there is no such
+        intent."""
         return await self._end(intent_id, IntentState.DONE, "")
 
     async def try_finish(self, intent: Intent) -> None:
-        """`finish`; where that fails the janitor ends it."""
+        """As `finish`; if that fails, the janitor ends the intent."""
         with suppress(errors.LedgerError, StoreError):
             await self.finish(intent.id)
 
     async def condemn(self, intent_id: str, why: str) -> Intent:
-        """Condemn it if it is open; returns it as it ended. Raises LedgerFenced if absent."""
+        """Condemns the intent if it is open; returns the ended intent. Raises errors.LedgerFenced
+        if there is no such intent."""
         return await self._end(intent_id, IntentState.CONDEMNED, why)
 
     async def ledger_id(self, intent: Intent) -> int:
-        """A ledger id that only this intent may use, out of a block recorded under it.
+        """A ledger id that only this intent may use, from a block that was recorded under it.
 
-        Raises errors.LedgerFenced when the intent is not open any more, errors.MetadataHeld.
+        Raises errors.LedgerFenced if the intent is not open any more, errors.MetadataHeld.
         """
         with reachable(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
@@ -290,7 +293,7 @@ class Intents:
                 await self.store.multi([check, block])
                 return ids
             except MultiFailed as failed:
-                if failed.index == 1:  # there already: a response that was lost said so
+                if failed.index == 1:  # the block is recorded: an earlier response was lost
                     return ids
                 await self.store.sync(path)
                 raise (await self.get(intent.id)).ended() from failed
@@ -320,15 +323,17 @@ class Intents:
             return _Pointer(path)
         return _Pointer(path, records.decode_query_pointer(node.value), node.version)
 
-    async def _current(self, pointer: _Pointer, wanted: IntentRecord) -> Intent | None:
-        """The run's open intent; None when one must be minted. Raises errors.LedgerFenced."""
-        if not pointer.names_run(wanted.run_id):
-            earlier = await read(self.store, paths.intent(_query_intent_id(wanted)))
+    async def _current(self, pointer: _Pointer, record: IntentRecord) -> Intent | None:
+        """The run's open intent; None if one must be minted. Raises errors.LedgerFenced."""
+        if not pointer.names_run(record.run_id):
+            earlier = await read(self.store, paths.intent(_query_intent_id(record)))
             if earlier is None:
                 return None
-            pointer = await self._pointer(pointer.path)  # it came with the intent, or after it
-            if not pointer.names_run(wanted.run_id):
-                raise _superseded(_decoded(_query_intent_id(wanted), earlier))
+            pointer = await self._pointer(
+                pointer.path
+            )  # the multi of the intent wrote it, or a later one
+            if not pointer.names_run(record.run_id):
+                raise _superseded(_decoded(_query_intent_id(record), earlier))
         assert pointer.named is not None
         intent = await self.get(pointer.named.intent)
         if not intent.open and intent.record.why != STALE:
@@ -337,7 +342,7 @@ class Intents:
 
     async def _snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
         """The number that the next commit of each topic takes, not older than this call."""
-        found = {}
+        snapshots = {}
         for topic_id in topic_ids:
             await self.store.sync(paths.topic_head(topic_id))
             node = await read(self.store, paths.topic_head(topic_id))
@@ -345,39 +350,40 @@ class Intents:
                 raise errors.TopicNotFound(
                     f"there is no topic with id {topic_id}", topic_id=topic_id
                 )
-            found[topic_id] = records.decode_head(node.value).next
-        return found
+            snapshots[topic_id] = records.decode_head(node.value).next
+        return snapshots
 
     async def _mint_query(
-        self, pointer: _Pointer, wanted: IntentRecord, overwrites: Sequence[str]
+        self, pointer: _Pointer, record: IntentRecord, overwrites: Sequence[str]
     ) -> None:
-        """Try once to make the run's next intent the query's current one."""
+        """Tries once to make the run's next intent the query's current one."""
         named = pointer.named
         operations: list[Operation] = []
-        if named is not None and named.run_id == wanted.run_id:
+        if named is not None and named.run_id == record.run_id:
             older = await self.get(named.intent)
             began = {**await self._snapshots(overwrites), **older.record.snapshots}
-            wanted = replace(wanted, generation=named.generation + 1, snapshots=began)
+            record = replace(record, generation=named.generation + 1, snapshots=began)
         else:
-            wanted = replace(wanted, snapshots=await self._snapshots(overwrites))
-        if named is not None and named.run_id != wanted.run_id:
+            record = replace(record, snapshots=await self._snapshots(overwrites))
+        if named is not None and named.run_id != record.run_id:
             older = await self.get(named.intent)
             if older.open:
                 ended = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
                 value = records.encode_intent(ended)
                 operations.append(Set(paths.intent(older.id), value, older.version))
-        intent_id = _query_intent_id(wanted)
-        target = QueryPointer(intent_id, wanted.run_id, wanted.generation)
+        intent_id = _query_intent_id(record)
+        target = QueryPointer(intent_id, record.run_id, record.generation)
         await ensure(self.store, paths.INTENTS)
         await ensure(self.store, paths.QUERIES)
-        await self._mint(intent_id, wanted, [*operations, pointer.moved_to(target)])
+        await self._mint(intent_id, record, [*operations, pointer.moved_to(target)])
 
     async def _mint(
         self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
     ) -> None:
-        """One multi: the intent with the version recorded just then as `w0`, and `others`. The
-        record of a random app id is made in it: one without an intent would stay for ever. Losing a
-        race or the response is no error: the caller looks."""
+        """Sends one multi: the intent, with the version recorded just then as `w0`, and `others`.
+        The multi also makes the transaction record of a random app id: without an intent the record
+        would stay for ever. A lost race or response is not an error: the caller reads the intent.
+        """
         txn = paths.txn(escape(record.app_id), escape(record.target))
         recorded: list[Operation]
         if record.random:
@@ -403,7 +409,7 @@ class Intents:
 
 
 def _hold(held: dict[str, T], intent_id: str, value: T) -> None:
-    """Remember it, and forget what was remembered longest ago where that is too much."""
+    """Remembers the value, and forgets the oldest one if there are too many."""
     held.pop(intent_id, None)
     held[intent_id] = value
     if len(held) > INTENTS_HELD_MAX:

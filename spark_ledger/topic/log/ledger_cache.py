@@ -1,9 +1,10 @@
-"""Open task ledgers kept from batch to batch: a thousand small batches are not a thousand ledgers.
+"""Open task ledgers kept from batch to batch: a thousand small batches need not make a thousand
+ledgers.
 
 Always true: a ledger belongs to one intent, topic and policy and is used by one task at a time;
 it is closed after 30 s idle, when it is full or old, when its query goes on under another run's
-intent, or when whoever asked for it went away while it was made. A cache belongs to one process
-and one cluster. What fails to close stays for the janitor.
+intent, or when the task that asked for it was cancelled while the ledger was made. A cache belongs
+to one process and one cluster. A ledger that cannot be closed stays for the janitor.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerKey:
-    """Two tasks may use one ledger after the other only if these are equal (hazard 22)."""
+    """Two tasks may use a ledger one after the other only if their keys are equal (hazard 22)."""
 
     intent_id: str
     topic_id: str
@@ -43,7 +44,7 @@ class LedgerKey:
 
 @dataclass(slots=True, eq=False)
 class TaskLedger:
-    """An open ledger with what decides about its roll."""
+    """An open ledger with the values that decide when it is rolled."""
 
     key: LedgerKey
     app_id: str
@@ -64,7 +65,7 @@ class TaskLedger:
 
 
 class LedgerCache:
-    """On one event loop."""
+    """Keeps open task ledgers. For one event loop."""
 
     def __init__(self, ledgers: LedgerStore, intents: Intents) -> None:
         self._ledgers = ledgers
@@ -75,8 +76,8 @@ class LedgerCache:
     async def acquire(
         self, topic_id: str, policies: TopicPolicies, intent: Intent, *, new: bool = False
     ) -> TaskLedger:
-        """An open ledger for one task, an idle one if there is any; `new`: one that nothing was
-        written to. Give it back by `release`, or `discard` it.
+        """An open ledger for one task, an idle one if there is any; `new`: an empty one. Give it
+        back by `release`, or `discard` it.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
         """
@@ -102,8 +103,8 @@ class LedgerCache:
             self._expire(next(iter(self._idle)))
 
     def retire(self, intent_id: str) -> None:
-        """Close the intent's idle ledgers: what it writes from now on goes to others."""
-        for ledger in [one for one in self._idle if one.key.intent_id == intent_id]:
+        """Close the intent's idle ledgers: later writes of the intent go to new ones."""
+        for ledger in [idle for idle in self._idle if idle.key.intent_id == intent_id]:
             self._expire(ledger)
 
     def discard(self, ledger: TaskLedger) -> None:
@@ -111,7 +112,7 @@ class LedgerCache:
         self._aside(ledger.writer.ledger_id, ledger.writer.close)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Close every idle ledger and wait, so long at most, for all that are being closed."""
+        """Close every idle ledger and wait, `timeout_s` at most, for all that are being closed."""
         for ledger in list(self._idle):
             self._expire(ledger)
         with suppress(TimeoutError):
@@ -139,7 +140,7 @@ class LedgerCache:
                 durability=policies.durability,
                 ledger_id=ledger_id,
             )
-        except asyncio.CancelledError:  # it may be made all the same, unknown to this process
+        except asyncio.CancelledError:  # the ledger may be made all the same
             self._aside(ledger_id, partial(self._ledgers.recover, ledger_id))
             raise
         except errors.NotEnoughBookies as failure:
@@ -148,13 +149,14 @@ class LedgerCache:
     async def _with_policy(
         self, failure: errors.NotEnoughBookies, key: LedgerKey
     ) -> errors.NotEnoughBookies:
-        """The failure with who asks for so many bookies, where fewer are writable; how to ask for
-        fewer only if there never were so many: one that is down is to be started."""
+        """The failure, with the policy or the write that asks for so many bookies if fewer are
+        writable. Its remedy names a smaller ensemble only if there never were so many bookies: a
+        bookie that is down should be started."""
         listed, size = failure.facts.get("writable"), key.policies.ensemble_size
         if not isinstance(listed, list) or len(listed) >= size:
             return failure
         with suppress(StoreError, errors.UnsupportedFormat):
-            known = await self._ledgers.cluster.directory.known()
+            bookies = await self._ledgers.cluster.directory.known()
             node = await read(self._ledgers.metadata, paths.topic(key.topic_id))
             if node is None:
                 return failure
@@ -164,9 +166,11 @@ class LedgerCache:
             why, fewer = f"policy ensemble_size of topic '{name}' is {size}", "write with fewer"
             if size != other:
                 why = f"this write asks for {size}, policy ensemble_size of '{name}' is {other}"
-            elif 0 < known < size:
-                fewer = _fewer(name, key.policies, known)
-            remedy = failure.remedy if known >= size else f"Start the missing bookies, or {fewer}."
+            elif 0 < bookies < size:
+                fewer = _fewer(name, key.policies, bookies)
+            remedy = (
+                failure.remedy if bookies >= size else f"Start the missing bookies, or {fewer}."
+            )
             return errors.NotEnoughBookies(f"{failure.what}; {why}", remedy, **failure.facts)
         return failure
 

@@ -33,13 +33,13 @@ class TopicName:
 
     @property
     def short(self) -> str:
-        """What a user types: the bare name in the default namespace, else the full name."""
+        """The name that a user types: bare in the default namespace, else the full name."""
         default = (self.tenant, self.namespace) == (DEFAULT_TENANT, DEFAULT_NAMESPACE)
         return self.name if default else self.full
 
     @property
     def path(self) -> str:
-        """Where the metadata store keeps the topic's id."""
+        """The path of the node with the topic's id."""
         return paths.topic_name(self.tenant, self.namespace, self.name)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class TopicName:
 def parse_topic(text: str) -> TopicName:
     """The topic that `text` names: `name`, `tenant/namespace/name`, or that with the scheme.
 
-    Raises errors.TopicNameInvalid, TypeError for what is no text.
+    Raises errors.TopicNameInvalid, TypeError if it is not text.
     """
     if not isinstance(text, str):
         raise TypeError(f"a topic's name is text, not {text!r}")
@@ -72,10 +72,10 @@ def _good(part: str) -> bool:
 
 def of_partition(topic: TopicName) -> tuple[TopicName, int] | None:
     """The topic and the number, if the name is that of a partition."""
-    found = _PARTITION.fullmatch(topic.name)
-    if found is None:
+    match = _PARTITION.fullmatch(topic.name)
+    if match is None:
         return None
-    return TopicName(topic.tenant, topic.namespace, found[1]), int(found[2])
+    return TopicName(topic.tenant, topic.namespace, match[1]), int(match[2])
 
 
 def parse_namespace(text: str) -> tuple[str, str]:

@@ -1,9 +1,9 @@
-"""What a topic asks of the ledgers that hold it, and how long it keeps its rows.
+"""Policies: quorums, durability and sizes of a topic's ledgers, and how long it keeps its rows.
 
 Always true: E >= Qw >= Qa >= 1; times and sizes are positive; None keeps rows for ever. Policies
 can be changed later: quorums, durability and rolling then hold for ledgers made after the change.
-A topic keeps what was set on it (its own policies); the rest is its namespace's, as that is now,
-and else the default. The three quorums are set together, so that they always fit each other.
+A topic keeps the policies that were set on it (its own); the others are those that its namespace
+has now, or else the defaults. The three quorums are set together, so that they always fit.
 Two task ledgers are interchangeable only if their policies are equal, so the policies are part of
 the ledger cache's key.
 """
@@ -19,8 +19,8 @@ from spark_ledger import errors
 DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
 OWN_ROLL_S_MAX = 4 * 3600
-"""Roll age at most of ledgers that no task writes, whatever the policies say of those of tasks: the
-live ledgers of brokers, and cursors. Maintenance takes an older one that is open for abandoned, and
+"""The largest roll age of ledgers that no task writes (live ledgers of brokers, cursors), whatever
+the policies set for tasks' ledgers. Maintenance counts an older open ledger as abandoned, and
 fences it (garbage.open_ms_max)."""
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
@@ -32,24 +32,25 @@ SWITCHED = ("merging", "deduplication", "partitioned")
 ENSEMBLE_SIZE = "ensemble_size"
 QUORUMS = (ENSEMBLE_SIZE, "write_quorum", "ack_quorum")
 FIXED = "partitioned"
-"""Always a topic's own: what it is to clients does not change under them."""
+"""Always a topic's own, so that a change of the namespace does not change the topic for clients."""
 INHERIT = "inherit"
-"""The value of a change by which a policy is set no more."""
+"""The value of a change that unsets a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """Quorums, durability, and when a task ledger is rolled (whichever comes first).
+    """Quorums, durability, and the limits at which a task ledger is rolled (the first that is
+    reached).
 
-    `retention_ms`: rows committed longer ago may go. `retention_bytes`: of each partition the
-    oldest rows beyond so many bytes may go. Whole segments go, and none that a subscription
-    still holds. `delete_delay_ms`: how long what no commit refers to any more stays on the
-    bookies, so that reads planned before still find it; at least as long as the longest read.
-    `merging`: the cluster's maintenance merges small segments without being asked (upkeep.py).
-    `deduplication`: of a Pulsar producer's messages none is stored twice (live_writer.py).
-    `partitioned`: false of a topic that has one partition and shall not grow, which Pulsar's
-    clients then take for one without partitions. `on_lost_rows`: what a broker's consumers do at
-    rows that no bookie has any more: `pause` in that partition, or `skip` them."""
+    `retention_ms`: maintenance may trim rows that were committed longer ago. `retention_bytes`:
+    maintenance may trim the oldest rows of a partition beyond so many bytes. It trims whole
+    segments, and none that a subscription still holds. `delete_delay_ms`: how long ledgers to which
+    no commit refers any more stay on the bookies, so that reads planned before still find them; at
+    least as long as the longest read. `merging`: the cluster's maintenance merges small segments
+    without a request (upkeep.py). `deduplication`: no message of a Pulsar producer is stored twice
+    (live_writer.py). `partitioned`: false of a topic that has one partition and must not grow;
+    Pulsar's clients treat it as a topic without partitions. `on_lost_rows`: what a broker's
+    consumers do at rows that no bookie has any more: `pause` in that partition, or `skip` them."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -77,10 +78,10 @@ class TopicPolicies:
 
 @dataclass(frozen=True, slots=True)
 class NamespacePolicies:
-    """What a namespace says of its topics: `topics` are policies by name, which a topic's own
-    override. `auto_create`: whether a broker makes a topic that a client
-    names, with `auto_create_partitions` (0: one that is not partitioned); None: as the broker's
-    settings say."""
+    """The policies of a namespace: `topics` are policies of its topics by name; a topic's own
+    policies override them. `auto_create`: whether a broker makes a topic that a client names, with
+    `auto_create_partitions` (0: a topic that is not partitioned); None: the broker's settings
+    decide."""
 
     auto_create: bool | None = None
     auto_create_partitions: int | None = None
@@ -100,7 +101,7 @@ class NamespacePolicies:
             )
 
     def changed(self, changes: Mapping[str, Any]) -> "NamespacePolicies":
-        """With these by name. Raises errors.BadConfig."""
+        """The policies with these changes, by name. Raises errors.BadConfig."""
         _check_names("a namespace", changes, (*NAMESPACE_NAMES, *NAMES))
         unset = [name for name, value in changes.items() if value == INHERIT]
         given = {name: value for name, value in changes.items() if value != INHERIT}
@@ -111,12 +112,12 @@ class NamespacePolicies:
 
 
 NAMESPACE_NAMES = ("auto_create", "auto_create_partitions")
-NAMES = tuple(one.name for one in fields(TopicPolicies))
+NAMES = tuple(policy.name for policy in fields(TopicPolicies))
 
 
 def changed(policies: TopicPolicies, changes: Mapping[str, Any]) -> TopicPolicies:
-    """The policies with these changes, by name. Raises errors.BadConfig for an unknown name or a
-    value that does not hold; nothing is half changed."""
+    """The policies with all of these changes, by name. Raises errors.BadConfig for an unknown name
+    or an invalid value."""
     _check_names("a topic", changes, NAMES)
     return replace(policies, **changes)
 
@@ -132,17 +133,17 @@ def _check_names(what: str, changes: Iterable[str], names: Sequence[str]) -> Non
 
 
 def own_names(set_: Iterable[str]) -> tuple[str, ...]:
-    """Which policies are a topic's own where these were set on it."""
-    found = {FIXED, *set_}
-    if not found.isdisjoint(QUORUMS):
-        found.update(QUORUMS)
-    return tuple(name for name in NAMES if name in found)
+    """The names of a topic's own policies if these were set on it."""
+    own = {FIXED, *set_}
+    if not own.isdisjoint(QUORUMS):
+        own.update(QUORUMS)
+    return tuple(name for name in NAMES if name in own)
 
 
 def effective(
     kept: TopicPolicies, own: Iterable[str], namespace: NamespacePolicies | None
 ) -> TopicPolicies:
-    """What a topic has that keeps `kept`, of which only `own` were set on it."""
+    """The policies of a topic whose record has `kept`; only those in `own` were set on it."""
     inherited = TopicPolicies(**(namespace.topics if namespace is not None else {}))
     return replace(inherited, **{name: getattr(kept, name) for name in own})
 
@@ -153,8 +154,8 @@ def changed_own(
     namespace: NamespacePolicies | None,
     changes: Mapping[str, Any],
 ) -> tuple[TopicPolicies, tuple[str, ...]]:
-    """As `effective`: what is kept, and which are the topic's own, with these changes. Raises
-    errors.BadConfig."""
+    """The policies for the topic's record, and the names of its own ones, after these changes; the
+    arguments as of `effective`. Raises errors.BadConfig."""
     _check_names("a topic", changes, NAMES)
     given = {name: value for name, value in changes.items() if value != INHERIT}
     unset = changes.keys() - given.keys()
@@ -171,16 +172,16 @@ def to_json(policies: TopicPolicies) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> TopicPolicies:
-    """Fields of a later version that this one does not know are left out."""
+    """Leaves out the fields of a later version that this one does not know."""
     return TopicPolicies(**{name: value for name, value in plain.items() if name in NAMES})
 
 
 def _check(name: str, value: object) -> None:
     if name in TEXTS:
         if value not in CHOICES[name]:
-            choices = " or ".join(f"{name}={one}" for one in CHOICES[name])
+            choices = " or ".join(f"{name}={choice}" for choice in CHOICES[name])
             raise errors.BadConfig(
-                f"{name} '{value}' is none of {CHOICES[name]}", f"Give {choices}."
+                f"{name} '{value}' is not one of {CHOICES[name]}", f"Give {choices}."
             )
     elif value is None and name in OPTIONAL:
         return
@@ -209,17 +210,17 @@ def _allowed(name: str) -> str:
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_S = {unit: ms // 1000 for unit, ms in _UNITS_MS.items() if ms >= 1000}
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_UNITS_BYTES |= {unit[0].lower(): size for unit, size in _UNITS_BYTES.items()}  # as Spark says them
+_UNITS_BYTES |= {unit[0].lower(): size for unit, size in _UNITS_BYTES.items()}  # Spark's
 _AMOUNT = re.compile(r"(\d+)\s*([A-Za-z]*)")
 
 
 def value_of_text(name: str, text: str) -> Any:
-    """A policy's value as a user types it: a number, with a unit where it is a time (500ms, 30s,
-    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for ever,
-    `inherit` sets it no more.
+    """A policy's value from the text that a user types: a number, with a unit if it is a time
+    (500ms, 30s, 90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for
+    ever, `inherit` unsets the policy.
 
-    Raises errors.BadConfig. Whether there is such a policy, and the value holds, is decided where
-    it is used.
+    Raises errors.BadConfig. The functions that set policies check that there is such a policy and
+    that its value is valid.
     """
     if text.lower() == INHERIT:
         return INHERIT
@@ -234,11 +235,11 @@ def value_of_text(name: str, text: str) -> Any:
     if text.lower() == "none" and name in OPTIONAL:
         return None
     units = _units(name)
-    found = _AMOUNT.fullmatch(text.strip())
-    if found is None or (found[2] and found[2] not in units):
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or (match[2] and match[2] not in units):
         kinds = f"a number, or one with {', '.join(units)}" if units else "a number"
         raise errors.BadConfig(f"{name} cannot be '{text}'", f"Give {kinds}.")
-    return int(found[1]) * (units[found[2]] if found[2] else 1)
+    return int(match[1]) * (units[match[2]] if match[2] else 1)
 
 
 def _units(name: str) -> Mapping[str, int]:

@@ -1,10 +1,10 @@
 """The topic layer's records in the metadata store: JSON objects, readable with any client.
 
-Always true: every record says the lowest version of the reader and of the writer that may use it
-(`min_reader`, `min_writer`). A record that asks for more than this version, an action it does not
-know, or bytes that are no such record raise errors.UnsupportedFormat: nothing is skipped, for an
-action left out would move every later offset (hazard 17). Unknown *fields* are allowed: what must
-not be ignored raises `min_reader`.
+Always true: every record has the lowest version of the reader and of the writer that may use it
+(`min_reader`, `min_writer`). A record that needs a later version than this one, an action that this
+version does not know, or malformed bytes raise errors.UnsupportedFormat: nothing is skipped, for an
+action left out would move every later offset (hazard 17). Unknown *fields* are allowed: a field
+that readers must not ignore comes with a higher `min_reader`.
 
 docs/topics.md shows every record.
 """
@@ -29,14 +29,14 @@ _COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent",
 
 READER_VERSION = 3
 WRITER_VERSION = 3
-"""Of this software."""
+"""The versions of this software."""
 FIRST_VERSION = 1
-"""What a record asks for where nothing is said."""
+"""The version that a record needs by default."""
 COUNTED_VERSION = 2
-"""What a commit with a `counted` segment asks for, and every later one of its topic."""
+"""The version that a commit with a `counted` segment needs, and every later commit of its topic."""
 CONTINUED_VERSION = 3
-"""Likewise where a ledger has more than one live segment, one after the other, or offsets of chunks
-have no row: an older writer's checkpoint would forget which."""
+"""The same for a ledger with more than one live segment, one after the other, and for offsets of
+chunks without a row: an older writer's checkpoint would lose them."""
 NO_VERSION = -1  # of a transaction: nothing committed yet
 NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
 
@@ -54,8 +54,9 @@ class IntentState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """/topic-ids/<id>: what was fixed when the topic was created. Partitions grow in its log. Of
-    the policies `own` were set on the topic; the others are what its namespace said then."""
+    """/topic-ids/<id>: the values that were fixed when the topic was created. Partitions grow in
+    its log. The policies named in `own` were set on the topic; the others are those that its
+    namespace had then."""
 
     name: str
     partitions: int
@@ -65,8 +66,9 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits.
-    `turn` is the commit that asks the others to let it go first (commit/views.py), "" for none."""
+    """/topic-ids/<id>/head: the number that the next commit takes. Only head serializes commits.
+    `turn` is the commit that asks the others to let it go first (commit/views.py), "" if there is
+    none."""
 
     next: int
     life: TopicLife = TopicLife.OPEN
@@ -75,10 +77,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """/topic-ids/<id>/log/<n>, or where that points to. Holds no offsets of what it adds: a loser
-    of the race for n commits it as it is. `others` are the other topics of a commit over several,
-    `user_metadata` a text of the user's; `body_ledger` is the ledger that the body was read from,
-    None if it is in the node."""
+    """/topic-ids/<id>/log/<n>, or the body to which that node points. It has no offsets of the rows
+    that it adds: a loser of the race for n commits it unchanged under another number. `others` are
+    the other topics of a commit over several, `user_metadata` is a text of the user; `body_ledger`
+    is the ledger from which the body was read, None if the body is in the node."""
 
     commit_id: str
     app_id: str
@@ -103,7 +105,7 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True)
 class TopicRows:
-    """What a commit brought into one topic: under which number, how many rows of each partition."""
+    """A commit's number in one topic, and the rows that it added to each partition."""
 
     number: int = NO_COMMIT
     rows: Mapping[int, int] = field(default_factory=dict)
@@ -111,7 +113,7 @@ class TopicRows:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of a query's batch: how many rows it has, and what they are (fingerprint.py)."""
+    """The number of rows of a query's batch, and their fingerprint (fingerprint.py)."""
 
     rows: int = 0
     fingerprint: str = ""
@@ -119,10 +121,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
-    """/txns/<app id>/<target>: the highest version committed, by which run, where, how many rows
-    of each partition. `commit_id` tells the commit whose response was lost. A commit over several
-    topics has those after the first in `others`. Rows are left out where the record would be
-    larger than TXN_BYTES_MAX. `content` is what a query's batch had in all."""
+    """/txns/<app id>/<target>: the highest committed version, with its run, topic, number and rows
+    by partition. A commit whose response was lost knows its own record by `commit_id`. A commit
+    over several topics has those after the first in `others`. Rows are left out if the record
+    would be larger than TXN_BYTES_MAX. `content` is that of a query's whole batch."""
 
     version: int = NO_VERSION
     run_id: str = ""
@@ -134,16 +136,16 @@ class TxnRecord:
     content: Content | None = None
 
     def topics(self) -> dict[str, TopicRows]:
-        """By topic id; empty where nothing was committed."""
+        """By topic id; empty if nothing was committed."""
         first = {self.topic_id: TopicRows(self.number, self.rows)} if self.topic_id else {}
         return {**first, **self.others}
 
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
-    """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
-    `snapshots` the number that the next commit had in each topic that it is to overwrite. A
-    `random` app id is this intent's own, which is never named again."""
+    """/intents/<id>. `w0` is the version that was recorded for (app id, target) when the intent was
+    made; `snapshots` are the numbers of the next commit then of each topic that the run is to
+    overwrite. No other intent ever has a `random` app id."""
 
     kind: str  # "query", "parts", "batch", "cursor" or "system"
     app_id: str
@@ -202,7 +204,7 @@ def encode_namespace(namespace: NamespacePolicies) -> bytes:
 
 
 def decode_namespace(value: bytes) -> NamespacePolicies:
-    """Of a namespace that only has topics the value is empty."""
+    """The value of a namespace that was made only for its topics is empty."""
 
     def build(plain: dict[str, Any]) -> NamespacePolicies:
         topics = {k: v for k, v in plain["topics"].items() if k in NAMES}
@@ -243,21 +245,22 @@ def encode_commit(commit: Commit) -> bytes:
     return dump({"min_reader": needed, **plain})
 
 
-def needed_by(some: Iterable[Action]) -> int:
-    """The version that the actions ask of readers and of later writers."""
-    some = tuple(some)
-    brought = [s for action in some for s in actions.segments_of(action) if s.counted]
-    rowless = any(isinstance(one, SealLive) and one.rowless.number for one in some)
-    if rowless or _continues(some) or any(segment.rows_before for segment in brought):
+def needed_by(of_commit: Iterable[Action]) -> int:
+    """The version that readers and later writers need for a commit's actions."""
+    of_commit = tuple(of_commit)
+    counted = [s for action in of_commit for s in actions.segments_of(action) if s.counted]
+    seals = (action for action in of_commit if isinstance(action, SealLive))
+    rowless = any(seal.rowless.number for seal in seals)
+    if rowless or _continues(of_commit) or any(segment.rows_before for segment in counted):
         return CONTINUED_VERSION
-    return COUNTED_VERSION if brought else FIRST_VERSION
+    return COUNTED_VERSION if counted else FIRST_VERSION
 
 
-def _continues(some: Sequence[Action]) -> bool:
+def _continues(of_commit: Sequence[Action]) -> bool:
     """Whether a live segment begins in a ledger that had one before."""
-    sealed = {one.ledger_id for one in some if isinstance(one, SealLive)}
-    opens = (one for one in some if isinstance(one, OpenLive))
-    return any(one.first_entry or one.ledger_id in sealed for one in opens)
+    sealed = {action.ledger_id for action in of_commit if isinstance(action, SealLive)}
+    opens = (action for action in of_commit if isinstance(action, OpenLive))
+    return any(opened.first_entry or opened.ledger_id in sealed for opened in opens)
 
 
 def encode_spilled(spilled: Spilled) -> bytes:
@@ -265,7 +268,7 @@ def encode_spilled(spilled: Spilled) -> bytes:
 
 
 def decode_commit(value: bytes) -> Commit | Spilled:
-    """A commit, or where its body is. Raises errors.UnsupportedFormat."""
+    """A commit, or the pointer to its body. Raises errors.UnsupportedFormat."""
 
     def build(plain: dict[str, Any]) -> Commit | Spilled:
         if "body" in plain:
@@ -281,7 +284,7 @@ def decode_commit(value: bytes) -> Commit | Spilled:
 
 
 def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
-    """Raises KeyError, TypeError or ValueError when `plain` is no pointer."""
+    """Raises KeyError, TypeError or ValueError if `plain` is not a pointer."""
     return BlobPointer(**{name: int(at) for name, at in _fields(BlobPointer, plain).items()})
 
 
@@ -289,7 +292,7 @@ def encode_txn(record: TxnRecord) -> bytes:
     value = _txn_bytes(record)
     if len(value) <= TXN_BYTES_MAX:
         return value
-    others = {topic: TopicRows(one.number) for topic, one in record.others.items()}
+    others = {topic: TopicRows(rows.number) for topic, rows in record.others.items()}
     return _txn_bytes(replace(record, rows={}, others=others))
 
 
@@ -301,8 +304,8 @@ def decode_txn(value: bytes) -> TxnRecord:
             **{name: plain[name] for name in _TXN_PLAIN},
             rows=_rows_from_json(plain["rows"]),
             others={
-                topic: TopicRows(one["number"], _rows_from_json(one["rows"]))
-                for topic, one in others.items()
+                topic: TopicRows(rows["number"], _rows_from_json(rows["rows"]))
+                for topic, rows in others.items()
             },
         )
 
@@ -321,8 +324,8 @@ def decode_intent(value: bytes) -> IntentRecord:
     def build(plain: dict[str, Any]) -> IntentRecord:
         state = IntentState(plain["state"])
         snapshots = {topic: int(next_) for topic, next_ in plain.get("snapshots", {}).items()}
-        known = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
-        return IntentRecord(**{**known, "state": state})
+        fields = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
+        return IntentRecord(**{**fields, "state": state})
 
     return load(value, "intent", build)
 
@@ -348,8 +351,8 @@ def _txn_bytes(record: TxnRecord) -> bytes:
     plain["rows"] = _rows_to_json(record.rows)
     if record.others:
         plain["others"] = {
-            topic: {"number": one.number, "rows": _rows_to_json(one.rows)}
-            for topic, one in record.others.items()
+            topic: {"number": brought.number, "rows": _rows_to_json(brought.rows)}
+            for topic, brought in record.others.items()
         }
     if record.content is not None:
         plain["content"] = asdict(record.content)
@@ -369,13 +372,14 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump(plain: Mapping[str, Any]) -> bytes:
-    """A record's JSON, which the first version reads and writes unless it says another."""
+    """A record's JSON. The first version may read and write it, unless `plain` has a later one."""
     versions = {"min_reader": FIRST_VERSION, "min_writer": FIRST_VERSION}
     return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
 
 def load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
-    """What `build` makes of a record's JSON. Raises UnsupportedFormat, which names `what`."""
+    """The value that `build` makes of a record's JSON. Raises UnsupportedFormat, which names
+    `what`."""
     try:
         plain = json.loads(value)
         needed = int(plain["min_reader"])

@@ -1,4 +1,5 @@
-"""Placed segments in columns: what a topic of a million segments is kept, sent and stored as.
+"""Placed segments in columns: the form in which up to a million segments of a topic are kept, sent
+and stored.
 
 Always true: a table does not change; its rows are by partition, then by base, and the offsets of a
 partition's rows do not overlap. A row costs some 100 bytes in memory and 20 stored; a part of a
@@ -46,15 +47,15 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("shared", pa.bool_()),
     ("filter_entry", pa.int64()),
     ("inline", pa.list_(pa.binary())),
-    ("times", pa.list_(pa.int64())),  # rows, ms, rows, ms, ... of a merged one
+    ("times", pa.list_(pa.int64())),  # rows, ms, rows, ms, ... of a merged segment
     ("rows_before", pa.int64()),
-    ("tokens", pa.list_(pa.int64())),  # one of all rows; or rows, token, rows, token, ...
+    ("tokens", pa.list_(pa.int64())),  # the token of all rows; or rows, token, rows, token, ...
 )
 _LATER = ("rows_before", "tokens")
-"""Stored where one of them has a value."""
-JOINED_MAX = 4096  # segments of a stretch that is made by joining
+"""Columns that are stored only if a segment has a value there."""
+JOINED_MAX = 4096  # segments at most of a stretch that is joined from several
 OBJECTS_AT_ONCE = 1024
-ROWS_ALONE_MAX = 2048  # up to here Arrow's threads take longer to wake than one does all the work
+ROWS_ALONE_MAX = 2048  # for so few rows Arrow's threads wake slower than one thread does the work
 BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
 DECODED_BYTES_MAX = 1 << 30  # some ten million segments
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
@@ -67,7 +68,7 @@ def _numbers(name: str) -> "cached_property[Longs]":
 
 
 class SegmentTable:
-    """Made by `of`, `joined`, `decode`, or as a part of another."""
+    """Made by `of`, `joined`, `decode`, or as a part of another table."""
 
     partitions = _numbers("partition")
     bases = _numbers("base")
@@ -79,13 +80,13 @@ class SegmentTable:
     min_ms = _numbers("min_ms")
     """When the first row of each segment was written, by its writer's clock."""
     ledgers = _numbers("ledger")
-    """INLINE where a segment is in the commit itself."""
+    """INLINE if a segment is in the commit itself."""
     versions = _numbers("version")
-    """No older record of the segment's ledger may be used to read it."""
+    """The oldest version of the ledger's record by which the segment may be read."""
     filter_entries = _numbers("filter_entry")
-    """Where the fingerprints of a segment's keys are, NO_ENTRY if there are none."""
+    """The entry with the filter of a segment's keys, NO_ENTRY if there is no filter."""
     rows_before = _numbers("rows_before")
-    """The rows of its ledger before each segment that is counted."""
+    """The rows before each counted segment in its ledger."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
@@ -93,7 +94,7 @@ class SegmentTable:
     @classmethod
     def of(cls, placed: Iterable[PlacedSegment]) -> "SegmentTable":
         """The segments, put in order."""
-        rows = sorted(placed, key=lambda one: (one.segment.partition, one.base))
+        rows = sorted(placed, key=lambda row: (row.segment.partition, row.base))
         columns = list(zip(*map(_row, rows), strict=True)) or [()] * len(_COLUMNS)
         arrays = [
             of_list(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)
@@ -113,10 +114,10 @@ class SegmentTable:
 
     @classmethod
     def after_each_other(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
-        """All rows of the tables as they come: the order is the caller's."""
+        """All rows of the tables in the given order; the caller has to order them."""
         if len(tables) == 1:
             return tables[0]
-        whole = pa.Table.from_batches([one.batch for one in tables], SCHEMA).combine_chunks()
+        whole = pa.Table.from_batches([table.batch for table in tables], SCHEMA).combine_chunks()
         batches = whole.to_batches()
         return cls(batches[0] if batches else cls.of(()).batch)
 
@@ -142,20 +143,21 @@ class SegmentTable:
         return self.bases + self.rows
 
     def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
-        """Of the offsets [lo, hi), which the table has without a hole: how many rows were committed
-        together, and when, in order; neighbours have different times."""
+        """The commit times of the offsets [lo, hi), which the table has without a hole: runs of
+        rows that were committed together, and the time of each run, in order; neighbours have
+        different times."""
         column = self.batch.column("times")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
         own = np.diff(offsets) // 2
-        each = np.maximum(own, 1)
-        rows, times = np.repeat(self.rows, each), np.repeat(self.commits_ms, each)
-        several = np.repeat(own > 0, each)
+        counts = np.maximum(own, 1)
+        rows, times = np.repeat(self.rows, counts), np.repeat(self.commits_ms, counts)
+        several = np.repeat(own > 0, counts)
         rows[several], times[several] = flat[::2], flat[1::2]
         return _within(int(self.bases[0]), rows, times, lo, hi)
 
     def token_of(self, partition: int, offset: int) -> int:
-        """The token of the commit that made the row at the offset, which the table has."""
+        """The token of the commit that made the row at the offset. The table has this row."""
         i, _ = self.places(partition, offset, offset + 1)
         column = self.batch.column("tokens")
         flat = column[i].as_py()
@@ -165,51 +167,51 @@ class SegmentTable:
         return int(tokens[0])
 
     def commit_tokens(self, lo: int, hi: int) -> tuple[Longs, Longs]:
-        """Of the offsets [lo, hi), which the table has without a hole: how many rows one commit
-        made, and its token, in order; neighbours have different tokens."""
+        """The tokens of the offsets [lo, hi), which the table has without a hole: runs of rows that
+        one commit made, and its token, in order; neighbours have different tokens."""
         column = self.batch.column("tokens")
         offsets = as_numpy(column.offsets)
         flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
         lengths = np.diff(offsets)
         runs = lengths // 2
-        each = np.maximum(runs, 1)
+        counts = np.maximum(runs, 1)
         alone = np.full(len(self), NO_TOKEN, dtype=np.int64)
         alone[lengths == 1] = flat[(offsets[:-1] - offsets[0])[lengths == 1]]
-        rows, tokens = np.repeat(self.rows, each), np.repeat(alone, each)
-        several, listed = np.repeat(runs > 0, each), flat[np.repeat(runs > 0, lengths)]
+        rows, tokens = np.repeat(self.rows, counts), np.repeat(alone, counts)
+        several, listed = np.repeat(runs > 0, counts), flat[np.repeat(runs > 0, lengths)]
         rows[several], tokens[several] = listed[::2], listed[1::2]
         return _within(int(self.bases[0]), rows, tokens, lo, hi)
 
     @cached_property
     def shared(self) -> npt.NDArray[np.bool_]:
         """Whether a segment has entries that hold rows of other partitions too."""
-        found: npt.NDArray[np.bool_] = as_numpy(self.batch.column("shared"))
-        return found
+        shared: npt.NDArray[np.bool_] = as_numpy(self.batch.column("shared"))
+        return shared
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """Which segments list no rows of their entries: the entries' headers count them."""
-        found: npt.NDArray[np.bool_] = np.diff(self._entry_rows[0]) == 0
-        return found
+        """Whether a segment lists no rows of its entries: the entries' headers count them."""
+        counted: npt.NDArray[np.bool_] = np.diff(self._entry_rows[0]) == 0
+        return counted
 
     def inline_payload(self, i: int, entry: int) -> bytes:
         """The payload of an entry of an inline segment."""
-        found: bytes = self.batch.column("inline")[i][entry].as_py()
-        return found
+        payload: bytes = self.batch.column("inline")[i][entry].as_py()
+        return payload
 
     @cached_property
     def last_entries(self) -> Longs:
         """The last entry of each segment."""
         entries = self.batch.column("entries")
-        found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[1:] - 1]
-        return found
+        lasts: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[1:] - 1]
+        return lasts
 
     @cached_property
     def first_entries(self) -> Longs:
         """The first entry of each segment."""
         entries = self.batch.column("entries")
-        found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[:-1]]
-        return found
+        firsts: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[:-1]]
+        return firsts
 
     @cached_property
     def entry_counts(self) -> Longs:
@@ -218,8 +220,8 @@ class SegmentTable:
         return np.where(self.counted, self.last_entries + 1 - self.first_entries, listed)
 
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
-        """The first offset of segment `i`, and the rows of each of its entries; of all together
-        where it is counted."""
+        """The first offset of segment `i`, and the number of rows of each of its entries; of a
+        counted segment the number of all its rows."""
         if self.counted[i]:
             return int(self.bases[i]), self.rows[i : i + 1]
         offsets, values = self._entry_rows
@@ -235,8 +237,8 @@ class SegmentTable:
         return self.part(*self.places(partition, lo, hi))
 
     def places(self, partition: int, lo: int, hi: int) -> tuple[int, int]:
-        """Where those of `between` are in this table: first, end (exclusive)."""
-        kind = self.partitions.dtype  # of both, or numpy converts the column at each search
+        """The rows of this table with the segments of `between`: first, end (exclusive)."""
+        kind = self.partitions.dtype  # with another type numpy would convert the column each time
         first, last = np.searchsorted(
             self.partitions, np.array([partition, partition + 1], dtype=kind)
         )
@@ -250,7 +252,7 @@ class SegmentTable:
         return int(first) + start, int(first) + max(start, end)
 
     def part(self, start: int, end: int) -> "SegmentTable":
-        """Rows start to end (exclusive), sharing the memory."""
+        """A table of rows start to end (exclusive) that shares this one's memory."""
         if start == 0 and end == len(self):
             return self
         return SegmentTable(self.batch.slice(start, end - start))
@@ -268,14 +270,14 @@ class SegmentTable:
             "rows_before": bool(self.rows_before.any()),
             "tokens": len(self.batch.column("tokens").flatten()) > 0,
         }
-        schema = pa.schema([one for one in SCHEMA if later.get(one.name, True)])
+        schema = pa.schema([field for field in SCHEMA if later.get(field.name, True)])
         with pa.ipc.new_stream(sink, schema, options=options) as stream:
             stream.write_batch(self.batch.select(schema.names))
         return bytes(sink.getvalue())
 
     @classmethod
     def decode(cls, value: Any) -> "SegmentTable":
-        """What `encode` made. Raises errors.UnsupportedFormat for anything else."""
+        """The table that `encode` stored. Raises errors.UnsupportedFormat for a malformed value."""
         try:
             threads = len(value) > BYTES_ALONE_MAX
             _, batch = read_batch(value, bytes_max=DECODED_BYTES_MAX, use_threads=threads)
@@ -292,13 +294,13 @@ class SegmentTable:
 
     @cached_property
     def _entry_rows(self) -> tuple[Any, Any]:
-        """Where each segment's counts begin, and the counts."""
+        """The index at which each segment's counts begin, and the counts."""
         column = self.batch.column("entry_rows")
         return as_numpy(column.offsets), as_numpy(column.values)
 
 
 def _later_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """The column, or one without values where the table was stored without it."""
+    """The column, or a column without values if the table was stored without it."""
     if name in batch.schema.names:
         return batch.column(name)
     if name == "tokens":
@@ -307,8 +309,8 @@ def _later_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _within(first: int, rows: Longs, values: Longs, lo: int, hi: int) -> tuple[Longs, Longs]:
-    """Of runs of rows from the offset `first` on, the parts in [lo, hi): rows and value of each;
-    neighbours have different values."""
+    """The parts in [lo, hi) of runs of rows that begin at the offset `first`: rows and value of
+    each run; neighbours have different values."""
     ends = first + np.cumsum(rows)
     rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
     rows, values = rows[rows > 0], values[rows > 0]
@@ -346,28 +348,28 @@ def _pairs(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _row(placed: PlacedSegment) -> tuple[Any, ...]:
-    """In the order of _COLUMNS."""
-    one = placed.segment
+    """The values in the order of _COLUMNS."""
+    segment = placed.segment
     return (
-        one.partition,
+        segment.partition,
         placed.base,
-        one.rows,
-        one.bytes,
+        segment.rows,
+        segment.bytes,
         placed.commit,
         placed.commit_ms,
-        one.ledger_id,
-        one.metadata_version,
-        [entry for ends in one.entries for entry in ends],
-        one.entry_rows,
-        one.min_ms,
-        one.max_ms,
-        one.event_min_ms,
-        one.event_max_ms,
-        one.shared,
-        one.filter_entry,
-        one.inline,
+        segment.ledger_id,
+        segment.metadata_version,
+        [entry for ends in segment.entries for entry in ends],
+        segment.entry_rows,
+        segment.min_ms,
+        segment.max_ms,
+        segment.event_min_ms,
+        segment.event_max_ms,
+        segment.shared,
+        segment.filter_entry,
+        segment.inline,
         [number for run in placed.times for number in run],
-        one.rows_before,
+        segment.rows_before,
         _flat_tokens(placed.tokens),
     )
 
@@ -381,7 +383,7 @@ def _flat_tokens(tokens: CommitTokens) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Offsets [lo, hi) of one partition without a hole, and the segments that hold them; the first
-    and the last of them may reach beyond."""
+    and the last segment may reach beyond."""
 
     lo: int
     hi: int
@@ -395,28 +397,28 @@ class Stretch:
 
 
 def joined_stretches(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The same rows in fewer stretches: a segment of which only a part counts stays at the edge of
-    its stretch, and JOINED_MAX segments are not copied to be together."""
+    """The same rows in fewer stretches: a segment that counts only in part stays at the edge of its
+    stretch, and no more than JOINED_MAX segments are copied into one table."""
     groups: list[list[Stretch]] = []
     size = 0
-    for one in stretches:
-        size += len(one.table)
-        if groups and size <= JOINED_MAX and _joins(groups[-1][-1], one):
-            groups[-1].append(one)
+    for stretch in stretches:
+        size += len(stretch.table)
+        if groups and size <= JOINED_MAX and _joins(groups[-1][-1], stretch):
+            groups[-1].append(stretch)
         else:
-            groups.append([one])
-            size = len(one.table)
+            groups.append([stretch])
+            size = len(stretch.table)
     return [
-        Stretch(group[0].lo, group[-1].hi, SegmentTable.joined([one.table for one in group]))
+        Stretch(group[0].lo, group[-1].hi, SegmentTable.joined([part.table for part in group]))
         for group in groups
     ]
 
 
-def _joins(one: Stretch, other: Stretch) -> bool:
+def _joins(left: Stretch, right: Stretch) -> bool:
     return (
-        one.hi == other.lo
-        and int(one.table.ends[-1]) == one.hi
-        and int(other.table.bases[0]) == other.lo
+        left.hi == right.lo
+        and int(left.table.ends[-1]) == left.hi
+        and int(right.table.bases[0]) == right.lo
     )
 
 
@@ -425,17 +427,17 @@ NO_SEGMENTS = SegmentTable.of(())
 
 # -- intervals of a partition ----------------------------------------------------------------------
 #
-# Where its rows are: intervals of offsets, each in a table of segments, in a chunk of a checkpoint
-# that is not in memory, or a hole. Always true: intervals are not empty, rise, and leave no offset
-# out between the first row kept and the last. A list does not change once it was given out, but for
-# growing at its end: lists share their memory, each knows how much of it is its own, so an append
-# costs what it holds.
+# A partition's rows are in intervals of offsets: each is in a table of segments, in a chunk of a
+# checkpoint that is not in memory, or a hole. Always true: intervals are not empty, rise, and leave
+# no offset out between the first row kept and the last. A list that was given out never changes,
+# except that its memory may grow at the end: lists share memory, each knows how much of it is its
+# own, and so the cost of an append does not depend on the length of the list.
 
 
 @dataclass(frozen=True, slots=True)
 class BlobPointer:
-    """Bytes kept in a ledger: entries [first, last], `bytes` of them in all with that CRC32C (see
-    blobs.py). `metadata_version` as a segment's."""
+    """Bytes kept in a ledger: entries [first, last], with `bytes` as their length and `crc` as
+    their CRC32C (see blobs.py). `metadata_version` as in Segment."""
 
     ledger_id: int
     metadata_version: int
@@ -447,7 +449,8 @@ class BlobPointer:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored SegmentTable of so many segments; `rows` were held of them when it was stored."""
+    """A stored SegmentTable: the number of its segments, and in `rows` how many of their rows were
+    kept when it was stored."""
 
     pointer: BlobPointer
     segments: int
@@ -459,9 +462,9 @@ Source = SegmentTable | Chunk | None
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Offsets [lo, hi): a hole, or the segments of `source` that hold them (the outer ones may
-    reach beyond). `bytes` are the payload bytes of these rows, about; commits brought them in
-    from `first_ms` to `last_ms`, by the store's clock."""
+    """Offsets [lo, hi): a hole, or rows in segments of `source` (the first and the last segment may
+    reach beyond). `bytes` are about the payload bytes of these rows; commits added them from
+    `first_ms` to `last_ms`, by the store's clock."""
 
     lo: int
     hi: int
@@ -471,14 +474,14 @@ class Interval:
     last_ms: int
 
     def cut(self, lo: int, hi: int) -> "Interval":
-        """The part of it within [lo, hi)."""
+        """The part of the interval within [lo, hi)."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         size = self.bytes * (hi - lo) // (self.hi - self.lo)
         return replace(self, lo=lo, hi=hi, bytes=size)
 
 
 class Intervals:
-    """Of one partition."""
+    """The intervals of one partition."""
 
     __slots__ = ("_all", "_count", "_los")
 
@@ -489,7 +492,7 @@ class Intervals:
         count: int | None = None,
     ) -> None:
         self._all: list[Interval] = [] if all_ is None else all_
-        self._los = [one.lo for one in self._all] if los is None else los
+        self._los = [interval.lo for interval in self._all] if los is None else los
         self._count = len(self._all) if count is None else count
 
     def __iter__(self) -> Iterator[Interval]:
@@ -500,36 +503,36 @@ class Intervals:
         return self._count
 
     def last(self) -> list[Interval]:
-        """The last interval, where there is one."""
+        """The last interval, if there is one."""
         return [self._all[self._count - 1]] if self._count else []
 
     def between(self, lo: int, hi: int) -> list[Interval]:
-        """The intervals with an offset in [lo, hi), whole; O(log n + those)."""
+        """The intervals with an offset in [lo, hi), not cut; O(log n + number of them)."""
         if hi <= lo or not self._count:
             return []
         first = max(0, bisect_right(self._los, lo, 0, self._count) - 1)
         last = bisect_right(self._los, hi - 1, 0, self._count)
-        return [one for one in self._all[first:last] if one.hi > lo]
+        return [interval for interval in self._all[first:last] if interval.hi > lo]
 
     def appended(self, interval: Interval) -> "Intervals":
-        """With one more at the end."""
+        """The intervals with one more at the end."""
         assert not self._count or self._all[self._count - 1].hi == interval.lo, (
             "no offset is left out"
         )
         every, los = self._all, self._los
-        if len(every) != self._count:  # another list grew the shared memory: part from it
+        if len(every) != self._count:  # another list grew the shared memory: copy our part
             every, los = every[: self._count], los[: self._count]
         every.append(interval)
         los.append(interval.lo)
         return Intervals(every, los, self._count + 1)
 
     def since(self, offset: int) -> "Intervals":
-        """Without the offsets below `offset`."""
-        return Intervals([one.cut(offset, one.hi) for one in self if one.hi > offset])
+        """The intervals without the offsets below `offset`."""
+        return Intervals([kept.cut(offset, kept.hi) for kept in self if kept.hi > offset])
 
     def with_instead(self, interval: Interval) -> "Intervals":
-        """With `interval` in the place of what holds its offsets now."""
+        """The intervals with `interval` in the place of those that have its offsets now."""
         lo, hi = interval.lo, interval.hi
-        before = [one.cut(one.lo, lo) for one in self if one.lo < lo]
-        after = [one.cut(hi, one.hi) for one in self if one.hi > hi]
+        before = [kept.cut(kept.lo, lo) for kept in self if kept.lo < lo]
+        after = [kept.cut(hi, kept.hi) for kept in self if kept.hi > hi]
         return Intervals([*before, interval, *after])

@@ -2,13 +2,13 @@
 
 Always true: entry ids rise strictly; `entry_rows` has one positive count for each entry, in
 order; `rows` is their sum. A segment that was born live is one range of entries of a ledger of
-one partition and lists no `entry_rows`: it is `counted`, by the headers of its entries, which have
-the rows of the ledger up to each; its ledger may be open still, and go on in another segment. Every
-entry was acknowledged, in order, to the handle that wrote it
-(hazard 18), so a committed segment is confirmed whatever a bookie's last add confirmed says.
-Entries count their rows from the segment's first row, so a commit may place it at any offset.
-An entry that is `shared` holds rows of several partitions: the segment has its partition's rows
-of it. An inline segment's entries are in the commit itself, until a checkpoint moves them.
+one partition and lists no `entry_rows`: it is `counted`, as the headers of its entries count the
+rows of the ledger up to each entry; its ledger may still be open, and go on in another segment.
+Every entry was acknowledged, in order, to the handle that wrote it (hazard 18), so a committed
+segment is confirmed whatever last add confirmed a bookie has. Entries count their rows from the
+segment's first row, so a commit may place the segment at any offset. A `shared` entry holds rows of
+several partitions: the segment has the rows of its partition in it. An inline segment's entries are
+in the commit itself, until a checkpoint moves them.
 """
 
 import zlib
@@ -24,22 +24,22 @@ NO_MS = -1
 
 Payload = bytes
 CommitTimes = tuple[tuple[int, int], ...]
-"""So many rows each, and when they were committed (ms, the store's clock); never falling."""
+"""Numbers of rows, each with their commit time (ms, the store's clock); times never fall."""
 CommitTokens = tuple[tuple[int, int], ...]
-"""So many rows each, and the token of the commit that made them; NO_TOKEN where it is not known."""
+"""Numbers of rows, each with the token of their commit; NO_TOKEN: the token is not known."""
 NO_TOKEN = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """`entries` are ranges (first, last), both included. `metadata_version` is a version of the
-    ledger's record at or after the last ack: no older record may be used to read it (hazard 27).
-    `min_ms` and `max_ms` are the writers' clocks (of a `counted` one the owner's, by the store's
-    time: its rows' commit times lie between); `event_min_ms`, `event_max_ms` the rows' own
-    times, NO_MS where no row has one. `filter_entry` is the entry of the same ledger with the
-    fingerprints of these entries' keys (key_filter.py), NO_ENTRY if there is none. `inline` has
-    the payload of each entry of an inline segment, whose ids count from 0. `rows_before` are the
-    rows of its ledger before a `counted` one."""
+    ledger's record at or after the last ack: a reader must not use an older record (hazard 27).
+    `min_ms` and `max_ms` are times by the writers' clocks (of a `counted` segment by its owner's
+    clock, set to the store's time: its rows' commit times are between them). `event_min_ms` and
+    `event_max_ms` are the rows' own times, NO_MS if no row has one. `filter_entry` is the entry of
+    the same ledger with the filter of these entries' keys (key_filter.py), NO_ENTRY if there is no
+    filter. `inline` has the payload of each entry of an inline segment; their ids count from 0.
+    `rows_before` are the rows before a `counted` segment in its ledger."""
 
     partition: int
     ledger_id: int
@@ -68,7 +68,7 @@ class Segment:
         if self.counted:
             alone = len(self.entries) == 1 and not self.shared
             if not alone or self.rows < count or self.filter_entry != NO_ENTRY or self.inline:
-                raise ValueError(f"{self.rows} rows that no list tells, in entries {self.entries}")
+                raise ValueError(f"{self.rows} rows without row counts in entries {self.entries}")
             check_before(self.entries[0][0], self.rows_before)
             return
         if self.rows_before:
@@ -84,18 +84,19 @@ class Segment:
 
     @property
     def counted(self) -> bool:
-        """Whether only the headers of its entries say how many rows each has."""
+        """Whether only the headers of its entries have their numbers of rows."""
         return not self.entry_rows
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
     """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
-    number that brought it in, `commit_ms` that commit's time by the store's clock. Of a merged one
-    it is the last of the times in `times`, which has those of its rows; empty: all then. Of a
-    `counted` one it is when its last row was stored, and its entries have their own times.
-    `tokens` are of the commits that made the rows (a live segment's: that opened it), which a merge
-    does not change; empty where software that knew none wrote the segment."""
+    number of the commit that added it, `commit_ms` that commit's time by the store's clock. Of a
+    merged segment `times` has the commit times of its rows, and `commit_ms` is the last of them;
+    empty `times`: all rows have `commit_ms`. Of a `counted` segment `commit_ms` is the time at
+    which its last row was stored, and its entries have their own times. `tokens` are those of the
+    commits that made the rows (of a segment born live: the commit that opened it), which a merge
+    does not change; empty if software without tokens wrote the segment."""
 
     segment: Segment
     base: int
@@ -108,11 +109,12 @@ class PlacedSegment:
 @dataclass(frozen=True, slots=True)
 class LiveSegment:
     """The open end of a partition: a ledger of its own that its owner still appends to. All of its
-    entries, from `first_entry` on, are rows of this partition from offset `base` on, but for those
-    of a later opening: these say themselves at which offset they are. What is confirmed of it is
-    not in the log but in the ledger, which has `rows_before` and `bytes_before` of segments before
-    this one. `opened` is the commit that brought it in, and tells it from those; `token` is that
-    commit's. `deduplicated`: its seal tells how far each producer had come."""
+    entries, from `first_entry` on, are rows of this partition from offset `base` on, except the
+    entries of a later opening: these have their offset in their own headers. The ledger, not the
+    log, has how much of the segment is confirmed; `rows_before` and `bytes_before` are those of the
+    segments before this one in it. `opened` is the commit that opened this segment, and identifies
+    it among the segments of the ledger; `token` is that commit's. `deduplicated`: the seal has the
+    last sequence id of each producer."""
 
     partition: int
     ledger_id: int
@@ -134,19 +136,21 @@ class LiveSegment:
 
 
 def token_of(commit_id: str) -> int:
-    """What tells a commit from another of the same number, as one of a metadata store that was
-    restored from a backup: 32 bits of its random id, never NO_TOKEN."""
+    """The token of a commit: 32 bits of its random id, never NO_TOKEN. It differs from the token of
+    another commit with the same number, such as one of a metadata store that was restored from a
+    backup."""
     return zlib.crc32(commit_id.encode()) or 1
 
 
 def check_before(first_entry: int, rows_before: int) -> None:
-    """Raises ValueError where so many rows cannot be before that entry: each entry has some."""
+    """Raises ValueError if that number of rows cannot be before that entry: each entry has one or
+    more rows."""
     if rows_before < first_entry or (rows_before and not first_entry):
         raise ValueError(f"{rows_before} rows before entry {first_entry}")
 
 
 def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Rising entry ids as ranges with both ends included."""
+    """Rising entry ids as ranges that include both ends."""
     ranges: list[tuple[int, int]] = []
     for entry in entry_ids:
         if ranges and ranges[-1][1] + 1 == entry:
@@ -184,7 +188,7 @@ def to_json(segment: Segment) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> Segment:
-    """Raises KeyError, TypeError or ValueError when `plain` is no segment."""
+    """Raises KeyError, TypeError or ValueError if `plain` is not a segment."""
     counts = tuple(map(int, plain.get("entry_rows", ())))
     min_ms, max_ms = plain["written_ms"]
     event_min_ms, event_max_ms = plain.get("event_ms", (NO_MS, NO_MS))

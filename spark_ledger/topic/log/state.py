@@ -1,9 +1,9 @@
-"""What a topic is after its commits 0 .. next-1: for each partition where its rows are.
+"""The state of a topic after its commits 0 .. next-1: for each partition the places of its rows.
 
 Always true: commits are applied in order, each once; offsets are 0-based, the end is exclusive,
 and no offset is ever given to another row: they are dense but for declared holes. A state does not
-change: `apply` returns the next one, and costs what the commit holds. Segments that a checkpoint
-has stored are named by chunk and need not be in memory (`ChunkStore` reads them).
+change: `apply` returns the next one, and its cost depends on the commit, not on the state. Segments
+that a checkpoint has stored are named by chunk and need not be in memory (`ChunkStore` reads them).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,12 +56,12 @@ UNREAD: Tables = MappingProxyType({})
 @dataclass(slots=True)
 class PartitionState:
     """Partition `number`; only the fold of a commit changes it, before it gives it out.
-    `start_offset` is the first row kept, `end_offset` one past the last that a commit holds; the
-    rows of a live segment come after it. `rearranged` is the last commit that put anything else
-    where rows were (NEVER: none did): neither an append nor a trim. `producers`: the last sequence
-    id of each that sealed segments tell of, by name; those that sent last, PRODUCERS_MAX of them.
-    `rowless` are the offsets that chunks of messages took in sealed segments, and that have no
-    row. `end_token` is that of the commit that made the last row which a commit holds."""
+    `start_offset` is the first row kept, `end_offset` one past the last row of a commit; the rows
+    of a live segment come after it. `rearranged` is the last commit that replaced rows or made a
+    hole (NEVER: there was none); appends and trims do not count. `producers`: the last sequence id
+    of each producer in sealed segments, by name; PRODUCERS_MAX of them, those that sent last.
+    `rowless` are the offsets in sealed segments that chunks of messages took and that have no row.
+    `end_token` is that of the commit that made the row before `end_offset`."""
 
     number: int = 0
     start_offset: int = 0
@@ -75,24 +75,24 @@ class PartitionState:
 
     def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
         """The chunks that `stretches` needs."""
-        found = (one.source for one in self.intervals.between(lo, hi))
-        return list(dict.fromkeys(one for one in found if isinstance(one, Chunk)))
+        sources = (interval.source for interval in self.intervals.between(lo, hi))
+        return list(dict.fromkeys(source for source in sources if isinstance(source, Chunk)))
 
     def stretches(self, lo: int, hi: int, read: Tables = UNREAD) -> list[Stretch]:
-        """Where the rows [lo, hi) are, in order. Offsets that no stretch has are holes."""
-        found = []
-        for one in self.intervals.between(lo, hi):
-            source = read[one.source] if isinstance(one.source, Chunk) else one.source
-            if source is not None:
-                first, end = max(lo, one.lo), min(hi, one.hi)
-                table = source.between(self.number, first, end)
-                found.append(Stretch(first, end, table))
-        return joined_stretches(found)
+        """The stretches with the rows [lo, hi), in order. Offsets that no stretch has are holes."""
+        stretches = []
+        for interval in self.intervals.between(lo, hi):
+            source = interval.source
+            table = read[source] if isinstance(source, Chunk) else source
+            if table is not None:
+                first, end = max(lo, interval.lo), min(hi, interval.hi)
+                stretches.append(Stretch(first, end, table.between(self.number, first, end)))
+        return joined_stretches(stretches)
 
     def token_before(self, offset: int, read: Tables = UNREAD) -> int:
-        """The token of the commit that made the last row before the offset, of a row of the live
-        segment that of its opening; NO_TOKEN where none is known, there is no such row, or it is in
-        a chunk that is not of `read`."""
+        """The token of the commit that made the last row before the offset; for a row of the live
+        segment the token of its opening. NO_TOKEN if the row has no token, there is no such row, or
+        its chunk is not in `read`."""
         if offset > self.end_offset:
             return NO_TOKEN if self.live is None else self.live.token
         if offset == self.end_offset:
@@ -109,13 +109,13 @@ class PartitionState:
 
     def bytes_between(self, lo: int, hi: int) -> int:
         """About how many payload bytes the rows [lo, hi) take, without reading chunks."""
-        return sum(one.cut(lo, hi).bytes for one in self.intervals.between(lo, hi))
+        return sum(part.cut(lo, hi).bytes for part in self.intervals.between(lo, hi))
 
     def rows_between(self, lo: int, hi: int) -> int:
-        """How many rows there are in [lo, hi), holes left out; of the offsets among several
-        chunked messages, which have none, about."""
-        found = (one.cut(lo, hi) for one in self.intervals.between(lo, hi) if one.source)
-        return sum(one.hi - one.lo - self._rowless_between(one.lo, one.hi) for one in found)
+        """The number of rows in [lo, hi), without holes; where several chunked messages are mixed,
+        it counts their offsets without a row only roughly."""
+        parts = (part.cut(lo, hi) for part in self.intervals.between(lo, hi) if part.source)
+        return sum(part.hi - part.lo - self._rowless_between(part.lo, part.hi) for part in parts)
 
     def _rowless_between(self, lo: int, hi: int) -> int:
         return count_within(self.rowless, lo, hi) if self.rowless else 0
@@ -132,15 +132,16 @@ class Across:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """`next` is the number that the next commit takes, `head_version` the version of the head
-    node that it must be set from, `turn` the commit that asks to go first (commit/views.py).
+    """`next` is the number that the next commit takes, `head_version` the version of the head node
+    that the next commit must set, `turn` the commit that asks to go first (commit/views.py).
     `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
-    commit's (hazard 35); `min_writer` the writer version that every later commit needs. `dropped`
-    are ledgers that lost rows, or were live and never had any, and when that last was: from then on
-    the delete delay counts of those to which nothing here refers any more. `bodies` are ledgers
-    that hold the bodies of commits, with the last such commit. `across` has the last commit shared
-    with each other topic; `last_of_app` the app that added rows last, and when, `last_of_others`
-    the last time that another did."""
+    commit's (hazard 35); `min_writer` is the writer version that every later commit needs.
+    `dropped` are ledgers that lost rows, or that were live and never had rows, each with the time
+    when that last happened: if nothing in the state refers to such a ledger any more, its delete
+    delay counts from that time. `bodies` are the ledgers with bodies of commits, each with the last
+    such commit. `across` has the last commit shared with each other topic; `last_of_app` is the app
+    that added rows last, with the number of that commit, `last_of_others` the number of the last
+    commit by which another app added rows."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]
@@ -164,23 +165,24 @@ class TopicState:
         return {p: state.end_offset for p, state in enumerate(self.partitions)}
 
     def chunks(self) -> list[Chunk]:
-        """Every chunk that a row kept is in."""
-        some = (p.chunks_between(p.start_offset, p.end_offset) for p in self.partitions)
-        return list(dict.fromkeys(chunk for found in some for chunk in found))
+        """Every chunk with a kept row."""
+        by_partition = (p.chunks_between(p.start_offset, p.end_offset) for p in self.partitions)
+        return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))
 
     def ledgers(self, read: Tables = UNREAD) -> list[int]:
         """The ledgers that any segment or live segment refers to, ascending. `read` has every
         chunk of `chunks`."""
-        found: dict[int, None] = {}
+        ledgers: dict[int, None] = {}
         for held in self.partitions:
             for part in held.stretches(held.start_offset, held.end_offset, read):
-                found |= dict.fromkeys(part.table.ledger_ids())
+                ledgers |= dict.fromkeys(part.table.ledger_ids())
             if held.live is not None:
-                found[held.live.ledger_id] = None
-        return sorted(found)
+                ledgers[held.live.ledger_id] = None
+        return sorted(ledgers)
 
     def last_foreign(self, app_id: str) -> int:
-        """The number of the last commit of another app, NEVER if there is none."""
+        """The number of the last commit by which another app added rows, NEVER if there is no such
+        commit."""
         mine, number = self.last_of_app
         return self.last_of_others if mine == app_id else number
 
@@ -193,14 +195,14 @@ def empty(topic_id: str, partitions: int) -> TopicState:
 def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> TopicState:
     """The state after commit `number`, which the store created at `created_ms`.
 
-    Raises errors.UnsupportedFormat when it does not follow on the state, or cannot be carried out:
-    a fold with a hole would move every later offset.
+    Raises errors.UnsupportedFormat if the commit does not follow on the state, or cannot be carried
+    out: if a fold left it out, every later offset would move.
     """
     if number != state.next:
         raise errors.UnsupportedFormat(f"commit {number} does not follow commit {state.next - 1}")
     folding = _Folding(state, number, commit, max(state.commit_ms, created_ms))
     for kind, run in groupby(commit.actions, type):
-        if kind is SealLive:  # of many partitions, often, and so are opens, which take nothing away
+        if kind is SealLive:  # often of many partitions, as opens are; opens take no rows away
             folding.seal([action for action in run if isinstance(action, SealLive)])
         elif kind is OpenLive:
             folding.open([action for action in run if isinstance(action, OpenLive)])
@@ -211,7 +213,7 @@ def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> To
 
 
 class _Folding:
-    """One commit on its way into the state."""
+    """Applies one commit to the state."""
 
     def __init__(self, before: TopicState, number: int, commit: Commit, now_ms: int) -> None:
         self._before = before
@@ -231,7 +233,7 @@ class _Folding:
         _STEPS[type(action)](self, action)
         kept = {segment.ledger_id for segment in actions.segments_of(action)}
         for ledger_id in sorted({*actions.dropped_of(action), *(self._losing.keys() - kept)}):
-            self._dropped[ledger_id] = self._now_ms  # the last time counts: it may be in use again
+            self._dropped[ledger_id] = self._now_ms  # the last time counts: rows may come back
 
     def result(self) -> TopicState:
         before, commit = self._before, self._commit
@@ -258,7 +260,7 @@ class _Folding:
         )
 
     def _authors(self) -> dict[str, Any]:
-        """The app id that added rows last: what an overwrite asks."""
+        """The apps that added rows last: the guard of an overwrite needs them."""
         before, app_id = self._before, self._commit.app_id
         if not any(actions.adds_rows(action) for action in self._commit.actions):
             return {}
@@ -291,16 +293,16 @@ class _Folding:
         rows = sum(segment.rows for segment in action.segments)
         fits = held.start_offset <= action.start and action.end <= held.end_offset
         self._check(fits and rows == action.end - action.start, "replaces other rows than it has")
-        one = self._interval(action)
+        interval = self._interval(action)
         self._take_away(held, action.start, action.end)
-        self._rearrange(held, one)
+        self._rearrange(held, interval)
 
     def grow(self, action: Grow) -> None:
         there = len(self._partitions)
         self._partitions += [PartitionState(p) for p in range(there, action.partitions)]
 
-    def open(self, some: Sequence[OpenLive]) -> None:
-        for action in some:
+    def open(self, opens: Sequence[OpenLive]) -> None:
+        for action in opens:
             held = self._at(action.partition)
             self._check(held.live is None, f"opens partition {action.partition}, which is open")
             ledger, version = action.ledger_id, action.metadata_version
@@ -311,16 +313,17 @@ class _Folding:
                 self._token,
             )
 
-    def seal(self, some: Sequence[SealLive]) -> None:
-        """Seals, of which no two can be of one partition; their segments share a table. A ledger
-        that was live without a row loses its last reference, as one that loses rows does."""
-        for action in some:
+    def seal(self, seals: Sequence[SealLive]) -> None:
+        """`seals` are of different partitions; their segments share a table. A ledger that was live
+        and has no row loses its last reference, and so counts as dropped like a ledger that loses
+        rows."""
+        for action in seals:
             held = self._at(action.partition)
             self._check(
                 is_of(action, held.live),
                 f"seals ledger {action.ledger_id}, which is not the live one",
             )
-            assert held.live is not None, "it is of this live segment"
+            assert held.live is not None, "the seal is of this live segment"
             self._sealing[action.partition] = held.live.token
             if action.segment is None and not held.live.first_entry:
                 self._dropped[action.ledger_id] = self._now_ms
@@ -329,7 +332,7 @@ class _Folding:
                 held.producers = _with_last(held.producers, action.producers)
             here = action.rowless.moved(held.end_offset)
             held.rowless = with_more(held.rowless, here, held.start_offset)
-        segments = [action.segment for action in some if action.segment is not None]
+        segments = [action.segment for action in seals if action.segment is not None]
         if segments:
             self._add(segments)
         self._sealing.clear()
@@ -342,27 +345,28 @@ class _Folding:
         for segment in segments:
             by_partition.setdefault(segment.partition, []).append(segment)
         added: list[PlacedSegment] = []
-        for p, some in by_partition.items():
+        for p, new in by_partition.items():
             held = self._at(p)
             self._check(held.live is None, f"appends to partition {p}, which has a live segment")
-            added += self._placed(held.end_offset, some, held)
+            added += self._placed(held.end_offset, new, held)
         table = SegmentTable.of(added)
-        for p, some in by_partition.items():
+        for p, new in by_partition.items():
             held = self._at(p)
-            end = held.end_offset + sum([segment.rows for segment in some])
-            size = sum([segment.bytes for segment in some])
+            end = held.end_offset + sum([segment.rows for segment in new])
+            size = sum([segment.bytes for segment in new])
             first_ms = last_ms = self._now_ms
-            if len(some) == 1 and some[0].counted:
-                first_ms, last_ms = self._stored_ms(held, some[0])
-            one = Interval(held.end_offset, end, table, size, first_ms, last_ms)
-            held.intervals = held.intervals.appended(one)
+            if len(new) == 1 and new[0].counted:
+                first_ms, last_ms = self._stored_ms(held, new[0])
+            interval = Interval(held.end_offset, end, table, size, first_ms, last_ms)
+            held.intervals = held.intervals.appended(interval)
             held.end_offset = end
             held.end_token = self._sealing.get(p, self._token)
 
     def _stored_ms(self, held: PartitionState, segment: Segment) -> tuple[int, int]:
-        """From when to when the rows of a segment born live were stored: by its owner's clock, but
-        not before the rows that it follows, nor after this commit (hazard 35)."""
-        before_ms = max((one.last_ms for one in held.intervals.last()), default=0)
+        """The first and the last time at which rows of a segment born live were stored: by its
+        owner's clock, but not before the rows that it follows, nor after this commit (hazard 35).
+        """
+        before_ms = max((interval.last_ms for interval in held.intervals.last()), default=0)
         last_ms = min(max(segment.max_ms, before_ms), self._now_ms)
         return min(max(segment.min_ms, before_ms), last_ms), last_ms
 
@@ -376,35 +380,36 @@ class _Folding:
         return Interval(action.start, end, table, size, first_ms, last_ms)
 
     def _replacing(self, action: Replace) -> list[PlacedSegment]:
-        """The new segments in their places, with the commit times that their rows have."""
+        """The new segments in their places, with the commit times of their rows."""
         placed = self._with_tokens(list(self._placed(action.start, action.segments)), action)
         if not action.committed:
             return placed
         fits = [sum(rows for rows, _ in times) for times in action.committed]
-        found = [ms for times in action.committed for _, ms in times]
-        rising = found == sorted(found) and found[-1] <= self._now_ms
-        rows = [one.segment.rows for one in placed]
+        every_ms = [ms for times in action.committed for _, ms in times]
+        rising = every_ms == sorted(every_ms) and every_ms[-1] <= self._now_ms
+        rows = [new.segment.rows for new in placed]
         self._check(fits == rows and rising, "gives rows times that cannot be theirs")
         return [
-            replace(one, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
-            for one, times in zip(placed, action.committed, strict=True)
+            replace(new, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
+            for new, times in zip(placed, action.committed, strict=True)
         ]
 
     def _with_tokens(self, placed: list[PlacedSegment], action: Replace) -> list[PlacedSegment]:
         """The new segments with the tokens of the commits that made their rows."""
         if not action.tokens:
-            return [replace(one, tokens=()) for one in placed]
+            return [replace(new, tokens=()) for new in placed]
         counts = [sum(rows for rows, _ in tokens) for tokens in action.tokens]
-        fits = counts == [one.segment.rows for one in placed]
+        fits = counts == [new.segment.rows for new in placed]
         self._check(fits, "gives rows the tokens of others")
         return [
-            replace(one, tokens=tokens) for one, tokens in zip(placed, action.tokens, strict=True)
+            replace(new, tokens=tokens) for new, tokens in zip(placed, action.tokens, strict=True)
         ]
 
     def _placed(
         self, base: int, segments: Sequence[Segment], after: PartitionState | None = None
     ) -> Iterator[PlacedSegment]:
-        """From that offset on; what was born live `after` these rows has its own time."""
+        """The segments from the offset `base` on. A segment that was born live, after the rows of
+        `after`, has its own time."""
         for segment in segments:
             own = after if segment.counted else None
             at_ms = self._now_ms if own is None else self._stored_ms(own, segment)[1]
@@ -422,11 +427,12 @@ class _Folding:
             held.intervals = held.intervals.since(offset)
 
     def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
-        """Note which ledgers lose the rows: the action's author names what it saw, but where a
-        checkpoint has put rows since only who folds from it sees."""
-        for one in held.intervals.between(lo, hi):
-            if isinstance(one.source, SegmentTable):
-                part = one.source.between(held.number, max(lo, one.lo), min(hi, one.hi))
+        """Notes the ledgers that lose the rows: the action names those that its author saw, but a
+        checkpoint may have moved rows since, and only a process that folds from it sees that."""
+        for interval in held.intervals.between(lo, hi):
+            source = interval.source
+            if isinstance(source, SegmentTable):
+                part = source.between(held.number, max(lo, interval.lo), min(hi, interval.hi))
                 self._losing |= dict.fromkeys(part.ledger_ids())
 
     def _rearrange(self, held: PartitionState, interval: Interval) -> None:
@@ -448,7 +454,7 @@ class _Folding:
 
 
 def is_of(seal: SealLive, live: LiveSegment | None) -> bool:
-    """Whether it is this live segment that the seal ends."""
+    """Whether the seal ends this live segment."""
     return (
         live is not None
         and seal.ledger_id == live.ledger_id
@@ -457,22 +463,23 @@ def is_of(seal: SealLive, live: LiveSegment | None) -> bool:
 
 
 def _with_last(before: Mapping[str, int], more: Iterable[tuple[str, int]]) -> Mapping[str, int]:
-    """The last sequence ids, those that changed last at the end, PRODUCERS_MAX at most."""
-    found = dict(before)
+    """The last sequence ids of producers, those that changed last at the end, PRODUCERS_MAX at
+    most."""
+    producers = dict(before)
     for name, last in more:
-        found[name] = max(last, found.pop(name, last))
-    for name in list(found)[: max(0, len(found) - PRODUCERS_MAX)]:
-        del found[name]
-    return found
+        producers[name] = max(last, producers.pop(name, last))
+    for name in list(producers)[: max(0, len(producers) - PRODUCERS_MAX)]:
+        del producers[name]
+    return producers
 
 
 def _with_shared(before: tuple[Across, ...], last: Across) -> tuple[Across, ...]:
     """For each other topic the last commit shared with it, in order, ACROSS_KEPT_MAX at most."""
     kept, seen = [last], dict.fromkeys(last.others)
-    for one in reversed(before):
-        if any(other not in seen for other in one.others):
-            kept.append(one)
-            seen |= dict.fromkeys(one.others)
+    for earlier in reversed(before):
+        if any(other not in seen for other in earlier.others):
+            kept.append(earlier)
+            seen |= dict.fromkeys(earlier.others)
     return tuple(reversed(kept[:ACROSS_KEPT_MAX]))
 
 

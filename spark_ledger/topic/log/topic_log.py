@@ -1,20 +1,21 @@
 """Folding a topic's log into its state.
 
-Always true: head is read first and the log by number, never by listing; a number below head.next
-that is missing means that a checkpoint took its place: look at head and checkpoint again, and start
-there (hazard 7); still missing is an error, never an end. What was folded once is not read again,
-but for the commits after a newer checkpoint, which is taken as the new root after FOLDED_MAX
-commits, so that a state does not grow with its age. Reads may lag behind other sessions' commits
-unless the fold is `fresh`; a fold never goes back, unless the store did: after each connection to
-the store it is compared once with the commit that was folded last, which is not the same, or not
-there, in an older copy of the store. Versions do not tell: the copy's may be as high again by then.
+Always true: head is read first and the log by number, never by listing. If a number below head.next
+is missing, a checkpoint took its place: the fold reads head and checkpoint again, and starts there
+(hazard 7); if it is still missing, that is an error, never an end. A folded commit is not read
+again, except that after FOLDED_MAX commits the fold takes a newer checkpoint as its root and reads
+the commits after it, so that a state does not grow with its age. Reads may lag behind other
+sessions' commits unless the fold is `fresh`; a fold never goes back, unless the store did: after
+each connection the log in the store is compared once with the commit that was folded last. In an
+older copy of the store that commit differs or is missing. Versions do not show this: those of the
+copy may be as high again by then.
 
 States of several topics show each commit over them in all of them or in none (T9). A reader folds
-topics one after another, and a commit over two of them may come in between: then one state has it
-and the other has not, and they are folded again until they agree (hazard 14). Always true: two
-topics have the commits that they share in one order, so their states agree on all of them if they
-agree on the last. A state keeps the last ACROSS_KEPT_MAX of these; what it may have forgotten is
-taken to be in it.
+topics one after another, and a commit over two of them may come in between: then one state has the
+commit and the other has not, and both are folded again until they agree (hazard 14). Always true:
+two topics have the commits that they share in one order, so their states agree on all of them if
+they agree on the last. A state keeps the last ACROSS_KEPT_MAX of these; a commit that it may have
+forgotten counts as being in it.
 """
 
 import asyncio
@@ -35,15 +36,15 @@ from spark_ledger.topic.log.state import ACROSS_KEPT_MAX, TopicState
 
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
-FOLDED_MAX = 128  # two checkpoints: what a root names is dropped two checkpoints later
+FOLDED_MAX = 128  # two checkpoints: a root's ledgers are dropped two checkpoints later
 LOOK_AGAIN = 64
 TRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """The newest checkpoint: its record, that node's version, its root (or, where that cannot be
-    read, the root before it)."""
+    """The newest checkpoint: its record, that node's version, its root (or the root before it, if
+    its own cannot be read)."""
 
     record: CheckpointRecord
     version: int
@@ -51,7 +52,7 @@ class Checkpointed:
 
 
 class _Missing(Exception):
-    """What should be there is not: a checkpoint took its place, or will be found to have."""
+    """A commit is missing: a checkpoint took its place, although it may not be visible yet."""
 
 
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class TopicLog:
         self._last: tuple[int, str] | None = None  # number and id of the commit folded last
         self._compared = store.connections
         self.histories = 0
-        """How often what was folded turned out to be of another store, which was given up."""
+        """How often the folded state was given up, as it turned out to be of another store."""
         self._turn = asyncio.Lock()
 
     @property
@@ -90,22 +91,23 @@ class TopicLog:
 
     @property
     def trimmed(self) -> int:
-        """Commits below it are not in the log any more; there may be more of them."""
+        """Commits below this number are not in the log any more; later ones may be gone too."""
         return self._trimmed
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the store was connected to again since it was compared with what is folded."""
+        """Whether there was a new connection to the store since it was compared with the folded
+        state."""
         return self._compared != self.store.connections
 
     async def fold(
         self, *, fresh: bool = False, watch: Watcher | None = None, heard: bool = False
     ) -> TopicState:
-        """The topic's state at the head, reading only commits not folded yet.
+        """The topic's state at the head; reads only commits that are not folded yet.
 
-        `fresh` syncs first, so that every commit acknowledged before the call is seen. `watch` is
-        set on head, before it is read. `heard`: there is a commit more, probably, which is read
-        beside head. Deleted topics fold to a state with `deleted`.
+        `fresh` syncs first, so that the state has every commit acknowledged before the call.
+        `watch` is set on head, before head is read. `heard`: there is probably a new commit, and it
+        is read together with head. Deleted topics fold to a state with `deleted`.
         Raises errors.TopicNotFound, errors.TopicDeleted (its log is not whole any more),
         errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch,
         errors.Unavailable (bodies and checkpoints), store.StoreUnavailable.
@@ -125,19 +127,19 @@ class TopicLog:
             return await self._fold(None, synced=True), newest
 
     async def checkpointed(self) -> Checkpointed | None:
-        """The newest checkpoint, None if there is none. Raises as `fold`."""
+        """The newest checkpoint, None if there is no checkpoint. Raises as `fold`."""
         await self.store.sync(self._head_path)
         return await self._newest()
 
     async def commits(self) -> AsyncIterator[tuple[int, int, Commit]]:
-        """What is left of the log, oldest first: each commit's number, when the store made it (ms),
-        and the commit. Nothing is folded. Raises as `fold`."""
+        """The commits that are in the log, oldest first: the number, the time at which the store
+        made the node (ms), and the commit. Does not fold them. Raises as `fold`."""
         newest = await self.checkpointed()
         first = 0 if newest is None else newest.record.trimmed
         head = records.decode_head((await self._get(self._head_path)).value)
         for number in range(first, head.next):
             node = await read(self.store, paths.topic_log(self.topic_id, number))
-            if node is not None:  # a newer checkpoint took its place otherwise
+            if node is not None:  # else a newer checkpoint took its place
                 commit = await self._commit(records.decode_commit(node.value))
                 yield number, node.created_ms, commit
 
@@ -146,7 +148,7 @@ class TopicLog:
         self._trimmed = max(self._trimmed, trimmed)
 
     def offer(self, root: TopicState) -> None:
-        """The state of a checkpoint that was published: the next fold starts there."""
+        """Offers the state of a published checkpoint: the next fold starts there."""
         if root.next > self._root_next:
             self._offered = root
 
@@ -172,9 +174,9 @@ class TopicLog:
         if doubted:
             await self._compare()
             self._compared = connections
-        known = self._state
-        if (doubted or synced) and known is not None and node.version < known.head_version:
-            self._forget(f"its head has version {node.version}, and had {known.head_version}")
+        last = self._state
+        if (doubted or synced) and last is not None and node.version < last.head_version:
+            self._forget(f"its head has version {node.version}, and had {last.head_version}")
         for tries in range(TRIES_MAX):
             head = records.decode_head(node.value)
             try:
@@ -184,7 +186,7 @@ class TopicLog:
             else:
                 self._next = None
                 if self._state is None and before is not None and folded.next < before.next:
-                    self.histories += 1  # found by a checkpoint
+                    self.histories += 1  # a checkpoint showed it
                 self._state = _at_head(folded, self._state, node, head)
                 return self._state
             await self.store.sync(self._head_path)
@@ -194,12 +196,13 @@ class TopicLog:
         raise errors.UnsupportedFormat(f"topic {self.topic_id} cannot be folded: {problem}")
 
     async def _compare(self) -> None:
-        """Whether the commit that was folded last is in the log as it was; else forget."""
-        known, last = self._state, self._last
-        if known is None or not known.next:
+        """Forgets the folded state, unless the commit that was folded last is in the log, and is
+        the same."""
+        folded, last = self._state, self._last
+        if folded is None or not folded.next:
             return
-        if last is None or last[0] != known.next - 1:
-            self._begin_anew()  # a checkpoint had it: that is read again
+        if last is None or last[0] != folded.next - 1:
+            self._begin_anew()  # a checkpoint had that commit: the fold reads the checkpoint again
             return
         node = await look_up(self.store, paths.topic_log(self.topic_id, last[0]))
         if node is None and await read(self.store, paths.topic_checkpoint(self.topic_id)):
@@ -208,8 +211,8 @@ class TopicLog:
             self._forget(f"its commit {last[0]} is {'gone' if node is None else 'another'}")
 
     def _forget(self, why: str) -> None:
-        """A log never goes back in one store: this one is older, as after a restored backup.
-        Nothing that was folded before holds."""
+        """A log never goes back in one store: so this store is older, as after a restored backup.
+        The state that was folded before does not hold in it."""
         _log.error(
             "the metadata store is an older one by the log of topic %s: %s; the topic is read anew",
             *(self.topic_id, why),
@@ -219,21 +222,21 @@ class TopicLog:
     async def _head_and_next(
         self, watch: Watcher | None, heard: bool
     ) -> tuple[Versioned, tuple[int, Versioned] | None]:
-        """Head and, where it was `heard` that there is one, the commit that comes next."""
-        known = self._state
-        if known is None or not heard:
+        """Head, and with `heard` the next commit, if it is there."""
+        folded = self._state
+        if folded is None or not heard:
             return await self._get(self._head_path, watch), None
-        path = paths.topic_log(self.topic_id, known.next)
-        node, found = await asyncio.gather(
+        path = paths.topic_log(self.topic_id, folded.next)
+        node, commit = await asyncio.gather(
             self._get(self._head_path, watch), read(self.store, path)
         )
-        return node, None if found is None else (known.next, found)
+        return node, None if commit is None else (folded.next, commit)
 
     async def _folded(self, head: Head, *, look: bool) -> TopicState:
-        """The state up to head, or up to what is known if that is more."""
-        known = self._state
+        """The state up to head, or up to the last folded state if that has more commits."""
+        last = self._state
         begin, root_next = await self._begin(head, look=look)
-        end = max(head.next, 0 if known is None else known.next)
+        end = max(head.next, 0 if last is None else last.next)
         if begin.next > end:
             raise _Missing(f"head is at {head.next}, the checkpoint at {begin.next}")
         folded = await self._applied(begin, end)
@@ -241,19 +244,19 @@ class TopicLog:
         return folded
 
     async def _begin(self, head: Head, *, look: bool) -> tuple[TopicState, int]:
-        """The state to fold on, and where its root is."""
-        known, offered = self._state, self._offered
+        """The state on which to fold, and the first commit after its root."""
+        folded, offered = self._state, self._offered
         grown = head.next - max(self._root_next, self._looked_at - FOLDED_MAX + LOOK_AGAIN)
         if offered is not None and offered.next > self._root_next:
             self._offered = None
             return offered, offered.next
-        if known is None or look or grown > FOLDED_MAX:
+        if folded is None or look or grown > FOLDED_MAX:
             self._looked_at = head.next
             newest = await self._newest()
             if newest is not None and newest.root.state.next > self._root_next:
                 return newest.root.state, newest.root.state.next
-        if known is not None:
-            return known, self._root_next
+        if folded is not None:
+            return folded, self._root_next
         node = await self._get(paths.topic(self.topic_id))
         return state.empty(self.topic_id, records.decode_topic(node.value).partitions), 0
 
@@ -265,8 +268,8 @@ class TopicLog:
             )
             bodies = [records.decode_commit(node.value) for node in nodes]
             for at in range(0, len(bodies), BODIES_AT_ONCE):
-                some = bodies[at : at + BODIES_AT_ONCE]
-                commits = await asyncio.gather(*map(self._commit, some))
+                batch = bodies[at : at + BODIES_AT_ONCE]
+                commits = await asyncio.gather(*map(self._commit, batch))
                 for commit, node in zip(commits, nodes[at:], strict=False):
                     folded = state.apply(folded, folded.next, commit, node.created_ms)
             if bodies:
@@ -282,13 +285,13 @@ class TopicLog:
             raise _Missing(f"commit {number} is missing below its head")
         return node
 
-    async def _commit(self, found: Commit | Spilled) -> Commit:
-        if isinstance(found, Commit):
-            return found
-        body = records.decode_commit(unpack(await read_blob(self._ledgers, found.body)))
-        if isinstance(body, Spilled) or body.commit_id != found.commit_id:
-            raise errors.UnsupportedFormat(f"ledger {found.body.ledger_id} has another body")
-        return replace(body, body_ledger=found.body.ledger_id)
+    async def _commit(self, node: Commit | Spilled) -> Commit:
+        if isinstance(node, Commit):
+            return node
+        body = records.decode_commit(unpack(await read_blob(self._ledgers, node.body)))
+        if isinstance(body, Spilled) or body.commit_id != node.commit_id:
+            raise errors.UnsupportedFormat(f"ledger {node.body.ledger_id} has another body")
+        return replace(body, body_ledger=node.body.ledger_id)
 
     # -- the checkpoint -----------------------------------------------------------------------
 
@@ -308,10 +311,10 @@ class TopicLog:
 
     async def _root(self, stored: StoredRoot) -> Root:
         value = stored if isinstance(stored, bytes) else await read_blob(self._ledgers, stored)
-        known = self._decoded
-        if known is None or known[0] != value:  # frequent looks mostly find the same
-            known = self._decoded = (value, checkpoint.decode_root(value))
-        return known[1]
+        decoded = self._decoded
+        if decoded is None or decoded[0] != value:  # frequent reads mostly return the same root
+            decoded = self._decoded = (value, checkpoint.decode_root(value))
+        return decoded[1]
 
     async def _get(self, path: str, watch: Watcher | None = None) -> Versioned:
         try:
@@ -326,13 +329,11 @@ class TopicLog:
 
 
 def _at_head(
-    folded: TopicState, known: TopicState | None, node: Versioned, head: Head
+    folded: TopicState, last: TopicState | None, node: Versioned, head: Head
 ) -> TopicState:
-    """The state with what head says, or what was known of it if that is newer."""
-    if known is not None and node.version < known.head_version:
-        return replace(
-            folded, head_version=known.head_version, deleted=known.deleted, turn=known.turn
-        )
+    """The state with the values of head, or with those of the last state if that is newer."""
+    if last is not None and node.version < last.head_version:
+        return replace(folded, head_version=last.head_version, deleted=last.deleted, turn=last.turn)
     deleted = head.life is TopicLife.DELETED
     return replace(folded, head_version=node.version, deleted=deleted, turn=head.turn)
 
@@ -346,38 +347,39 @@ def agree(states: Iterable[TopicState]) -> bool:
 
 
 def torn(states: Iterable[TopicState]) -> list[str]:
-    """The topics, by id, of which one has a commit that it shares with the other, which has not."""
-    by_id = {one.topic_id: one for one in states}
+    """The ids of topics whose states disagree: one has a commit over both topics, the other lacks
+    it."""
+    by_id = {state.topic_id: state for state in states}
     last = {
         (topic_id, other): shared.commit_id
-        for topic_id, one in by_id.items()
-        for shared in one.across
+        for topic_id, state in by_id.items()
+        for shared in state.across
         for other in shared.others
         if other in by_id
     }
-    found: dict[str, None] = {}
+    late: dict[str, None] = {}
     for (topic_id, other), commit_id in last.items():
         seen = last.get((other, topic_id))
         forgotten = seen is None and len(by_id[other].across) >= ACROSS_KEPT_MAX
         if seen != commit_id and not forgotten:
-            found |= dict.fromkeys((topic_id, other))
-    return sorted(found)
+            late |= dict.fromkeys((topic_id, other))
+    return sorted(late)
 
 
 async def fold_agreeing(logs: Sequence[TopicLog], *, fresh: bool = True) -> list[TopicState]:
-    """The topics' states at one moment, as far as commits over several of them go.
+    """The topics' states, such that each commit over several of them is in all or in none.
 
-    Raises as TopicLog.fold; errors.Unavailable when no such moment was met in FOLDS_MAX folds.
+    Raises as TopicLog.fold; errors.Unavailable if they did not agree within FOLDS_MAX folds.
     """
     folded = await asyncio.gather(*(log.fold(fresh=fresh) for log in logs))
-    states = {one.topic_id: one for one in folded}
+    states = {state.topic_id: state for state in folded}
     for _ in range(FOLDS_MAX):
         late = torn(states.values())
         if not late:
             return [states[log.topic_id] for log in logs]
         again = [log for log in logs if log.topic_id in late]
         folded = await asyncio.gather(*(log.fold(fresh=True) for log in again))
-        states |= {one.topic_id: one for one in folded}
+        states |= {state.topic_id: state for state in folded}
     raise errors.Unavailable(
-        f"{len(logs)} topics are committed to together faster than they can be read"
+        f"commits over several of {len(logs)} topics came faster than the topics could be read"
     )

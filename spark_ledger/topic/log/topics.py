@@ -1,8 +1,8 @@
 """Topics by name: created, opened, listed, deleted.
 
 Always true: a topic is its id, minted when it is created; a name deleted and created again is
-another topic. Creating and deleting are one multi each: a name without a log, or a log that can
-be committed to without a name, is never seen. Nothing here is changed while the cluster is held.
+another topic. Creating and deleting are one multi each: no process ever sees a name without a log,
+or a log without a name that still takes commits. Nothing here changes while the cluster is held.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ NEAREST_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """`partitions` are those at creation; they only grow (the folded state has today's)."""
+    """`partitions` is their number at creation; it only grows (the folded state has today's)."""
 
     id: str
     name: TopicName
@@ -65,8 +65,8 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesNow:
-    """What a topic has, its own or its namespace's, and what a multi checks so that it still has
-    that."""
+    """A topic's policies, its own and its namespace's, and the checks by which a multi makes sure
+    that they have not changed."""
 
     policies: TopicPolicies
     checks: tuple[Check, ...]
@@ -99,8 +99,8 @@ def _namespace_of(topic: TopicName) -> str:
 
 
 class Topics:
-    """Every method takes a name as a user types it and raises errors.TopicNameInvalid, and
-    errors.Unavailable when the metadata store does not respond."""
+    """Every method takes a name in the forms that a user may type, and raises
+    errors.TopicNameInvalid, and errors.Unavailable if the metadata store does not respond."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self.store = store
@@ -114,9 +114,9 @@ class Topics:
         *,
         exist_ok: bool = False,
     ) -> TopicInfo:
-        """Make a topic. With `exist_ok` the topic that is there is returned as it is. `policies`
-        by name are its own, and the rest its namespace's, now and later; a TopicPolicies is all its
-        own.
+        """Makes a topic. With `exist_ok` it returns an existing topic unchanged. `policies` by name
+        are the topic's own, and the others its namespace's, now and later; all policies of a
+        TopicPolicies are its own.
 
         Raises errors.TopicExists, errors.BadConfig for partitions out of 1 .. PARTITIONS_MAX.
         """
@@ -144,14 +144,14 @@ class Topics:
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
         """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
-        found = await self.find(name, fresh=fresh)
-        if found is not None:
-            return found
+        topic = await self.find(name, fresh=fresh)
+        if topic is not None:
+            return topic
         there = [name.short for name in await self.names()]
         raise self._not_found(parse_topic(name), there)
 
     async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
-        """The topic of that name if there is one; with `fresh` as it was when this was called."""
+        """The topic of that name if there is one; with `fresh` not older than this call."""
         topic = parse_topic(name)
         with reachable(f"opening topic '{topic}'"):
             if fresh:
@@ -159,16 +159,17 @@ class Topics:
             return await self._find(topic)
 
     async def name_of(self, topic_id: str) -> TopicName | None:
-        """The name that the topic has or had; None if nothing is left of the topic."""
-        with reachable(f"looking for the name of topic {topic_id}"):
+        """The name that the topic has or had; None if its record is gone."""
+        with reachable(f"reading the name of topic {topic_id}"):
             node = await read(self.store, paths.topic(topic_id))
         return None if node is None else parse_topic(records.decode_topic(node.value).name)
 
     async def list(
         self, unreadable: dict[str, errors.LedgerError] | None = None
     ) -> list[TopicInfo]:
-        """Every topic, by full name. One whose record cannot be read is put into `unreadable`, by
-        its short name, and hides no other; without that its error is raised."""
+        """Every topic, by full name. If a topic's record cannot be read, its error goes into
+        `unreadable`, by its short name, and the others are returned; without `unreadable` the error
+        is raised."""
         topics = []
         with reachable("listing topics"):
             for name in await self.names():
@@ -183,18 +184,19 @@ class Topics:
         return topics
 
     async def names(self) -> builtins.list[TopicName]:
-        """Every topic's name, with one read for each namespace and none for each topic."""
-        found = []
+        """Every topic's name, with one read for each namespace and no read for a topic."""
+        topics = []
         with reachable("listing the names of topics"):
             for tenant in await names_in(self.store, paths.TOPICS):
                 for namespace in await names_in(self.store, f"{paths.TOPICS}/{tenant}"):
                     names = await names_in(self.store, f"{paths.TOPICS}/{tenant}/{namespace}")
-                    found += [TopicName(tenant, namespace, name) for name in names]
-        return found
+                    topics += [TopicName(tenant, namespace, name) for name in names]
+        return topics
 
     async def delete(self, name: str) -> TopicInfo:
-        """Remove the name and set the head to deleted, in one multi: when it returns no process can
-        commit to the topic. Its ledgers go later. Raises errors.TopicNotFound."""
+        """Removes the name and sets the head to deleted, in one multi: when this returns, no
+        process can commit to the topic. Its ledgers are deleted later. Raises
+        errors.TopicNotFound."""
         topic = parse_topic(name)
         info = await self.open(name)
         with reachable(f"deleting topic '{topic}'"):
@@ -206,12 +208,12 @@ class Topics:
                 now = await self._find(topic)
                 if now is None or now.id != info.id:
                     return info
-        raise errors.CommitContended(f"topic '{topic}' is written to so often that it stays")
+        raise errors.CommitContended(f"topic '{topic}' stays: commits came before each deletion")
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
-        """The topic with these policies changed, by name; see policies.py. INHERIT: it has its
-        namespace's again. Ledgers made from now on follow them; a client that has the topic open
-        uses them once it opens it again.
+        """The topic with these policies changed, by name; see policies.py. INHERIT: the topic has
+        its namespace's policy again. Ledgers made from now on follow the changes; a client that has
+        the topic open uses them once it opens the topic again.
 
         Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
         """
@@ -223,13 +225,13 @@ class Topics:
                 record = records.decode_topic(node.value)
                 above = await read(self.store, _namespace_of(topic))
                 kept, own = changed_own(record.policies, record.own, _decoded(above), changes)
-                wanted = replace(record, policies=kept, own=own)
-                with suppress(MultiFailed, OutcomeUnknown):  # if the response is lost, look
-                    if wanted != record:
-                        value = records.encode_topic(wanted)
+                after = replace(record, policies=kept, own=own)
+                with suppress(MultiFailed, OutcomeUnknown):  # if the response is lost, read again
+                    if after != record:
+                        value = records.encode_topic(after)
                         change = Set(paths.topic(info.id), value, node.version)
                         await multi_unless_held(self.store, [change])
-                    return replace(info, policies=_effective(wanted, above))
+                    return replace(info, policies=_effective(after, above))
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(topic.path)
         raise errors.CommitContended(f"others changed topic '{topic}' again and again")
@@ -237,13 +239,14 @@ class Topics:
     # -- namespaces --------------------------------------------------------------------------
 
     async def inherited(self, name: str) -> TopicPolicies:
-        """What a topic of that name has where it has no policies of its own."""
+        """The policies of a topic of that name without own policies."""
         topic = parse_topic(name)
         there = await self.namespace(f"{topic.tenant}/{topic.namespace}")
         return changed(TopicPolicies(), {} if there is None else there.topics)
 
     async def namespace(self, namespace: str) -> NamespacePolicies | None:
-        """None where nothing was made of that name. Raises errors.TopicNameInvalid."""
+        """The namespace's policies; None if there is no such namespace. Raises
+        errors.TopicNameInvalid."""
         path = paths.namespace(*parse_namespace(namespace))
         with reachable(f"reading namespace '{namespace}'"):
             await self.store.sync(path)
@@ -251,8 +254,8 @@ class Topics:
         return _decoded(node)
 
     async def set_namespace(self, namespace: str, changes: Mapping[str, Any]) -> NamespacePolicies:
-        """The namespace, made if it is not there, with these policies changed, by name (INHERIT: it
-        says nothing of it any more); topics have those that were not set on them. Raises
+        """The namespace, made if it does not exist, with these policies changed, by name (INHERIT:
+        unsets the policy). Its topics have the policies that were not set on them. Raises
         errors.TopicNameInvalid, errors.BadConfig, errors.CommitContended."""
         path = paths.namespace(*parse_namespace(namespace))
         NamespacePolicies().changed(changes)  # before it is made
@@ -261,19 +264,19 @@ class Topics:
             await ensure(self.store, path)
             for tries in range(TRIES_MAX):
                 node = await self.store.get(path)
-                wanted = records.decode_namespace(node.value).changed(changes)
-                value = records.encode_namespace(wanted)
+                after = records.decode_namespace(node.value).changed(changes)
+                value = records.encode_namespace(after)
                 if value == node.value:
-                    return wanted
+                    return after
                 with suppress(MultiFailed, OutcomeUnknown):
                     await multi_unless_held(self.store, [Set(path, value, node.version)])
-                    return wanted
+                    return after
                 await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(path)
         raise errors.CommitContended(f"others changed namespace '{namespace}' again and again")
 
     async def namespaces(self) -> builtins.list[str]:
-        """All that were made, as `tenant/name`."""
+        """All namespaces, as `tenant/name`."""
         with reachable("listing namespaces"):
             return [
                 f"{tenant}/{name}"
@@ -282,7 +285,7 @@ class Topics:
             ]
 
     async def _create(self, topic: TopicName, record: TopicRecord) -> TopicInfo | None:
-        """The new topic, or None when another has the name."""
+        """The new topic, or None if another topic has the name."""
         bits = self._rng.getrandbits(128)
         topic_id = str(uuid.UUID(int=bits, version=4))
         made = TopicInfo(topic_id, topic, record.partitions, record.policies)
@@ -332,13 +335,13 @@ class Topics:
             return None
         topic_id = records.decode_topic_pointer(pointer.value)
         node, above = await self.store.get_many([paths.topic(topic_id), _namespace_of(topic)])
-        if node is None:  # the name is older than the removal of what it names
+        if node is None:  # the name was read before the topic was removed
             await self.store.sync(topic.path)
             return await self._find(topic)
         record = records.decode_topic(node.value)
         return TopicInfo(topic_id, topic, record.partitions, _effective(record, above))
 
-    def _not_found(self, topic: TopicName, known: builtins.list[str]) -> errors.TopicNotFound:
-        nearest = difflib.get_close_matches(topic.short, known, n=NEAREST_MAX)
+    def _not_found(self, topic: TopicName, names: builtins.list[str]) -> errors.TopicNotFound:
+        nearest = difflib.get_close_matches(topic.short, names, n=NEAREST_MAX)
         hint = f"; near to it: {', '.join(nearest)}" if nearest else ""
         return errors.TopicNotFound(f"there is no topic '{topic}'{hint}", topic=topic.full)

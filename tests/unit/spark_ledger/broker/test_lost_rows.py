@@ -212,5 +212,5 @@ def test_what_a_later_version_wrote_is_not_passed_over(monkeypatch):
 def test_the_policy_is_pause_or_skip():
     assert TopicPolicies().on_lost_rows == "pause"
     assert value_of_text("on_lost_rows", "skip") == "skip"
-    with pytest.raises(errors.BadConfig, match="on_lost_rows 'drop' is none of"):
+    with pytest.raises(errors.BadConfig, match="on_lost_rows 'drop' is not one of"):
         TopicPolicies(on_lost_rows="drop")

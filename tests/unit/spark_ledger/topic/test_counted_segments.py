@@ -135,7 +135,7 @@ def test_a_topic_asks_for_that_version_from_then_on_and_so_does_its_checkpoint()
     ],
 )
 def test_a_segment_that_lists_no_rows_is_a_whole_ledger_of_one_partition(wrong):
-    with pytest.raises(ValueError, match="no list"):
+    with pytest.raises(ValueError, match="without row counts"):
         replace(counted(7, 3, 9), **wrong)
 
 

@@ -34,7 +34,7 @@ def test_policies_are_read_back_as_they_were_written_and_of_older_topics_by_defa
         ({"ack_quorum": True}, "ack_quorum must be a whole number, got True"),
         ({"write_quorum": 4}, "quorums 3/4/2"),
         ({"ack_quorum": 0}, "quorums 3/3/0"),
-        ({"durability": "none"}, "durability 'none' is none of"),
+        ({"durability": "none"}, "durability 'none' is not one of"),
         ({"merging": "no"}, "merging must be true or false, got 'no'"),
         ({"merging": None}, "merging must be true or false, got None"),
         ({"retention": 1}, "no policy 'retention'.*Did you mean 'retention_ms'"),
