@@ -1,1 +1,1 @@
-"""What a cluster does for its topics: retention, cleaning, merging."""
+"""The upkeep of a cluster's topics: retention, cleaning, merging."""

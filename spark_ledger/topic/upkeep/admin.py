@@ -1,9 +1,10 @@
-"""Steering topics: what an administrator, the CLI and maintenance do to one, each as a commit.
+"""Steering topics: the operations of an administrator, the CLI and maintenance on a topic, each as
+a commit.
 
-Always true: whatever changes a topic's rows or partitions is one commit under an intent of its own
-that ends with it; nothing a subscription still needs goes unless it is forced, and that is decided
-with the check of the subscriptions node in the same multi (hazard 37). Rows that go are read no
-more at once; the bookies keep them for the delete delay.
+Always true: each change of a topic's rows or partitions is one commit under its own intent, which
+ends with it; rows that a subscription still needs are taken away only by force, and that is decided
+with the check of the subscriptions node in the same multi (hazard 37). Rows that were taken away
+cannot be read from then on; the bookies keep them for the delete delay.
 """
 
 import asyncio
@@ -33,8 +34,8 @@ END = Terminate()
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Offsets [start, end) of a partition; how many rows of them there are, in so many segments
-    and about so many bytes; `live` if it ends in a segment that is still appended to."""
+    """Offsets [start, end) of a partition; the number of rows and segments there, and about the
+    number of bytes; `live` if its owner still appends to its last segment."""
 
     partition: int
     start_offset: int
@@ -47,8 +48,8 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What there is to say of a topic. `ledgers` are those that its rows are in, `reclaimable`
-    those that wait for the delete delay, or for their writer. Times by the store's clock."""
+    """The facts about a topic. `ledgers` hold its rows; `reclaimable` are ledgers that wait for the
+    delete delay, or for their writer. Times are by the store's clock."""
 
     info: TopicInfo
     commits: int
@@ -60,25 +61,25 @@ class TopicFacts:
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.partitions)
+        return sum(partition.rows for partition in self.partitions)
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self.partitions)
+        return sum(partition.bytes for partition in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """By partition where it starts now, of those that were trimmed; how many rows went."""
+    """The new start offsets of the partitions that were trimmed; how many rows went."""
 
     starts: Mapping[int, int]
     rows: int
 
 
 class TopicAdmin:
-    """Methods take a topic's name as a user types it and raise errors.TopicNotFound,
-    errors.TopicNameInvalid, errors.Unavailable; what changes a topic errors.CommitContended and
-    errors.CommitOutcomeUnknown too (doing it again is harmless)."""
+    """Methods take a topic's name in the forms that a user may type, and raise
+    errors.TopicNotFound, errors.TopicNameInvalid, errors.Unavailable; those that change a topic
+    also errors.CommitContended and errors.CommitOutcomeUnknown (repeating them is harmless)."""
 
     def __init__(self, client: TopicClient) -> None:
         self._client = client
@@ -86,23 +87,23 @@ class TopicAdmin:
     async def create(
         self, name: str, partitions: int = 1, policies: Mapping[str, Any] | None = None
     ) -> TopicInfo:
-        """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies when an ensemble
-        size is given and fewer bookies are registered."""
-        wanted = changed(await self._client.topics.inherited(name), policies or {})
+        """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies if an ensemble size
+        is given and fewer bookies are registered."""
+        effective = changed(await self._client.topics.inherited(name), policies or {})
         if policies and ENSEMBLE_SIZE in policies:
             try:
-                await self._check_bookies(name, wanted.ensemble_size)
+                await self._check_bookies(name, effective.ensemble_size)
             except errors.NotEnoughBookies:
                 if await self._client.topics.find(name) is None:
                     raise
-        return await self._client.topics.create(name, partitions, wanted)
+        return await self._client.topics.create(name, partitions, effective)
 
     async def describe(self, name: str) -> TopicFacts:
-        """The topic as it is now; reads what is in its checkpoint."""
+        """The topic as it is now; reads the chunks of its checkpoint."""
         info = await self._client.topics.open(name)
         state, read = await self._read(info)
         kept = set(state.ledgers(read))
-        dropped = sorted(state.dropped.keys() - kept)  # until a checkpoint, also those that went
+        dropped = sorted(state.dropped.keys() - kept)  # until a checkpoint, also deleted ledgers
         there = await self._client.ledgers.cluster.records.read_many(dropped)
         return TopicFacts(
             info=info,
@@ -112,13 +113,13 @@ class TopicAdmin:
             partitions=tuple(_facts(held, read) for held in state.partitions),
             ledgers=tuple(sorted(kept)),
             reclaimable=tuple(
-                ledger for ledger, one in zip(dropped, there, strict=True) if one is not None
+                ledger for ledger, record in zip(dropped, there, strict=True) if record is not None
             ),
         )
 
     async def delete(self, name: str) -> TopicInfo:
-        """When it returns no process can commit to the topic or read it by name, and the writer of
-        a live segment of it is fenced. Rows and nodes go after the delete delay."""
+        """When this returns, no process can commit to the topic or read it by name, and the writers
+        of its live segments are fenced. Rows and nodes go after the delete delay."""
         info = await self._client.topics.delete(name)
         with reachable(f"deleting topic '{info.name}'"):
             state = await self._client.log(info.id).fold(fresh=True)
@@ -131,19 +132,20 @@ class TopicAdmin:
         Topics.change_policies."""
         if changes.get(ENSEMBLE_SIZE, INHERIT) != INHERIT:
             before = (await self._client.topics.open(name)).policies
-            wanted = changed(before, {n: one for n, one in changes.items() if one != INHERIT})
-            if wanted.ensemble_size != before.ensemble_size:
-                await self._check_bookies(name, wanted.ensemble_size)
+            given = {policy: value for policy, value in changes.items() if value != INHERIT}
+            after = changed(before, given)
+            if after.ensemble_size != before.ensemble_size:
+                await self._check_bookies(name, after.ensemble_size)
         return await self._client.topics.change_policies(name, changes)
 
     async def _check_bookies(self, name: str, ensemble_size: int) -> None:
-        """Only of a size that is given: no user chose the default."""
+        """Called only for a given size: no user chose the default."""
         what = f"a ledger of topic '{parse_topic(name).short}'"
         await self._client.ledgers.check_registered(ensemble_size, what)
 
     async def grow(self, name: str, partitions: int) -> TopicInfo:
-        """Give the topic so many partitions, more than it has. Rows stay where they are; which
-        partition a key is of changes. Raises errors.BadConfig."""
+        """Gives the topic this number of partitions, more than it has. Rows stay in their
+        partitions; new rows of a key may go to another partition. Raises errors.BadConfig."""
         info = await self._client.topics.open(name)
         if partitions > PARTITIONS_MAX:
             raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
@@ -163,25 +165,25 @@ class TopicAdmin:
         return info
 
     async def terminate(self, name: str) -> TopicInfo:
-        """Nothing can be appended any more; what is there can be read. Live segments end in the
-        same commit, so their owners are fenced. Raises as seal.sealed."""
+        """The topic takes no more rows; its rows can be read. The same commit ends live segments,
+        so their owners are fenced. Raises as seal.sealed."""
         info = await self._client.topics.open(name)
         await self._past_live(info, "terminate", lambda state: () if state.terminated else (END,))
         return info
 
     async def _past_live(
-        self, info: TopicInfo, purpose: str, wanted: Callable[[TopicState], Sequence[Action]]
+        self, info: TopicInfo, purpose: str, plan: Callable[[TopicState], Sequence[Action]]
     ) -> None:
-        """One commit of what seals every live segment, and of the actions that are wanted of that
-        state; none where there is nothing to do. An owner that stopped while the cluster is held
-        could not go on: so that is asked first."""
+        """Makes one commit that seals every live segment and does the actions that `plan` returns
+        for that state; no commit if there is nothing to do. Checks first that the cluster is not
+        held, since an owner that stops while it is held could not go on."""
         with reachable("asking whether the metadata store is held"):
             await not_held(self._client.store)
         for tries in range(TRIES_MAX):
             state = await self._state(info)
             lives = [(info.id, held.live) for held in state.partitions if held.live is not None]
             async with self._client.past_live.ended(lives) as ended:
-                rest = wanted(state)
+                rest = plan(state)
                 opens = [] if END in rest else ended.opens(info.id)
                 actions = [*ended.seals(info.id), *rest, *opens]
                 try:
@@ -193,12 +195,12 @@ class TopicAdmin:
                         raise
 
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
-        """Rows below the target go: offsets by partition, what was committed before a time, or all
-        that there are, those of live segments too, which end. Partitions whose rows all come after
-        it stay as they are.
+        """Takes away the rows below the target: offsets by partition, or a commit time, or the end,
+        which takes all rows, also those of live segments, and ends these. Partitions without rows
+        below the target stay as they are.
 
-        Raises as seal.sealed, errors.SubscriptionBusy (a subscription still needs some of them, and
-        it is not forced), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
+        Raises as seal.sealed, errors.SubscriptionBusy (a subscription still needs some of the rows,
+        and `force` is false), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
         """
         info = await self._client.topics.open(name)
         if target is seek_target.End.LATEST:
@@ -207,8 +209,8 @@ class TopicAdmin:
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
-            found = await seek_target.exactly(self._client.ledgers, state, target, read)
-            points = {p: to for p, to in found.items() if to > starts[p]}
+            targets = await seek_target.exactly(self._client.ledgers, state, target, read)
+            points = {p: to for p, to in targets.items() if to > starts[p]}
             if not points:
                 return Trimmed({}, 0)
             checks = [] if force else [await self._free(info, state, points)]
@@ -222,7 +224,8 @@ class TopicAdmin:
         raise AssertionError("the last try raises or returns")
 
     async def _free(self, info: TopicInfo, state: TopicState, points: Mapping[int, int]) -> Check:
-        """That no subscription needs a row below the points, as the multi is to check it."""
+        """The check by which the multi makes sure that no subscription needs a row below the
+        points. Raises errors.SubscriptionBusy."""
         holds = await self._client.subscriptions.holds(info.id, len(state.partitions))
         starts = state.start_offsets()
         held = holds.first({p: (starts[p], to) for p, to in points.items()})
@@ -230,9 +233,10 @@ class TopicAdmin:
             partition, offset = held
             raise errors.SubscriptionBusy(
                 f"subscription {holds.by[partition]!r} of topic '{info.name}' holds partition"
-                f" {partition} from offset {offset} on, the lowest at which it stood in the last"
+                f" {partition} from offset {offset} on, its lowest position in the last"
                 f" {GRACE_MS // 60_000} minutes; {points[partition]} was asked for",
-                "Trim less, wait until what it has read is that long ago, delete it, or force it.",
+                "Trim less, wait until it has been past these rows that long, delete it, or force"
+                " it.",
                 subscription=holds.by[partition],
                 partition=partition,
                 offset=offset,
@@ -265,7 +269,7 @@ class TopicAdmin:
             state = await self._state(info)
             try:
                 return state, await self._client.chunks.load(state.chunks())
-            except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+            except errors.NoSuchLedger:  # a newer checkpoint replaced a chunk
                 if tries == TRIES_MAX - 1:
                     raise
         raise AssertionError("the last try raises or returns")
@@ -274,11 +278,12 @@ class TopicAdmin:
 async def retain(
     client: TopicClient, info: TopicInfo, intent: Intent | None, now_ms: int
 ) -> Trimmed:
-    """Let go what the topic's retention does not keep, in one commit under the intent, which is
-    not ended; without an intent only say what would go. `now_ms` is by the store's clock.
+    """Trims the rows that the topic's retention does not keep, in one commit under the intent,
+    which stays open; without an intent it only returns what it would trim. `now_ms` is by the
+    store's clock.
 
-    Raises errors.TxnConflict when a subscription came or went back, or the policies were changed
-    meanwhile: the next pass decides anew; what committing raises.
+    Raises errors.TxnConflict if meanwhile a subscription came or went back, or the policies were
+    changed (the next pass decides again), and as TopicClient.commit_actions.
     """
     with reachable(f"reading topic '{info.name}'"):
         now = await policies_now(client.store, info.id)

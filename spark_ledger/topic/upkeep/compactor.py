@@ -1,16 +1,17 @@
-"""Merging small segments: their rows are read, written to another ledger, and put in their place.
+"""Merging small segments: a merge reads their rows, writes them to another ledger, and puts the new
+segment in their place.
 
-Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
-of many commits become one entry; batches of producers are copied as they are (merge_encoding.py).
-Merges of different partitions that would be small entries are
-written together, and share entries as a task's rows do. A merge is a commit of `replace` actions,
-refused if anything but appends, and trims of rows before it, came to its partition since it was
-planned; then it is planned again. What was written for nothing is under an intent that ends with
-the merging, and so is the janitor's. Ended at any moment and begun again, it goes on with what is
-left. No two commits name one ledger: a round writes its rows to ledgers of its own, and bodies of
-commits and checkpoints are never in them (log/blobs.py), so that the janitor may take one away
-under an open intent once the topic has dropped it (garbage.py). The commit checks all the same
-that the ledgers of its rows have records.
+Always true: a row keeps its offset, its columns, its timestamp and its commit time, also if rows of
+many commits become one entry; batches of producers are copied unchanged (merge_encoding.py). Merges
+of different partitions that would be small entries are written together, and share entries as a
+task's rows do. A merge is a commit of `replace` actions, refused if anything but appends, and trims
+of rows before it, came to its partition since it was planned; then it is planned again. Ledgers
+that were written in vain are under an intent that ends with the merging, and the janitor deletes
+them. Merging may end at any moment; when it begins again, it goes on with the remaining segments.
+No two commits name one ledger: a round writes its rows to its own ledgers, and bodies of commits
+and checkpoints are never in them (log/blobs.py), so that the janitor may delete a ledger under an
+open intent once the topic has dropped it (garbage.py). The commit nevertheless checks that the
+ledgers of its rows have records.
 
 `Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
 (spark/jobs.py).
@@ -60,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
 ROUND_MERGES_MAX = 500
-ROUND_TIMES_MAX = 50_000  # of the rows' commits, which the commit of the merges tells
+ROUND_TIMES_MAX = 50_000  # runs of commit times in the commit of the merges
 GROUP_BYTES = 32 << 20  # of merges that are written together, and held in memory meanwhile
 CONFLICTS_MAX = 10
 CHUNKS_MOVED_MAX = 5
@@ -69,22 +70,22 @@ ONE_TASK = Cutting(task_bytes=1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Merges of different partitions, by partition, with what is to be read for them. Picklable."""
+    """Merges of different partitions, by partition, and the reads for them. Picklable."""
 
     merges: tuple[Merge, ...]
     reads: tuple[ReadTask, ...]
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self.merges)
+        return sum(merge.bytes for merge in self.merges)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A merge that was written: its rows are in `segments`, not committed yet. `committed` is when
-    its rows were, as the process that read them knows it. One that is `left` has an entry that no
-    version wrote, that is damaged, or that is larger than entries may be now: its segments stay
-    as they are. Picklable."""
+    """A merge that was written: its rows are in `segments`, which are not committed yet.
+    `committed` are the commit times of its rows, from the process that read them. A merge that is
+    `left` has an entry that no version wrote, that is damaged, or that is larger than entries may
+    be now: its old segments stay as they are. Picklable."""
 
     merge: Merge
     segments: tuple[Segment, ...] = ()
@@ -94,8 +95,8 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What merging a topic did: so many segments became so many, by so many commits; about so many
-    bytes were copied."""
+    """The result of merging a topic: how many `segments` became how many `merged` ones, by how many
+    commits, and about how many bytes were copied."""
 
     segments: int = 0
     merged: int = 0
@@ -104,9 +105,9 @@ class Compacted:
 
     def plus(self, done: Sequence[Merged]) -> "Compacted":
         return Compacted(
-            self.segments + sum(one.merge.segments for one in done),
-            self.merged + sum(len(one.segments) for one in done),
-            self.bytes + sum(one.merge.bytes for one in done),
+            self.segments + sum(result.merge.segments for result in done),
+            self.merged + sum(len(result.segments) for result in done),
+            self.bytes + sum(result.merge.bytes for result in done),
             self.commits + 1,
         )
 
@@ -118,10 +119,10 @@ async def compact(
     limits: MergeLimits = ALL,
     bytes_per_s: float | None = None,
 ) -> Compacted:
-    """Merge the small segments that the topic has now, copying `bytes_per_s` at most on average.
+    """Merges the small segments that the topic has now; copies `bytes_per_s` at most on average.
 
-    Raises errors.BadConfig, errors.TopicNotFound, errors.TxnConflict (the topic is rearranged again
-    and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
+    Raises errors.BadConfig, errors.TopicNotFound, errors.TxnConflict (others rearrange the topic
+    again and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
     errors.Unavailable.
     """
     pace = Pace(bytes_per_s)
@@ -133,10 +134,10 @@ async def compact(
 
 
 class Compaction:
-    """Merging a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until
-    no task is planned. Close it. `since` is where it begins, by partition; without an `intent` it
-    makes one for each round, which ends with it: other processes may carry the tasks out, and what
-    they keep open belongs to one intent."""
+    """Merges a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until no
+    task is planned. Close it. `since` are the offsets, by partition, where it begins. Without an
+    `intent` it opens one for each round and ends it with the round: other processes may carry the
+    tasks out, and the ledgers that they keep open belong to one intent."""
 
     def __init__(
         self,
@@ -157,26 +158,26 @@ class Compaction:
         self._intent: Intent | None = None
         self._since: Mapping[int, int] = since or {}
         self._reached: Mapping[int, int] = {}
-        """Up to where the last plan goes. It was made on the commits below `_snapshot`, and has so
-        many `_merges`."""
+        """The offsets up to which the last plan goes. It was made on the commits below `_snapshot`,
+        and `_merges` is its number of merges."""
         self._snapshot = self._merges = 0
         self._conflicts = 0
 
     @property
     def intent(self) -> Intent:
-        """Under which the tasks are carried out."""
-        assert self._intent is not None, "it is made with the first plan that has tasks"
+        """The intent under which the tasks are carried out."""
+        assert self._intent is not None, "the first plan with tasks opens the intent"
         return self._intent
 
     async def plan(self) -> tuple[MergeTask, ...]:
-        """The next tasks, about `round_bytes` of merges; none: nothing is left to merge. Raises as
-        TopicLog.fold."""
+        """The next tasks, with about `round_bytes` of merges; empty: there is nothing left to
+        merge. Raises as TopicLog.fold."""
         for tries in range(CHUNKS_MOVED_MAX):
             state = await self._state()
             try:
                 tasks = await self._planned(state)
                 break
-            except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+            except errors.NoSuchLedger:  # a newer checkpoint replaced a chunk
                 if tries == CHUNKS_MOVED_MAX - 1:
                     raise
         self._snapshot = state.next
@@ -189,8 +190,8 @@ class Compaction:
         return tasks
 
     async def carry_out(self, tasks: Sequence[MergeTask], pace: "Pace") -> None:
-        """The tasks planned last, one after the other, and their commit. Raises as `merge` and
-        `commit`."""
+        """Carries the last planned tasks out, one after the other, and commits them. Raises as
+        `merge` and `commit`."""
         merged: list[Merged] = []
         for task in tasks:
             merged += await merge(self._client, self._topic, self.intent, task)
@@ -199,10 +200,11 @@ class Compaction:
         await self.commit(merged)
 
     async def commit(self, merged: Sequence[Merged]) -> None:
-        """Of each task planned, what one attempt of it wrote, is put in the place of what it was
-        read from, all of it that still can be, in one commit; what has changed of the others is
-        planned again, and so is what is left out. Raises as TopicClient.commit_actions,
-        errors.TxnConflict (the topic is rearranged again and again)."""
+        """`merged` is the result of one attempt of each planned task. One commit puts the new
+        segments in the place of those that were read, for all merges for which that is still
+        possible. Merges whose partition has changed are planned again, and so are merges that are
+        missing in `merged`. Raises as TopicClient.commit_actions, errors.TxnConflict (others
+        rearrange the topic again and again)."""
         written = [result for result in merged if not result.left]
         self._merges -= len(merged) - len(written)
         merged = written
@@ -210,8 +212,8 @@ class Compaction:
             if not merged:
                 break
             try:
-                replaced = [self._replace(one) for one in merged]
-                records = dict.fromkeys(path for one in merged for path in _records(one))
+                replaced = [self._replace(result) for result in merged]
+                records = dict.fromkeys(path for result in merged for path in _records(result))
                 there = [Check(path, ANY_VERSION) for path in records]
                 await self._client.commit_actions(
                     self._topic.id, replaced, self.intent, checks=there
@@ -222,7 +224,9 @@ class Compaction:
                 gone = conflict.facts.get("path")
                 state = await self._state()
                 merged = [
-                    one for one in merged if gone not in _records(one) and self._holds(state, one)
+                    result
+                    for result in merged
+                    if gone not in _records(result) and self._holds(state, result)
                 ]
         else:
             merged = ()
@@ -245,7 +249,7 @@ class Compaction:
             return await self._client.log(self._topic.id).fold(fresh=True)
 
     async def _planned(self, state: TopicState) -> tuple[MergeTask, ...]:
-        """Raises errors.NoSuchLedger where a chunk is gone."""
+        """Raises errors.NoSuchLedger if a chunk is gone."""
         merges: list[Merge] = []
         tables: dict[Chunk, SegmentTable] = {}
         self._reached = reached = dict(self._since)
@@ -255,68 +259,69 @@ class Compaction:
                 if full:
                     break
                 read = await self._client.chunks.load(held.chunks_between(lo, hi))
-                for one in plan_merges(held, lo, hi, self._limits, read):
+                for merge_ in plan_merges(held, lo, hi, self._limits, read):
                     full = full or _full(merges, self._round_bytes)
                     if not full:
-                        merges.append(one)
+                        merges.append(merge_)
                         tables |= read
-                        reached[held.number] = one.end
+                        reached[held.number] = merge_.end
         self._merges = len(merges)
-        return tuple(_task(state, some, tables) for some in together(merges))
+        return tuple(_task(state, group, tables) for group in together(merges))
 
-    def _replace(self, one: Merged) -> Replace:
-        times, tokens = Runs(one.committed), Runs(one.merge.tokens)
+    def _replace(self, result: Merged) -> Replace:
+        planned, segments = result.merge, result.segments
+        times, tokens = Runs(result.committed), Runs(planned.tokens)
         return Replace(
-            partition=one.merge.partition,
-            start=one.merge.start,
-            end=one.merge.end,
-            segments=one.segments,
+            partition=planned.partition,
+            start=planned.start,
+            end=planned.end,
+            segments=segments,
             snapshot=self._snapshot,
-            committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
-            tokens=tuple(tuple(tokens.taken(segment.rows)) for segment in one.segments),
+            committed=tuple(tuple(times.taken(segment.rows)) for segment in segments),
+            tokens=tuple(tuple(tokens.taken(segment.rows)) for segment in segments),
         )
 
-    def _holds(self, state: TopicState, one: Merged) -> bool:
+    def _holds(self, state: TopicState, result: Merged) -> bool:
         try:
-            commit_draft.check_holds(state, self.intent.app_id, (self._replace(one),))
+            commit_draft.check_holds(state, self.intent.app_id, (self._replace(result),))
         except errors.TxnConflict:
             return False
         return True
 
 
-def _records(one: Merged) -> list[str]:
-    """The paths of the records of the ledgers that its rows were written to."""
-    return [paths.ledger(segment.ledger_id) for segment in one.segments]
+def _records(result: Merged) -> list[str]:
+    """The paths of the records of the ledgers to which its rows were written."""
+    return [paths.ledger(segment.ledger_id) for segment in result.segments]
 
 
 def together(merges: Sequence[Merge]) -> list[list[Merge]]:
-    """The merges with those put together that are small, or read entries that others may read, too:
-    such of different partitions, of GROUP_BYTES at most."""
-    found = [[one] for one in merges if not _joins(one)]
-    turns: dict[int, list[Merge]] = {}  # the first small ones of all partitions, the second ...
+    """The merges in groups. Merges that are small, or that read entries which other partitions
+    share, are put together: a group has merges of different partitions, of GROUP_BYTES at most."""
+    groups = [[planned] for planned in merges if not _joins(planned)]
+    turns: dict[int, list[Merge]] = {}  # the first small merges of all partitions, the second ...
     of_partition: Counter[int] = Counter()
-    for one in merges:
-        if _joins(one):
-            turns.setdefault(of_partition[one.partition], []).append(one)
-            of_partition[one.partition] += 1
-    for some in turns.values():
+    for planned in merges:
+        if _joins(planned):
+            turns.setdefault(of_partition[planned.partition], []).append(planned)
+            of_partition[planned.partition] += 1
+    for turn in turns.values():
         held = GROUP_BYTES
-        for one in some:
-            if held + one.bytes > GROUP_BYTES:
-                found.append([])
+        for planned in turn:
+            if held + planned.bytes > GROUP_BYTES:
+                groups.append([])
                 held = 0
-            found[-1].append(one)
-            held += one.bytes
-    return found
+            groups[-1].append(planned)
+            held += planned.bytes
+    return groups
 
 
-def _joins(one: Merge) -> bool:
-    return one.shared or one.bytes < SHARE_BYTES
+def _joins(planned: Merge) -> bool:
+    return planned.shared or planned.bytes < SHARE_BYTES
 
 
 def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask:
-    by_partition = sorted(merges, key=lambda one: one.partition)
-    ranges = {one.partition: (one.start, one.end) for one in by_partition}
+    by_partition = sorted(merges, key=lambda planned: planned.partition)
+    ranges = {planned.partition: (planned.start, planned.end) for planned in by_partition}
     reads = plan_read(state, ranges, cutting=ONE_TASK, read=read)
     return MergeTask(tuple(by_partition), tuple(reads))
 
@@ -324,16 +329,16 @@ def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask
 async def merge(
     client: TopicClient, topic: TopicInfo, intent: Intent, task: MergeTask
 ) -> list[Merged]:
-    """Read the rows, wherever they are by now, and write them under the intent; none when some are
-    gone; merges that are left when an entry of one is bad or too large. Raises what reading and
-    writing do."""
+    """Reads the rows, from their present segments, and writes them under the intent. Returns no
+    merge if some rows are gone, and merges that are `left` if an entry is bad or too large. Raises
+    as reading and writing."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
     stored: dict[int, list[Stored]] = {}
     try:
-        for planned in task.reads:
-            born_live = frozenset(planned.table.ledgers[planned.table.counted].tolist())
-            async for run in fetch_kept(client, planned):
+        for read in task.reads:
+            born_live = frozenset(read.table.ledgers[read.table.counted].tolist())
+            async for run in fetch_kept(client, read):
                 for fetched in run:
                     if fetched.entry.header.ledger_id in born_live:
                         _note_stored(fetched, stored)
@@ -351,20 +356,20 @@ async def merge(
     except BaseException:
         await sender.abort()
         raise
-    found: dict[int, list[Segment]] = {}
+    by_partition: dict[int, list[Segment]] = {}
     for segment in segments:
-        found.setdefault(segment.partition, []).append(segment)
+        by_partition.setdefault(segment.partition, []).append(segment)
     merged = [
         Merged(
-            one,
-            tuple(found.get(one.partition, ())),
-            times_with(one, stored.get(one.partition, ())),
+            planned,
+            tuple(by_partition.get(planned.partition, ())),
+            times_with(planned, stored.get(planned.partition, ())),
         )
-        for one in task.merges
+        for planned in task.merges
     ]
-    for one in merged:
-        written = sum(segment.rows for segment in one.segments)
-        assert written == one.merge.end - one.merge.start, "a merge holds the same rows"
+    for result in merged:
+        written = sum(segment.rows for segment in result.segments)
+        assert written == result.merge.end - result.merge.start, "a merge holds the same rows"
     return merged
 
 
@@ -375,7 +380,7 @@ def _note_stored(fetched: FetchedEntry, stored: dict[int, list[Stored]]) -> None
 
 
 class Pace:
-    """At most so many bytes a second, on average; None: as many as there are."""
+    """Holds a merge to `bytes_per_s` on average; None: no limit."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         if bytes_per_s is not None and not bytes_per_s > 0:
@@ -388,7 +393,7 @@ class Pace:
         self._bytes = 0
 
     async def keep(self, client: TopicClient, intent: Intent, copied: int) -> None:
-        """Wait as long as it takes, showing that the intent's owner is at work."""
+        """Waits until the pace is kept; meanwhile raises the intent's heartbeat."""
         self._bytes += copied
         while self._bytes_per_s is not None:
             due_s = self._began_s + self._bytes / self._bytes_per_s
@@ -405,7 +410,7 @@ async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
 
 
 def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
-    size = sum(one.bytes for one in merges)
-    times = sum(len(one.committed) for one in merges)
+    size = sum(planned.bytes for planned in merges)
+    times = sum(len(planned.committed) for planned in merges)
     many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
     return many or size >= round_bytes

@@ -1,27 +1,27 @@
-"""What becomes of ledgers that were made for topics: which are closed, kept, deleted, and when; and
-which intents count as abandoned. Pure: the janitor looks, this decides, the janitor does.
+"""Decides which ledgers that were made for topics are closed, kept and deleted, and when; and which
+intents count as abandoned. Pure: the janitor reads, this file decides, the janitor acts.
 
-Always true of what is DELETED: it is CLOSED; its topic is deleted, or, folded after it was known to
-be CLOSED, does not refer to it (hazard 4); what a topic did refer to has been left alone for the
-topic's delete delay since (hazard 34). Under an intent that is open it depends on how often that
-intent's commits name a ledger (hazard 5):
+Always true of a ledger that is DELETED: it is CLOSED; its topic is deleted, or was folded after
+this ledger was seen CLOSED and does not refer to it (hazard 4); a ledger to which a topic once
+referred stayed for the topic's delete delay after that (hazard 34). Under an open intent it depends
+on how often that intent's commits name a ledger (hazard 5):
 - a query's tasks write to one ledger for batch after batch, so it goes only if a version was
   committed since it was CLOSED: tasks of the versions that follow began after that commit, and
-  cannot have written to it. The metadata store tells which of the two was first, so this holds for
-  an observer that was not there. It can be known of a streaming query alone, whose versions come
-  one after another from one run;
-- what a broker, maintenance, a batch job or a task that commits its part wrote is named by no
-  further commit once it is CLOSED and the topic has dropped it, so it goes although the intent is
-  open, for months perhaps: all that a live ledger has is in its seal; a round of merges, or a part,
-  writes its rows to ledgers of its own (compactor.py, parts.py); and the bodies of a commit, or a
-  checkpoint, are in ledgers that nothing else is written to (log/blobs.py). A ledger of theirs that
-  the topic never referred to may be about to be named: it stays while the intent is open;
-- of other kinds nothing is known, and all is kept.
+  cannot have written to it. The numbers of the metadata store's transactions show which of the two
+  was first, so this also holds for an observer that began later. Only a streaming query allows
+  this conclusion, as its versions come one after another from one run;
+- no further commit names a ledger of a broker, of maintenance, of a batch job or of a task that
+  commits its part once it is CLOSED and the topic has dropped it, so it goes although the intent
+  may stay open for months: a seal covers all entries of a live ledger; each round of merges, and
+  each part, writes its rows to its own ledgers (compactor.py, parts.py); and the bodies of a
+  commit, or a checkpoint, are in ledgers with no other entries (log/blobs.py). A ledger of theirs
+  to which the topic never referred may be about to be named: it stays while the intent is open;
+- about other kinds of intents nothing is certain, and all their ledgers are kept.
 
 Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
-unbroken session; a difference of two hosts' clocks never counts. Many that fall silent together are
-a sign of trouble with the network or with the metadata store, not of their death (hazard 44): then
-nothing is condemned for a while, and after it only a few at a time.
+unbroken session; a difference of two hosts' clocks never counts. Many intents that fall silent
+together are a sign of trouble with the network or with the metadata store, not of dead writers
+(hazard 44): then no intent is condemned for a while, and after that only a few at a time.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -34,12 +34,13 @@ from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX, TopicPolicies
 COUNTING_KINDS = (QUERY,)
 """Kinds of intents whose versions one run commits in order, one at a time."""
 POLICY_KINDS = (QUERY, PARTS, BATCH)
-"""Kinds of intents whose ledgers are all rolled as the topic's policies say."""
-DELETED_PART_MAX = 0.1  # of the ledgers that a pass knows, for the lack of references alone
+"""Kinds of intents whose ledgers are all rolled by the topic's policies."""
+DELETED_PART_MAX = 0.1  # of a pass' ledgers, if the only reason is that no topic refers to them
 DELETED_UNGUARDED = 20  # so many may go in any case
 UNPUBLISHED_MS = 3600 * 1000
-"""Checkpoints are written beside the versions: so long at least one may take from its first entry
-in a ledger until the record that names it is published. One that takes longer has to begin anew."""
+"""Checkpoints are written apart from the versions: a checkpoint may take this time from its first
+entry in a ledger until the record that names it is published. One that takes longer has to begin
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ class IntentSeen:
 
     @property
     def counts(self) -> bool:
-        """Whether its versions tell what of it can still be under way."""
+        """Whether its versions show that no batch under way uses a ledger."""
         return self.open and self.kind in COUNTING_KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSeen:
-    """A ledger that there is. `made_ms` is by the store's clock; `stuck`: it has been in recovery
+    """A ledger with a record. `made_ms` is by the store's clock; `stuck`: it has been in recovery
     for a while; `closed_in`: the number of the store's transaction by which it was CLOSED, or of a
     later one; `closed_ms`: when the observer first saw it CLOSED, by the store's clock."""
 
@@ -76,9 +77,10 @@ class LedgerSeen:
 
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
-    """A topic as it was folded: what it refers to, what it dropped when; `checkpoint` is the
-    version that its checkpoint's node had before (None: there was none). `deleted_ms`: when it was
-    deleted. `problem`: why nothing can be said of it, which keeps everything."""
+    """A folded topic: the ledgers to which it refers, and those that it dropped, with the time;
+    `checkpoint` is the version that its checkpoint's node had before (None: there was no node).
+    `deleted_ms`: when it was deleted. `problem`: why it cannot be judged; then all its ledgers are
+    kept."""
 
     id: str
     policies: TopicPolicies = field(default_factory=TopicPolicies)
@@ -91,8 +93,8 @@ class TopicSeen:
 
 class Fate(Enum):
     KEPT = "kept"  # a topic refers to it
-    WAITS = "waits"  # it will go, or may: `why`
-    NEVER_REFERRED = "never referred to"  # deleted: nothing says that a topic ever had it
+    WAITS = "waits"  # it will go, or may: `why` has the reason
+    NEVER_REFERRED = "never referred to"  # deleted: nothing shows that a topic ever had it
     RECLAIMED = "reclaimed"  # deleted: its topic dropped it, or is deleted itself
 
 
@@ -109,15 +111,14 @@ def to_close(
     topics: Mapping[str, TopicSeen],
     now_ms: int,
 ) -> list[int]:
-    """The ledgers that no writer will close: of ended intents and deleted topics all, others when
-    their age is beyond rolling (hazard 19), referred to or not."""
-    return [
-        one.id for one in ledgers if not one.closed and _abandoned(one, intents, topics, now_ms)
-    ]
+    """The open ledgers that no writer will close: all of ended intents and deleted topics, and
+    others that are too old to be rolled (hazard 19), whether or not a topic refers to them."""
+    opened = (ledger for ledger in ledgers if not ledger.closed)
+    return [ledger.id for ledger in opened if _abandoned(ledger, intents, topics, now_ms)]
 
 
 def fate_of(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> Verdict:
-    """What becomes of a ledger; `intent` and the ledger were read before the topic was folded."""
+    """The fate of a ledger; `intent` and the ledger were read before the topic was folded."""
     if not topic.problem and topic.deleted_ms is None and ledger.id in topic.referred:
         return Verdict(ledger.id, Fate.KEPT)
     why = _waits_for(ledger, intent, topic, now_ms)
@@ -140,9 +141,9 @@ def _abandoned(
 
 
 def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
-    """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that
-    none is open for more than twice the roll age. A broker's intent is one of SYSTEM, as that of
-    merging is, which rolls as the policies say: the longer age counts of both."""
+    """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that no
+    ledger is open for more than twice the roll age. The intents of brokers and of merging are both
+    of kind SYSTEM, and merging rolls by the policies: the longer of both ages counts."""
     roll_s = policies.ledger_age_s_max
     return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
 
@@ -170,7 +171,7 @@ def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms:
 
 
 def is_before(closed_in: int, committed_in: int) -> bool:
-    """Whether a ledger was CLOSED before the last version was committed, as far as is known."""
+    """Whether a ledger is certain to have been CLOSED before the last version was committed."""
     return 0 < closed_in < committed_in
 
 
@@ -178,13 +179,13 @@ def _delay(left_ms: int, what: str) -> str:
     return f"{what}; the delete delay ends in {-(-left_ms // 1000)} s" if left_ms > 0 else ""
 
 
-def too_many(never_referred: int, known: int) -> str:
-    """Why so many ledgers must not go at once for the lack of a reference alone: that is also what
-    an empty or a wrong metadata store looks like (hazard 50). Empty if they may."""
-    if never_referred <= max(DELETED_UNGUARDED, known * DELETED_PART_MAX):
+def too_many(never_referred: int, ledgers: int) -> str:
+    """Why so many ledgers must not go at once if the only reason is that no topic refers to them:
+    an empty or a wrong metadata store looks the same (hazard 50). Empty if they may go."""
+    if never_referred <= max(DELETED_UNGUARDED, ledgers * DELETED_PART_MAX):
         return ""
     return (
-        f"{never_referred} of {known} ledgers would be deleted because no topic refers to them:"
+        f"{never_referred} of {ledgers} ledgers would be deleted because no topic refers to them:"
         " look first, then clean with force"
     )
 
@@ -193,14 +194,15 @@ TOGETHER_PART_MAX = 0.2  # of the open intents
 TOGETHER_MIN = 2
 PAUSE_LEASES = 4
 UNUSED_LEASES = 96
-"""A batch job's writer is made when its query is planned. What it is to write may take long to be
-computed, and until its first task begins it has no heartbeat and no ledger."""
+"""A batch job's writer is made when its query is planned. The rows may take long to compute, and
+until the first task begins the writer has no heartbeat and no ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """What to do about the silent: `condemn` these now; `since_s` is since when so many have been
-    silent together (None: they are not), `alarm` what to say about it."""
+    """The judgement on silent intents: `condemn` are the ones to condemn now; `since_s` is the time
+    since when so many have been silent together (None: they are not so many), `alarm` is the
+    message about that."""
 
     condemn: tuple[str, ...]
     since_s: float | None = None
@@ -208,15 +210,15 @@ class Silence:
 
 
 def lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
-    """How long an intent of this kind may show no further heartbeat after so many."""
+    """How long an intent of this kind may go without a new heartbeat after this number of them."""
     return UNUSED_LEASES * lease_s if kind == "batch" and heartbeats == 0 else lease_s
 
 
 def judge(
     opened: int, silent: Sequence[str], since_s: float | None, now_s: float, lease_s: float
 ) -> Silence:
-    """`silent` have shown no heartbeat for a lease, of `opened` intents that are open; `since_s`
-    is that of the last judgement."""
+    """`silent` are the intents without a heartbeat for a lease, `opened` is the number of open
+    intents, `since_s` is that of the last judgement."""
     if len(silent) < TOGETHER_MIN or len(silent) <= opened * TOGETHER_PART_MAX:
         return Silence(tuple(silent))
     since_s = now_s if since_s is None else since_s
@@ -224,7 +226,7 @@ def judge(
     if left_s > 0:
         alarm = (
             f"{len(silent)} of {opened} writers fell silent together: look whether they can reach"
-            f" the metadata store; they are taken as gone, a few at a time, from {left_s:.0f} s on"
+            f" the metadata store; they count as gone, a few at a time, from {left_s:.0f} s on"
         )
         return Silence((), since_s, alarm)
     few = max(1, int(opened * TOGETHER_PART_MAX))

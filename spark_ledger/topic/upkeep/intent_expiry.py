@@ -1,14 +1,16 @@
-"""What intents that are over, or long at work, leave in the metadata store, taken away.
+"""Removes old intents and old blocks of ledger ids from the metadata store.
 
 Always true: an intent goes KEPT_MS after its end at the earliest, by the store's clock, and never
-while one of its ledgers is there: the janitor finds them by it. Whoever looks for the outcome of a
-commit under it later finds neither it nor the transaction record of its random app id, for one
-multi takes both, and says that it does not know (hazard 12). The records of named app ids stay, and
-so do the intents of queries: a zombie that makes its own again must find it ended (hazard 11). A
-block of ledger ids goes, of any intent, once it is older than KEPT_MS and no ledger with an id of
-it is there: no process uses ids that it took that long ago (intents.IDS_KEPT_S).
+while one of its ledgers has a record: the janitor needs the intent to find its ledgers. One multi
+removes an intent and the transaction record of its random app id, so a process that later looks for
+the outcome of a commit under it reads neither, and reports that the outcome is unknown (hazard 12).
+The records of named app ids stay, and so do the intents of queries: a zombie that makes its intent
+again must meet the ended one (hazard 11). A block of ledger ids, of any intent, goes once it is
+older than KEPT_MS and no ledger with one of its ids has a record: no process uses ids that it took
+that long ago (intents.IDS_KEPT_S).
 
-A pass looks at INTENTS_PER_PASS, the next one goes on there; a round begins once in ROUND_S.
+A pass looks at INTENTS_PER_PASS intents, the next pass goes on after them; a round begins once in
+ROUND_S.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ KEPT_MS = 7 * 86_400_000
 ROUND_S = 3600.0
 INTENTS_PER_PASS = 500
 INTENTS_AT_ONCE = 8
-_OWN = (BATCH, SYSTEM)  # whose ids are random: the same is never made again
+_OWN = (BATCH, SYSTEM)  # kinds with random ids: an id is never made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ NOTHING_EXPIRED = Expired()
 
 @dataclass(slots=True)
 class IntentExpiry:
-    """Of one observer. Two may work at once: each removal is guarded, and done once."""
+    """The work of one observer. Two may work at once: each removal is guarded, and done once."""
 
     store: MetadataStore
     _left: deque[str] = field(default_factory=deque)
@@ -63,8 +65,9 @@ class IntentExpiry:
         """A pass, at `now_ms` by the store's clock. Raises StoreUnavailable."""
         await self._begin_round()
         names = [self._left.popleft() for _ in range(min(INTENTS_PER_PASS, len(self._left)))]
-        found = await each(lambda name: self._look(name, now_ms), names, INTENTS_AT_ONCE)
-        return Expired(sum(one.intents for one in found), sum(one.blocks for one in found))
+        removed = await each(lambda name: self._look(name, now_ms), names, INTENTS_AT_ONCE)
+        intents = sum(expired.intents for expired in removed)
+        return Expired(intents, sum(expired.blocks for expired in removed))
 
     async def _begin_round(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -88,7 +91,7 @@ class IntentExpiry:
         return Expired(int(await self._remove(intent_id, record, node)), removed)
 
     async def _remove_block(self, path: str, now_ms: int) -> int:
-        """1 if it is gone."""
+        """1 if the block is gone, else 0."""
         node = await read(self.store, path)
         if node is None:
             return 1
@@ -107,9 +110,9 @@ class IntentExpiry:
             Delete(paths.intent(intent_id), node.version),
         ]
         txn = paths.txn(escape(record.app_id), escape(record.target))
-        found = await read(self.store, txn) if record.random else None
-        if found is not None:
-            operations.append(Delete(txn, found.version))
+        recorded = await read(self.store, txn) if record.random else None
+        if recorded is not None:
+            operations.append(Delete(txn, recorded.version))
         if not await self._done(operations):
             return False
         if record.random:
@@ -117,7 +120,7 @@ class IntentExpiry:
         return True
 
     async def _done(self, operations: list[Operation]) -> bool:
-        """Whether it was; if it is not known, the next round looks again."""
+        """Whether the store applied them; if that is not certain, a later round tries again."""
         try:
             await self.store.multi(operations)
         except (MultiFailed, OutcomeUnknown):
@@ -125,7 +128,7 @@ class IntentExpiry:
         return True
 
     async def _forget(self, folder: str) -> None:
-        """The folder of an app id that has no record any more."""
+        """Deletes the folder of an app id, unless it has another record."""
         try:
             await self.store.delete(folder)
         except (NoNode, NotEmpty, OutcomeUnknown):

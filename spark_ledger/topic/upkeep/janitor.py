@@ -1,28 +1,28 @@
-"""The janitor: closes what writers left open, deletes ledgers that were made for topics and are
-needed by none.
+"""The janitor: closes ledgers that writers left open, and deletes ledgers that were made for topics
+and that no topic needs.
 
 Always true: a stale intent is condemned by compare-and-set first; then ledgers are closed; then the
-store is synced and the topics are folded; and only what fate_of (garbage.py) lets go *then* is
-deleted. Every commit checks its intent in its multi, so either the commit or the janitor loses
-(hazard 4). A checkpoint may come under an open intent at any time: there a ledger goes only in a
-multi that checks that none came since the fold. Any listing that fails ends the pass with nothing
-more deleted; a ledger that cannot be closed, or a topic that cannot be read, keeps what is theirs
-and is said. Two janitors may run.
+store is synced and the topics are folded; and only ledgers that fate_of (garbage.py) lets go *then*
+are deleted. Every commit checks its intent in its multi, so either the commit or the janitor loses
+(hazard 4). A checkpoint may come under an open intent at any time: then a ledger goes only in a
+multi that checks that no checkpoint came since the fold. Any listing that fails ends the pass, and
+nothing more is deleted; a ledger that cannot be closed is kept and reported, and so are the ledgers
+of a topic that cannot be read. Two janitors may run.
 
-A checkpoint is published by a multi that sets its topic's checkpoint node and checks the records of
-the ledgers it newly names (checkpointer.py); so of that multi and the one in which a ledger goes
-one fails, however long either was under way.
+A multi publishes a checkpoint: it sets the topic's checkpoint node and checks the records of the
+ledgers that the checkpoint newly names (checkpointer.py). So either that multi or the multi that
+deletes such a ledger fails, however long either was under way.
 
-Of a deleted topic its tree goes, its own node last: after that no ledger is made for the topic
-(ledger/records.py). A ledger made just before may be in no list yet: so the node that says that the
-topic was deleted goes only when a listing of ledgers that began without a tree found none of them,
-and a removal that ended early is gone on with. Nobody needs them: the topic takes no commit, its
-ledgers are gone, and a process that still has its id gets TopicNotFound. What says which brokers
-have partitions goes with the tree; also of a topic whose tree went earlier, as a broker may write
-it late.
+The tree of a deleted topic is removed, its own node last: after that no ledger is made for the
+topic (ledger/records.py). A ledger made just before may be in no listing yet. So the node that
+records the deletion goes only when a listing of ledgers that began without a tree has none of the
+topic's ledgers, and a removal that ended early is continued. No process needs these nodes: the
+topic takes no commit, its ledgers are gone, and a process that still has its id gets TopicNotFound.
+The record of the brokers that have its partitions goes with the tree; it is also removed for a
+topic whose tree went earlier, as a broker may write it late.
 
-Nothing is deleted in another session than the one in which it was judged: the store may have gone
-back in time in between, to where a topic refers to the ledger, or is not deleted.
+A deletion is done only in the session in which it was judged: in another session the store may have
+gone back in time, to a state in which a topic refers to the ledger, or is not deleted.
 """
 
 import asyncio
@@ -78,11 +78,11 @@ NODES_PER_CALL = 5_000
 
 @dataclass(frozen=True, slots=True)
 class CleanReport:
-    """What the pass did, or would do when `dry_run`: intents condemned, ledgers closed and deleted.
-    `kept` are ledgers that a topic refers to, `waiting` those that will go or may, each with why,
-    `unclosed` those that could not be closed. `refused` says why the ledgers to which nothing
-    refers were not deleted, `alarm` why silent writers were not condemned. `topics` are the deleted
-    topics whose trees it took."""
+    """The results of the pass, or with `dry_run` what it would do: intents condemned, ledgers
+    closed and deleted. `kept` are ledgers to which a topic refers, `waiting` those that will go or
+    may go, each with the reason, `unclosed` those that could not be closed. `refused` is the reason
+    why ledgers without a reference were not deleted, `alarm` the reason why silent writers were not
+    condemned. `topics` are the deleted topics whose trees it removed."""
 
     dry_run: bool
     condemned: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class CleanReport:
 
     @property
     def eventful(self) -> bool:
-        """Whether there is something to say of it."""
+        """Whether there is something to report."""
         did = self.condemned or self.closed or self.deleted or self.topics
         return bool(did or self.refused or self.alarm or self.unclosed)
 
@@ -133,8 +133,8 @@ class Janitor:
     async def clean(
         self, *, dry_run: bool = False, force: bool = False, condemn: Sequence[str] = ()
     ) -> CleanReport:
-        """One pass. `condemn` names intents to take as stale now; `force` lets the pass delete
-        more than a tenth of the ledgers it knows because no topic refers to them.
+        """One pass. `condemn` names intents that count as stale now; with `force` the pass may
+        delete more than a tenth of its ledgers only because no topic refers to them.
 
         Raises errors.Unavailable, and errors.UnsupportedFormat for records of a later version.
         """
@@ -150,30 +150,31 @@ class Janitor:
             report = CleanReport(dry_run, silence.condemn, alarm=silence.alarm)
             report = await self._close(a_pass, report)
             await self._learn_of_closed(a_pass)
-            judged = sorted({one.topic for one in a_pass.judged()})
+            judged = sorted({ledger.topic for ledger in a_pass.judged()})
             topics = await self._references.of(judged, a_pass.deleted)
             await self._check_cluster()
             report = await self._delete(a_pass, topics, report, force)
             return await self._remove_topics(a_pass, report)
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------
 
     async def _check_cluster(self) -> None:
-        """The store is still of the cluster this janitor began with (hazard 50), and not held; of
-        what it remembers from before a person accepted an older store nothing counts."""
+        """Checks that the store is still that of the cluster with which this janitor began (hazard
+        50), and is not held. Once a person has accepted an older store, the janitor forgets
+        everything that it remembers from before."""
         await self.store.sync()
         node = await read(self.store, paths.CLUSTER)
         try:
-            found = None if node is None else cluster.decode(node.value)
+            current = None if node is None else cluster.decode(node.value)
         except cluster.BadClusterRecord:
-            found = cluster.Cluster("")
-        if (refusal := cluster.held(found)) is not None:
+            current = cluster.Cluster("")
+        if (refusal := cluster.held(current)) is not None:
             raise refusal
-        before, self._cluster = self._cluster, found
-        if not self._looked or before == found:
+        before, self._cluster = self._cluster, current
+        if not self._looked or before == current:
             self._looked = True
             return
-        if before is None or found is None or before.cluster_id != found.cluster_id:
+        if before is None or current is None or before.cluster_id != current.cluster_id:
             self._cluster = before
             raise errors.Unavailable(
                 "the metadata store holds another cluster than before",
@@ -184,26 +185,26 @@ class Janitor:
         self._ended, self._seen, self._silent_since_s = {}, {}, None
 
     def _check_session(self) -> None:
-        """Raises errors.Unavailable where what this pass judged may have been another copy's."""
+        """Raises errors.Unavailable if this pass may have judged by another copy of the store."""
         if self._lost != self._lost_before:
             raise errors.Unavailable(
                 "the session with the metadata store was lost while it was cleaned",
-                "The next pass looks anew.",
+                "The next pass reads everything again.",
             )
 
     async def _all_intents(self) -> list[Intent]:
-        """One that has ended does not change, and is read once."""
+        """An intent that has ended does not change, and is read once."""
         if await read(self.store, paths.INTENTS) is None:
             return []
-        found = {name: self._ended.get(name) for name in await self.store.children(paths.INTENTS)}
-        asked = [name for name, ended in found.items() if ended is None]
-        found.update(zip(asked, await each(self._intent, asked), strict=True))
-        intents = [intent for intent in found.values() if intent is not None]
+        by_id = {name: self._ended.get(name) for name in await self.store.children(paths.INTENTS)}
+        asked = [name for name, ended in by_id.items() if ended is None]
+        by_id.update(zip(asked, await each(self._intent, asked), strict=True))
+        intents = [intent for intent in by_id.values() if intent is not None]
         self._ended = {intent.id: intent for intent in intents if not intent.open}
         return intents
 
     async def _intent(self, intent_id: str) -> Intent | None:
-        """None: it was removed just now."""
+        """None if it was removed just now."""
         node = await read(self.store, paths.intent(intent_id))
         if node is None:
             return None
@@ -219,11 +220,11 @@ class Janitor:
         judged = garbage.judge(len(opened), silent, self._silent_since_s, now_s, self._lease_s)
         self._silent_since_s = judged.since_s
         self._seen = {intent: self._seen[intent] for intent in opened}
-        wanted = [intent for intent in opened if intent in condemn or intent in judged.condemn]
-        return replace(judged, condemn=tuple(wanted))
+        stale = [intent for intent in opened if intent in condemn or intent in judged.condemn]
+        return replace(judged, condemn=tuple(stale))
 
     async def _expired(self, intent: Intent) -> bool:
-        """Whether its heartbeat has stood still for a lease under this observer's eyes."""
+        """Whether this observer has seen its heartbeat stand still for a lease."""
         node = await self.store.get(paths.intent_heartbeat(intent.id))
         now_s = asyncio.get_running_loop().time()
         seen = self._seen.get(intent.id)
@@ -243,35 +244,40 @@ class Janitor:
     async def _look(
         self, intents: Sequence[Intent], stale: Sequence[str], bare: frozenset[str]
     ) -> "_Pass":
-        """Who there is and what, after what was condemned is. In a dry run the stale are taken as
-        condemned."""
+        """Intents, ledgers and deleted topics, after intents were condemned. In a dry run the stale
+        intents count as condemned."""
         seen = {
-            one.id: IntentSeen(one.id, one.record.kind, one.open and one.id not in stale)
-            for one in intents
+            intent.id: IntentSeen(
+                intent.id, intent.record.kind, intent.open and intent.id not in stale
+            )
+            for intent in intents
         }
         deleted = await self._references.deleted() | dict.fromkeys(bare, LONG_AGO_MS)
-        found = await self._inventory.look(intents, every=bool(bare))
+        listed = await self._inventory.look(intents, every=bool(bare))
         now_ms = await store_now_ms(self.store)
         by_id = {intent.id: intent for intent in intents}
-        return _Pass(now_ms, by_id, seen, {one.id: one for one in found}, deleted, bare)
+        ledgers = {ledger.id: ledger for ledger in listed}
+        return _Pass(now_ms, by_id, seen, ledgers, deleted, bare)
 
     # -- closing ------------------------------------------------------------------------------
 
     async def _close(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
-        """Recover what no writer will close: after this no writer adds to any of them."""
-        opened = sorted({one.topic for one in a_pass.ledgers.values() if not one.closed})
+        """Recovers the ledgers that no writer will close: after this no writer adds to any of
+        them."""
+        every = a_pass.ledgers.values()
+        opened = sorted({ledger.topic for ledger in every if not ledger.closed})
         policies = await each(self._references.policies, opened)
         seen = {
-            id_: TopicSeen(id_, some or TopicPolicies(), deleted_ms=a_pass.deleted.get(id_))
-            for id_, some in zip(opened, policies, strict=True)
+            id_: TopicSeen(id_, its or TopicPolicies(), deleted_ms=a_pass.deleted.get(id_))
+            for id_, its in zip(opened, policies, strict=True)
         }
         ledgers = list(a_pass.ledgers.values())
-        wanted = sorted(garbage.to_close(ledgers, a_pass.intents, seen, a_pass.now_ms))
+        closing = sorted(garbage.to_close(ledgers, a_pass.intents, seen, a_pass.now_ms))
         if report.dry_run:
-            a_pass.assumed = dict.fromkeys(wanted)
-            return replace(report, closed=tuple(wanted))
-        problems = await each(self._recover, wanted[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
-        outcomes = dict(zip(wanted, problems, strict=False))
+            a_pass.assumed = dict.fromkeys(closing)
+            return replace(report, closed=tuple(closing))
+        problems = await each(self._recover, closing[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
+        outcomes = dict(zip(closing, problems, strict=False))
         done = [ledger for ledger, problem in outcomes.items() if not problem]
         await each(lambda ledger: self._see_closed(a_pass, ledger), done)
         unclosed = {ledger: problem for ledger, problem in outcomes.items() if problem}
@@ -283,7 +289,7 @@ class Janitor:
         a_pass.ledgers[ledger_id] = seen or replace(before, closed=True, stuck=False)
 
     async def _recover(self, ledger_id: int) -> str:
-        """Close the ledger; why it could not be."""
+        """Closes the ledger; returns why it could not be closed, or an empty text."""
         try:
             await self._ledgers.recover(ledger_id)
         except errors.NoSuchLedger:
@@ -293,8 +299,9 @@ class Janitor:
         return ""
 
     async def _learn_of_closed(self, a_pass: "_Pass") -> None:
-        """When ledgers were seen CLOSED first, and in which transaction their intents committed
-        last: before any fold, so that the fold has that commit."""
+        """Notes when ledgers were first seen CLOSED, and the store's transactions in which their
+        intents committed last. It reads them before any fold, so that the fold has these commits.
+        """
         counting = [intent for intent in a_pass.by_id.values() if a_pass.intents[intent.id].counts]
         commits = await each(self._committed_in, counting)
         for intent, committed_in in zip(counting, commits, strict=True):
@@ -320,22 +327,24 @@ class Janitor:
         force: bool,
     ) -> CleanReport:
         verdicts = [
-            fate_of(one, a_pass.intents[one.intent], topics[one.topic], a_pass.now_ms)
-            for one in a_pass.judged()
+            fate_of(ledger, a_pass.intents[ledger.intent], topics[ledger.topic], a_pass.now_ms)
+            for ledger in a_pass.judged()
         ]
-        never = [one.ledger for one in verdicts if one.fate is Fate.NEVER_REFERRED]
+        never = [verdict.ledger for verdict in verdicts if verdict.fate is Fate.NEVER_REFERRED]
         refused = "" if force else garbage.too_many(len(never), len(a_pass.ledgers))
-        going = [one.ledger for one in verdicts if one.fate is Fate.RECLAIMED]
+        going = [verdict.ledger for verdict in verdicts if verdict.fate is Fate.RECLAIMED]
         going = sorted(going if refused else [*going, *never])[:DELETED_PER_PASS]
-        waiting = {one.ledger: one.why for one in verdicts if one.fate is Fate.WAITS}
+        waiting = {
+            verdict.ledger: verdict.why for verdict in verdicts if verdict.fate is Fate.WAITS
+        }
         if not report.dry_run:
             going = await self._deleted(a_pass, topics, going, waiting)
-        for ledger in going:
-            del a_pass.ledgers[ledger]
+        for ledger_id in going:
+            del a_pass.ledgers[ledger_id]
         return replace(
             report,
             deleted=tuple(going),
-            kept=tuple(one.ledger for one in verdicts if one.fate is Fate.KEPT),
+            kept=tuple(verdict.ledger for verdict in verdicts if verdict.fate is Fate.KEPT),
             waiting=waiting,
             refused=refused,
         )
@@ -347,33 +356,34 @@ class Janitor:
         going: Sequence[int],
         waiting: dict[int, str],
     ) -> list[int]:
-        """Those of `going` that went; the others are put to those that wait."""
+        """Deletes the ledgers in `going`; returns those that went, and puts the others to
+        `waiting`."""
 
         async def gone(ledger_id: int) -> bool:
             self._check_session()
-            one = a_pass.ledgers[ledger_id]
-            topic = topics[one.topic]
+            ledger = a_pass.ledgers[ledger_id]
+            topic = topics[ledger.topic]
             only_if: list[Operation] = []
-            if a_pass.intents[one.intent].open and topic.deleted_ms is None:
+            if a_pass.intents[ledger.intent].open and topic.deleted_ms is None:
                 only_if = _unchanged(paths.topic_checkpoint(topic.id), topic.checkpoint)
             waiting[ledger_id] = "a checkpoint that may name it was published since it was judged"
             try:
                 return await self._ledgers.delete(ledger_id, only_if)
-            except errors.UnsupportedFormat as damage:  # of the set of deleted ledgers, say
+            except errors.UnsupportedFormat as damage:  # perhaps of the set of deleted ledgers
                 waiting[ledger_id] = damage.what
                 return False
 
         outcomes = await each(gone, going, DELETING_AT_ONCE)
-        went = [ledger for ledger, is_gone in zip(going, outcomes, strict=True) if is_gone]
+        went = [id_ for id_, is_gone in zip(going, outcomes, strict=True) if is_gone]
         self._inventory.forget(went)
         for ledger_id in went:
             del waiting[ledger_id]
         return went
 
     async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
-        """Of topics deleted long enough ago, that have no ledger any more, their trees; what had
-        no tree when this pass began is forgotten."""
-        having = {one.topic for one in a_pass.ledgers.values()}
+        """Removes the trees of topics that were deleted long enough ago and have no ledger any
+        more; forgets those that had no tree when this pass began."""
+        having = {ledger.topic for ledger in a_pass.ledgers.values()}
         removed = []
         for topic_id, deleted_ms in a_pass.deleted.items():
             if topic_id in having:
@@ -393,9 +403,9 @@ class Janitor:
         return replace(report, topics=tuple(removed))
 
     async def _remove_owners(self) -> None:
-        """The records of which brokers have topics that are not there any more. A topic is made
-        before its record, so the records are listed first; without the folder of topics nothing is
-        known."""
+        """Removes the records of brokers' topics for topics that do not exist any more. A topic is
+        made before its record, so the records are listed first; if the folder of topics is missing,
+        nothing is removed."""
         recorded = await names_in(self.store, paths.BROKERS_TOPICS)
         if not recorded:
             return
@@ -411,8 +421,8 @@ class Janitor:
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass knows, by id. `bare` are deleted topics that had no tree when it began,
-    `assumed` ledgers that a dry run takes as closed."""
+    """What one pass has read, by id. `bare` are deleted topics that had no tree when it began,
+    `assumed` are ledgers that count as closed in a dry run."""
 
     now_ms: int
     by_id: Mapping[str, Intent]
@@ -423,31 +433,30 @@ class _Pass:
     assumed: dict[int, None] = field(default_factory=dict)
 
     def note_first_seen(self) -> None:
-        """When the ledgers that are CLOSED were first seen to be: now, if they were not before and
-        the time is known."""
-        for ledger, one in self.ledgers.items():
-            if one.closed and one.closed_ms is None and self.now_ms != LONG_AGO_MS:
-                self.ledgers[ledger] = replace(one, closed_ms=self.now_ms)
+        """Notes for CLOSED ledgers when they were first seen so: now, unless they were seen CLOSED
+        before or the store's time is missing."""
+        for id_, ledger in self.ledgers.items():
+            if ledger.closed and ledger.closed_ms is None and self.now_ms != LONG_AGO_MS:
+                self.ledgers[id_] = replace(ledger, closed_ms=self.now_ms)
 
     def judged(self) -> list[LedgerSeen]:
-        """The closed ledgers, and those taken as closed, by id."""
-        ordered = (self.ledgers[ledger] for ledger in sorted(self.ledgers))
-        return [
-            replace(one, closed=True) for one in ordered if one.closed or one.id in self.assumed
-        ]
+        """The closed ledgers, and those that count as closed, by id."""
+        ordered = (self.ledgers[id_] for id_ in sorted(self.ledgers))
+        closed = (ledger for ledger in ordered if ledger.closed or ledger.id in self.assumed)
+        return [replace(ledger, closed=True) for ledger in closed]
 
 
 def _unchanged(path: str, version: int | None) -> list[Operation]:
-    """That the node has the version; or, where it is None, that there is no such node: the store
-    has no such check, but makes it and takes it away in the same multi, so no read ever sees it."""
+    """Checks that the node has the version. With None it checks that there is no such node: as the
+    store has no such check, the multi makes the node and deletes it, so no read ever sees it."""
     if version is None:
         return [Create(path), Delete(path, ANY_VERSION)]
     return [Check(path, version)]
 
 
 async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
-    """Remove the topic's node and all below it, NODES_PER_CALL at most; whether all is gone. False:
-    call it again.
+    """Removes the topic's node and all below it, NODES_PER_CALL nodes at most. Returns whether all
+    is gone; if not, the caller calls it again.
 
     Raises StoreUnavailable.
     """
@@ -455,8 +464,8 @@ async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
 
 
 async def forget(store: MetadataStore, topic_id: str) -> None:
-    """Remove what says that the topic was deleted, if the store responds. For a topic whose tree
-    was gone before its ledgers were listed, none of which is left.
+    """Removes the node that records the topic's deletion, if the store responds. For a topic whose
+    tree was gone before a listing of ledgers that had none of its ledgers.
 
     Raises StoreUnavailable.
     """
@@ -464,7 +473,7 @@ async def forget(store: MetadataStore, topic_id: str) -> None:
 
 
 async def _remove(store: MetadataStore, path: str, budget: int) -> int:
-    """Remove the node and all below it; what is left of the budget, 0 if something is left."""
+    """Removes the node and all below it; returns the rest of the budget, 0 if nodes are left."""
     try:
         names = await store.children(path)
     except NoNode:

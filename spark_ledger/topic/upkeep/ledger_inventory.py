@@ -1,17 +1,16 @@
-"""Which ledgers there are that were made for topics, and which of them the topics refer to: those
-of their rows, of their log, and of their subscriptions.
+"""Lists the ledgers that were made for topics, and the ledgers to which topics refer: those of
+their rows, of their log, and of their subscriptions.
 
-Always true: a ledger is found through the blocks of ids recorded under an intent, never by listing
-all ledgers, and counts only if its record names that intent: what LedgerClient made is not among
-them. Any listing that fails ends the look (hazard 46). A closed ledger is read once; of ended
-intents only ids without a ledger are looked at again, seldom: a writer that is late may still make
-one.
+Always true: the inventory lists the ids in the blocks recorded under an intent, never all ledgers,
+and a ledger counts only if its record names that intent: ledgers of LedgerClient are not in it. Any
+listing that fails ends the call (hazard 46). A closed ledger is read once; of ended intents only
+ids without a ledger are read again, and seldom: a late writer may still make one.
 
-A topic's references are read after everything that was acknowledged before the call,
-from its newest checkpoint on, whose rows may be in other ledgers than the commits said; what a
-root names that is still needed (it, the one before, their chunks) counts too. Whatever cannot be
-read is a problem of the topic, which keeps all of its ledgers; only the metadata store's silence
-ends the look at all topics.
+A topic's references include everything that was acknowledged before the call. They are read from
+its newest checkpoint on, as its rows may be in other ledgers than those of the commits; the ledgers
+that a needed root names (the root, the one before, their chunks) count too. Anything that cannot be
+read is a problem of its topic, which keeps all of its ledgers; only a metadata store that does not
+respond ends the call for all topics.
 """
 
 import asyncio
@@ -45,8 +44,8 @@ READS_AT_ONCE = 64
 
 @dataclass(slots=True)
 class _Ended:
-    """An intent that takes no more blocks: its ids, and when those without a ledger were last
-    looked at."""
+    """An intent that takes no more blocks: its ids, those without a ledger, and when these were
+    last read."""
 
     ids: tuple[int, ...]
     absent: tuple[int, ...] = ()
@@ -55,8 +54,9 @@ class _Ended:
 
 @dataclass(slots=True)
 class LedgerInventory:
-    """Of one observer; it remembers what cannot change. `closed` are the closed ledgers it knows,
-    `recovering` those that were in recovery at the last look, `met` those of open intents."""
+    """The inventory of one observer; it remembers records that cannot change. `closed` are the
+    closed ledgers that it remembers, `recovering` those that were in recovery at the last look,
+    `met` those of open intents."""
 
     store: MetadataStore
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
@@ -66,38 +66,39 @@ class LedgerInventory:
     _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     async def look(self, intents: Sequence[Intent], *, every: bool = False) -> list[LedgerSeen]:
-        """The ledgers of these intents, by intent and id; `stuck` are those that were in recovery
-        at the last look, too. `every`: look at all ids of ended intents now. Raises StoreError, and
-        errors.UnsupportedFormat for a record that cannot be read."""
+        """The ledgers of these intents, by intent and id; `stuck` are those that were also in
+        recovery at the last look. `every`: read all ids of ended intents now. Raises StoreError,
+        and errors.UnsupportedFormat for a record that cannot be read."""
         if every:
             for ended in self._ended.values():
                 ended.looked_s = None
         ids = {intent.id for intent in intents}
-        self._ended = {id_: one for id_, one in self._ended.items() if id_ in ids}
+        self._ended = {id_: ended for id_, ended in self._ended.items() if id_ in ids}
         opened = {intent.id for intent in intents if intent.open}
-        self._blocks = {id_: one for id_, one in self._blocks.items() if id_ in opened}
-        found = await each(self._of_intent, intents, 8)
-        ledgers = [ledger for some in found for ledger in some]
-        self.met = {one.id: None for one in ledgers if one.intent in opened}
-        there = {one.id for one in ledgers}
-        self.closed = {id_: one for id_, one in self.closed.items() if id_ in there}
-        before, self.recovering = self.recovering, {one.id: None for one in ledgers if one.stuck}
-        return [replace(one, stuck=one.stuck and one.id in before) for one in ledgers]
+        self._blocks = {id_: blocks for id_, blocks in self._blocks.items() if id_ in opened}
+        by_intent = await each(self._of_intent, intents, 8)
+        ledgers = [ledger for of_intent in by_intent for ledger in of_intent]
+        self.met = {ledger.id: None for ledger in ledgers if ledger.intent in opened}
+        there = {ledger.id for ledger in ledgers}
+        self.closed = {id_: ledger for id_, ledger in self.closed.items() if id_ in there}
+        before = self.recovering
+        self.recovering = {ledger.id: None for ledger in ledgers if ledger.stuck}
+        return [replace(ledger, stuck=ledger.stuck and ledger.id in before) for ledger in ledgers]
 
     def learn(self, ledgers: Iterable[LedgerSeen]) -> None:
-        """Remember these closed ledgers, with what else is known of them."""
-        for one in ledgers:
-            assert one.closed, "what is not closed changes"
-            if one.id in self.closed or len(self.closed) < CLOSED_KNOWN_MAX:
-                self.closed[one.id] = one
+        """Remembers these closed ledgers."""
+        for ledger in ledgers:
+            assert ledger.closed, "the record of an open ledger changes"
+            if ledger.id in self.closed or len(self.closed) < CLOSED_KNOWN_MAX:
+                self.closed[ledger.id] = ledger
 
     def forget(self, ledgers: Iterable[int]) -> None:
-        """They are gone."""
+        """Forgets these ledgers: they are gone."""
         for ledger_id in ledgers:
             self.closed.pop(ledger_id, None)
 
     async def read(self, ledger_id: int, intent_id: str) -> LedgerSeen | None:
-        """The ledger, `stuck` if it is in recovery; None if there is none, or it is not the
+        """The ledger, `stuck` if it is in recovery; None if it does not exist, or is not the
         intent's."""
         node = await read(self.store, paths.ledger(ledger_id))
         if node is None:
@@ -126,14 +127,14 @@ class LedgerInventory:
         now_s = asyncio.get_running_loop().time()
         late = ended.looked_s is None or now_s - ended.looked_s >= LATE_LOOK_S
         absent = () if late else ended.absent
-        found = await self._read_all([i for i in ended.ids if i not in absent], intent.id)
-        there = {one.id for one in found}
+        ledgers = await self._read_all([i for i in ended.ids if i not in absent], intent.id)
+        there = {ledger.id for ledger in ledgers}
         ended.absent = tuple(i for i in ended.ids if i not in there)
         ended.looked_s = now_s if late else ended.looked_s
-        return found
+        return ledgers
 
     async def _of_open(self, intent: Intent) -> list[LedgerSeen]:
-        """A block does not change, and a ledger that was there and is gone does not come back."""
+        """A block does not change, and a ledger that existed and is gone does not come back."""
         path, before = paths.intent_blocks(intent.id), self._blocks.get(intent.id, {})
 
         names = await self.store.children(path)
@@ -141,16 +142,16 @@ class LedgerInventory:
         listed = await each(lambda name: self._block(f"{path}/{name}"), new)
         came = dict(zip(new, listed, strict=True))
         blocks = {name: before[name] if name in before else came[name] for name in names}
-        found = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
-        there = {one.id: None for one in found}
+        ledgers = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
+        there = {ledger.id: None for ledger in ledgers}
         self._blocks[intent.id] = {
             name: [i for i in ids if i in there or i not in self.met]
             for name, ids in blocks.items()
         }
-        return found
+        return ledgers
 
     async def _block(self, path: str) -> list[int]:
-        """Its ids; none of one that was removed just now."""
+        """The block's ids; empty if the block was removed just now."""
         node = await read(self.store, path)
         if node is None:
             return []
@@ -163,23 +164,23 @@ class LedgerInventory:
             names = await self.store.children(path)
         except NoNode:
             if await look_up(self.store, paths.intent(intent_id)) is not None:
-                raise  # a listing that fails
+                raise  # the listing failed
             return ()  # removed just now
         blocks = await each(lambda name: self._block(f"{path}/{name}"), names)
         return tuple(i for ids in blocks for i in ids)
 
     async def _read_all(self, ids: Iterable[int], intent_id: str) -> list[LedgerSeen]:
-        found = {ledger_id: self.closed.get(ledger_id) for ledger_id in ids}
-        asked = [ledger_id for ledger_id, known in found.items() if known is None]
+        by_id = {ledger_id: self.closed.get(ledger_id) for ledger_id in ids}
+        asked = [ledger_id for ledger_id, closed in by_id.items() if closed is None]
         answers = await each(lambda ledger_id: self.read(ledger_id, intent_id), asked)
-        found.update(zip(asked, answers, strict=True))
-        return [seen for seen in found.values() if seen is not None]
+        by_id.update(zip(asked, answers, strict=True))
+        return [seen for seen in by_id.values() if seen is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """The ledgers of a topic's rows and log as of a state and a checkpoint, and which ledgers it
-    dropped when."""
+    """The ledgers of a topic's rows and log by a state and a checkpoint, and the ledgers that it
+    dropped, with the time."""
 
     next: int
     checkpoint: int | None
@@ -188,7 +189,7 @@ class _Folded:
 
 
 class References:
-    """Of one observer; it remembers from call to call what did not change."""
+    """Reads topics for one observer; it remembers topics that have not changed since a call."""
 
     def __init__(self, store: MetadataStore, ledgers: LedgerStore) -> None:
         self.store = store
@@ -198,32 +199,34 @@ class References:
         self._folded: dict[str, _Folded] = {}
 
     async def deleted(self) -> dict[str, int]:
-        """The topics that were deleted and are not wholly gone, with when (the store's clock)."""
+        """The topics that were deleted and are not wholly gone, with the time of their deletion
+        (the store's clock)."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
         nodes = await each(lambda name: read(self.store, paths.topic_deleted(name)), names)
-        found = zip(names, nodes, strict=True)
-        return {name: node.created_ms for name, node in found if node is not None}
+        by_name = zip(names, nodes, strict=True)
+        return {name: node.created_ms for name, node in by_name if node is not None}
 
     async def bare(self) -> frozenset[str]:
-        """The topics that were deleted and have no tree any more: no ledger is made for them."""
+        """The topics that were deleted and have no tree any more: no process makes a ledger for
+        them."""
         names = await names_in(self.store, paths.TOPICS_DELETED)
         trees = await each(lambda name: read(self.store, paths.topic(name)), names)
         return frozenset(name for name, tree in zip(names, trees, strict=True) if tree is None)
 
     async def policies(self, topic_id: str) -> TopicPolicies | None:
-        """The topic's policies; None if there is no such topic, or none that can be read."""
+        """The topic's policies; None if there is no such topic, or its record cannot be read."""
         try:
             return (await policies_now(self.store, topic_id)).policies
         except (errors.TopicNotFound, errors.UnsupportedFormat):
             return None
 
     async def of(self, topic_ids: Sequence[str], deleted: dict[str, int]) -> dict[str, TopicSeen]:
-        """What there is to know of each of the topics now. `deleted` as of before."""
+        """Each of the topics as it is now. `deleted` is an earlier result of `deleted`."""
 
-        async def one(topic_id: str) -> TopicSeen:
+        async def seen(topic_id: str) -> TopicSeen:
             return await self._of(topic_id, deleted.get(topic_id))
 
-        return {topic.id: topic for topic in await each(one, topic_ids, TOPICS_AT_ONCE)}
+        return {topic.id: topic for topic in await each(seen, topic_ids, TOPICS_AT_ONCE)}
 
     async def _of(self, topic_id: str, deleted_ms: int | None) -> TopicSeen:
         policies = await self.policies(topic_id)
@@ -242,10 +245,10 @@ class References:
             state, newest = await self._log(topic_id).fold_from_checkpoint()
             if newest is not None and newest.root.state.next != newest.record.next:
                 what = f"the newest checkpoint of topic {topic_id} cannot be read"
-                raise errors.DataUnavailable(what)  # what only that root names is not known
+                raise errors.DataUnavailable(what)  # only that root names some of the ledgers
             try:
                 rows = await self._of_rows(topic_id, state, newest)
-            except errors.NoSuchLedger:  # of a chunk: a newer checkpoint took its place
+            except errors.NoSuchLedger:  # of a chunk: a newer checkpoint replaced it
                 continue
             cursors = await self._of_subscriptions(topic_id)
             referred = rows.ledgers | cursors
@@ -259,13 +262,13 @@ class References:
         before = self._folded.get(topic_id)
         if before is not None and (before.next, before.checkpoint) == (state.next, version):
             return before
-        found = {*state.bodies, *checkpoint.chunk_ledgers(state)}
-        found.update(state.ledgers(await self._chunks.load(state.chunks())))
+        ledgers = {*state.bodies, *checkpoint.chunk_ledgers(state)}
+        ledgers.update(state.ledgers(await self._chunks.load(state.chunks())))
         if newest is not None:
-            found.update(newest.record.root_ledgers(), newest.root.before)
-            found.update(checkpoint.chunk_ledgers(newest.root.state))
+            ledgers.update(newest.record.root_ledgers(), newest.root.before)
+            ledgers.update(checkpoint.chunk_ledgers(newest.root.state))
             state = await with_losses(state, newest.root.state, self._chunks)
-        made = _Folded(state.next, version, frozenset(found), dict(state.dropped))
+        made = _Folded(state.next, version, frozenset(ledgers), dict(state.dropped))
         self._folded[topic_id] = made
         return made
 
@@ -274,8 +277,9 @@ class References:
         path = paths.subscriptions(topic_id)
         names = await names_in(self.store, path)
         nodes = await each(lambda name: read(self.store, f"{path}/{name}"), names, READS_AT_ONCE)
-        found = [subscription_records.decode_subscription(node.value) for node in nodes if node]
-        return frozenset(one.ledger_id for one in found if one.ledger_id is not None)
+        there = [subscription_records.decode_subscription(node.value) for node in nodes if node]
+        ids = (subscription.ledger_id for subscription in there)
+        return frozenset(ledger_id for ledger_id in ids if ledger_id is not None)
 
     def _log(self, topic_id: str) -> TopicLog:
         if topic_id not in self._logs:

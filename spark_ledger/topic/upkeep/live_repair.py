@@ -1,11 +1,11 @@
 """Partitions that no owner can open, since the end of their live ledger cannot be sealed as it is:
-what is there, and what a person can have done about it.
+the fault, and the repair that a person can request.
 
     the CLOSED ledger's last entries -> a fault with the bytes, the copies, the offsets -> a person
-    says yes -> a seal, and a hole where rows are given up
+    agrees -> a seal, and a hole where rows are given up
 
-Always true: looking changes nothing, and looks at closed ledgers alone: of an open one the owner
-tells where it ends. Rows that are given up keep their offsets: no other row gets them.
+Always true: `unopened` changes nothing, and reads only closed ledgers: where an open ledger ends is
+for its owner to decide. Rows that are given up keep their offsets: no other row gets them.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ _WOULD = {
 
 @dataclass(frozen=True, slots=True)
 class SeenEntry:
-    """`begins` are its first bytes (None: no copy of it can be read) of so many; `copies` are the
-    bookies that keep it."""
+    """`begins` are the first bytes of its payload (None: no copy can be read), `payload_bytes` is
+    the payload's size; `copies` are the bookies that keep the entry."""
 
     entry_id: int
     why: str
@@ -53,8 +53,8 @@ class SeenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """A partition that cannot be opened. `offsets`, from the first up to before the second, have
-    rows that would be given up, if any would."""
+    """A partition that cannot be opened. The rows at `offsets` [first, end) would be given up; the
+    range may be empty."""
 
     live: LiveSegment
     fault: Fault
@@ -77,19 +77,19 @@ async def unopened(client: TopicClient, info: TopicInfo) -> list[Unopened]:
         await not_held(client.store)
     state = await client.log(info.id).fold(fresh=True)
     lives = (held.live for held in state.partitions if held.live is not None)
-    found = [await _looked_at(client, live) for live in lives]
-    return [one for one in found if one is not None]
+    results = [await _looked_at(client, live) for live in lives]
+    return [result for result in results if result is not None]
 
 
-async def repair(client: TopicClient, info: TopicInfo, one: Unopened) -> None:
-    """Seal the partition as `would` says, in one commit; its next owner opens it. Raises
-    errors.TxnConflict where an owner did meanwhile, and as seal.sealed."""
-    if not one.mendable:
-        raise ValueError(f"{one.fault} is not mended by a commit")
-    actions: list[Action] = [await sealed(client.ledgers, one.live, without_damaged=True)]
-    lo, hi = one.offsets
+async def repair(client: TopicClient, info: TopicInfo, partition: Unopened) -> None:
+    """Seals the partition as described in `would`, in one commit; its next owner opens it. Raises
+    errors.TxnConflict if an owner opened it meanwhile, and as seal.sealed."""
+    if not partition.mendable:
+        raise ValueError(f"{partition.fault} is not mended by a commit")
+    live, (lo, hi) = partition.live, partition.offsets
+    actions: list[Action] = [await sealed(client.ledgers, live, without_damaged=True)]
     if lo < hi:
-        actions.append(Hole(one.live.partition, lo, hi))
+        actions.append(Hole(live.partition, lo, hi))
     intent = await client.intents.open_system_intent("repair", info.name.full)
     try:
         await client.commit_actions(info.id, actions, intent, finish_intent=True)
@@ -121,18 +121,18 @@ def _judged(live: LiveSegment, reader: AsyncLedgerReader, tail: Tail) -> Unopene
     record = reader.record
     seen = [
         SeenEntry(
-            *(one.entry_id, one.why.what, _copies(record, one.entry_id)),
-            *(one.payload_bytes, one.begins),
+            *(foreign.entry_id, foreign.why.what, _copies(record, foreign.entry_id)),
+            *(foreign.payload_bytes, foreign.begins),
         )
-        for one in tail.foreign
+        for foreign in tail.foreign
     ]
     if tail.damaged:
         seen += [
-            SeenEntry(one, "damaged on every copy", _copies(record, one)) for one in tail.damaged
+            SeenEntry(id_, "damaged on every copy", _copies(record, id_)) for id_ in tail.damaged
         ]
         before = live.rows_before if tail.entry is None else tail.entry.header.cumulative_rows
         offsets = (live.origin + before, live.origin + (record.rows or 0))
-        ordered = sorted(seen, key=lambda one: one.entry_id)
+        ordered = sorted(seen, key=lambda entry: entry.entry_id)
         return Unopened(live, Fault.DAMAGED, tuple(ordered), offsets)
     if not tail.foreign:
         return None

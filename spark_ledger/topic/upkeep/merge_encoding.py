@@ -1,12 +1,12 @@
-"""Rows to be merged on their way to entries: those of Spark through the encoder that tasks have,
-with the time of each, producers' batches as they are, not decoded.
+"""Encodes rows to be merged as entries: Spark's rows by the encoder of tasks, with the time of each
+row; batches of producers unchanged, without decoding them.
 
 Always true: the rows of a partition stay in their order. A batch keeps its bytes and its messages,
-and each is in one entry with others of its partition, in their order; the last chunk of a message
-is in an entry by itself, as it came. A batch of which only a part is to be merged (a trim went
-through it) is no batch any more: its rows become columns. Rows of a segment born live keep the
-times at which they were stored, STORED_TIMES_MAX of them a merge: of each stretch the last, so that
-a read since a moment misses none.
+and is in an entry with other batches of its partition, in their order; the last chunk of a message
+is in an entry by itself, as before. If only a part of a batch is to be merged (a trim cut it), its
+rows become columns. Rows of a segment born live keep the times at which they were stored, at most
+STORED_TIMES_MAX times a merge: each stretch of rows gets its last time, so that a read from a time
+on misses no row.
 """
 
 from collections import deque
@@ -46,11 +46,11 @@ COMPRESSION = "zstd"
 ENTRY_BYTES = 1 << 20
 STORED_TIMES_MAX = 256
 EVENT_MS = (-(2**62), 2**62)
-"""Batches are not decoded: event times may be any."""
+"""Batches are not decoded: their entries allow all event times."""
 GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # of a partition's rows that wait to be an entry
-TIME_PART = 256  # of an entry's bytes there is one time at most,
-TIME_PART_SHARED = 128  # or of one that is shared
+TIMES_MAX = 4096  # times at most of a partition's rows that wait for an entry
+TIME_PART = 256  # an entry has one time at most for so many of its bytes,
+TIME_PART_SHARED = 128  # a shared entry for so many
 _BESIDE = frozenset(TYPED_NAMES.values())
 
 
@@ -64,11 +64,11 @@ class Copied:
 
 
 Stored = tuple[int, int, int]
-"""From an offset on so many rows were stored at that time."""
+"""An offset, a number of rows from there on, and the time at which they were stored."""
 
 
 def parts_of(fetched: FetchedEntry) -> Iterator[Block | Copied]:
-    """What was asked for of an entry, in order: batches that are whole, and other rows."""
+    """The requested rows of an entry, in order: batches that are whole, and other rows."""
     header = decode_header(fetched.entry.payload)
     if not header.batches:
         yield fetched.block()
@@ -97,7 +97,7 @@ def _of_batches(fetched: FetchedEntry, header: Header, piece: Wanted) -> Iterato
 
 
 def _narrowed(piece: Wanted, lo: int, hi: int) -> Wanted:
-    """Rows [lo, hi) of the entry alone."""
+    """The piece with only rows [lo, hi) of the entry."""
     partition, first_row, skip, _, offset = piece[0].tolist()
     return np.array([(partition, first_row, lo, hi - lo, offset + lo - skip)], dtype=WANTED)
 
@@ -111,7 +111,7 @@ class _Gathered:
 
 
 class BatchCopies:
-    """Batches on their way to entries of ENTRY_BYTES, or of one larger batch."""
+    """Puts batches into entries of ENTRY_BYTES, or of one larger batch."""
 
     def __init__(self, entry_bytes_max: int) -> None:
         # an entry's header and the lengths of its batches are in the other half
@@ -148,32 +148,32 @@ class BatchCopies:
 
 
 def times_with(merge: Merge, stored: Iterable[Stored]) -> CommitTimes:
-    """When the merge's rows were committed, as it was planned, with the times at which some of them
-    were stored: never later than planned, and never falling."""
-    each = np.repeat(
+    """The commit times of the merge's rows from its plan, replaced by the times in `stored` for
+    rows that were stored earlier. Times never fall."""
+    times = np.repeat(
         np.array([ms for _, ms in merge.committed], dtype=np.int64),
         [rows for rows, _ in merge.committed],
     )
     for offset, rows, ms in _few(list(stored)):
         lo, hi = max(offset - merge.start, 0), offset + rows - merge.start
-        each[lo:hi] = np.minimum(each[lo:hi], ms)
-    each = np.maximum.accumulate(each)
-    firsts = np.flatnonzero(np.diff(each, prepend=each[:1] - 1))
-    counts = np.diff(firsts, append=len(each))
-    return tuple(zip(counts.tolist(), each[firsts].tolist(), strict=True))
+        times[lo:hi] = np.minimum(times[lo:hi], ms)
+    times = np.maximum.accumulate(times)
+    firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+    counts = np.diff(firsts, append=len(times))
+    return tuple(zip(counts.tolist(), times[firsts].tolist(), strict=True))
 
 
 def _few(stored: list[Stored]) -> Iterator[Stored]:
-    """Neighbours of these together, STORED_TIMES_MAX at most, each with the last of its times; but
-    for some more where rows of others lie between."""
+    """Joins neighbours, each group with the last of its times. There are STORED_TIMES_MAX groups at
+    most, or a few more if other rows are between them."""
     size = -(-len(stored) // STORED_TIMES_MAX)
     held: list[Stored] = []
-    for one in stored:
-        apart = bool(held) and held[-1][0] + held[-1][1] != one[0]
+    for run in stored:
+        apart = bool(held) and held[-1][0] + held[-1][1] != run[0]
         if apart or len(held) >= size:
             yield _joined(held)
             held = []
-        held.append(one)
+        held.append(run)
     if held:
         yield _joined(held)
 
@@ -184,8 +184,8 @@ def _joined(held: list[Stored]) -> Stored:
 
 
 class MergeEncoder:
-    """Rows and batches on their way to entries; what cannot be in an entry with those before it
-    begins another."""
+    """Puts rows and batches into entries; a part that does not fit into an entry with the parts
+    before it begins a new one."""
 
     def __init__(self, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._merges = merges
@@ -215,8 +215,8 @@ class MergeEncoder:
 
 
 class _Encoding:
-    """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
-    of a partition's rows, so entries are given the rows' times in that order."""
+    """Puts rows of one kind into entries, by the encoder of tasks: it keeps the order of a
+    partition's rows, so entries get the rows' times in that order."""
 
     def __init__(self, first: Block, merges: Sequence[Merge], entry_bytes_max: int) -> None:
         self._first = first
@@ -226,7 +226,9 @@ class _Encoding:
         self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
         self._waiting_max = entry_bytes_max // TIME_PART_SHARED
         last = merges[-1].partition
-        gathered = GATHER_BYTES_MAX + (sum(one.bytes for one in merges) if self._several else 0)
+        gathered = GATHER_BYTES_MAX
+        if self._several:
+            gathered += sum(merge.bytes for merge in merges)
         self._encoder = BatchEncoder(
             Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
             lambda: int(first.runs["written_ms"][0]),
@@ -238,13 +240,13 @@ class _Encoding:
         )
 
     def takes(self, rows: Block) -> bool:
-        """Whether the rows may be in an entry with the first."""
-        one = self._first
-        same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
+        """Whether the rows may be in an entry with the first rows."""
+        first = self._first
+        same = (first.typed, first.schema_version) == (rows.typed, rows.schema_version)
         most = max(map(len, self._times.values()), default=0)
         if most >= self._times_max or self._waiting >= self._waiting_max:
             return False
-        return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
+        return same and (not first.typed or first.record_batch.schema == rows.record_batch.schema)
 
     def add(self, rows: Block) -> Iterator[EncodedEntry]:
         batch = rows.record_batch
@@ -289,7 +291,7 @@ class _Encoding:
 
 
 class Runs:
-    """So many rows of one time each, taken from the front."""
+    """Runs of rows with one time each, taken from the front."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self._runs = deque(runs)
@@ -298,7 +300,7 @@ class Runs:
         return len(self._runs)
 
     def add(self, times: Longs) -> None:
-        """The rows that come next were written at these times, one for each."""
+        """Adds rows at the end; `times` has the time at which each of them was written."""
         firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
         counts = np.diff(firsts, append=len(times))
         for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
@@ -307,15 +309,15 @@ class Runs:
             self._runs.append((count, ms))
 
     def taken(self, rows: int) -> list[tuple[int, int]]:
-        """The runs of the next so many rows."""
-        found = []
+        """Takes the runs of the next `rows` rows."""
+        runs = []
         while rows:
             count, ms = self._runs.popleft()
             if count > rows:
                 self._runs.appendleft((count - rows, ms))
-            found.append((min(count, rows), ms))
-            rows -= found[-1][0]
-        return found
+            runs.append((min(count, rows), ms))
+            rows -= runs[-1][0]
+        return runs
 
 
 def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:

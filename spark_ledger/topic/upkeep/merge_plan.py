@@ -1,15 +1,15 @@
-"""Which small segments of a partition are worth merging into one. Pure.
+"""Plans which small segments of a partition are worth merging into one. Pure.
 
 Always true: a merge covers consecutive offsets without a hole, of at least SEGMENTS_MIN whole
 segments, all of them small, of about `bytes_max` bytes at most, and committed within one slot of
-`slot_ms` by the store's clock: what is merged goes under retention together. Slots do not move, so
-what was merged is not merged again for being a little later. The first segment may be cut by the
-partition's start: then what is kept of it counts.
+`slot_ms` by the store's clock: retention trims the rows of a merge together. Slots do not move, so
+merged segments are not merged again only because time has passed. The partition's start may cut the
+first segment: then its kept rows count.
 
-Merging by upkeep (`Upkept`) copies each byte a bounded number of times: while a slot
-still takes commits, only segments that become one of GROWTH times the largest of them, and once
-more when it takes none (LAST_GROWTH). From 4 KiB to 8 MiB that is four times and the last; what
-was merged so is merged no more. Segments that came just now are left alone.
+Merging by upkeep (`Upkept`) copies each byte a bounded number of times. While a slot still takes
+commits, it merges only segments that together are GROWTH times as large as the largest of them, and
+once more after the slot has closed (LAST_GROWTH). From 4 KiB to 8 MiB that is four merges and the
+last one; after that the segments are not merged any more. New segments are left alone for a while.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 
 MERGED_BYTES = 64 << 20
 SLOT_MS = 3600 * 1000
-SMALL_PART = 8  # what has an eighth of a merged segment's bytes is large enough
+SMALL_PART = 8  # a segment with an eighth of a merged segment's bytes is large enough
 SEGMENTS_MIN = 2
 QUIET_MS = 60_000
 GROWTH, LAST_GROWTH = 8, 2
@@ -37,9 +37,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Upkept:
-    """What merges are worth what they copy, at `now_ms` by the store's clock: those that grow as
-    the head of this file says. What was committed less than `quiet_ms` ago is left alone. A smaller
-    segment counts as one of `counted_bytes_min`."""
+    """Limits merging to merges that are worth copying, at `now_ms` by the store's clock: those that
+    grow as described at the head of this file. Segments that were committed less than `quiet_ms`
+    ago are left alone. A smaller segment counts as one of `counted_bytes_min`."""
 
     now_ms: int
     quiet_ms: int = QUIET_MS
@@ -47,14 +47,14 @@ class Upkept:
 
     @property
     def settled_ms(self) -> int:
-        """What was committed before is not left alone."""
+        """Segments that were committed before this time are not left alone."""
         return self.now_ms - self.quiet_ms
 
 
 @dataclass(frozen=True, slots=True)
 class MergeLimits:
-    """What a merge may be made of; without `upkept` whatever can be merged is. Raises
-    errors.BadConfig for a size that nothing has."""
+    """The limits of a merge; without `upkept` all segments that can be merged are. Raises
+    errors.BadConfig for a size below 1 byte."""
 
     bytes_max: int = MERGED_BYTES
     slot_ms: int = SLOT_MS
@@ -75,18 +75,18 @@ class MergeLimits:
         return ms // self.slot_ms
 
     def closed(self, slot: int) -> bool:
-        """Whether no commit can come to the slot any more, nor be left alone there."""
+        """Whether no commit can come to the slot any more, and none in it is left alone."""
         return self.upkept is not None and self.slot(self.upkept.settled_ms) > slot
 
     def growth(self, slot: int) -> int:
-        """How many times as large as its largest segment a merge of the slot is, at least."""
+        """How many times as large as its largest segment a merge of the slot must be."""
         if self.upkept is None:
             return 1
         return LAST_GROWTH if self.closed(slot) else GROWTH
 
     def changes_ms(self, commit_ms: int) -> int | None:
-        """When other merges of a topic become worth it though nothing comes after its last commit,
-        made at `commit_ms`: once that is left alone no more, and once its slot is closed."""
+        """When other merges of a topic become worth it without a commit after the last one, made at
+        `commit_ms`: once that commit is not left alone any more, and once its slot is closed."""
         if self.upkept is None:
             return None
         begin, quiet_ms = self.slot(commit_ms) * self.slot_ms, self.upkept.quiet_ms
@@ -95,14 +95,14 @@ class MergeLimits:
 
 
 ALL = MergeLimits()
-"""Whatever can be merged is."""
+"""All segments that can be merged are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Offsets [start, end) of a partition, now in so many segments, of about so many bytes, in
-    these ledgers; `committed` is when its rows were, `tokens` by which commits. `shared`: in
-    entries that other partitions have rows in, too."""
+    """Offsets [start, end) of a partition: how many `segments` they have now, of about how many
+    `bytes`, in which ledgers; `committed` are the commit times of the rows, `tokens` those of their
+    commits. `shared`: the entries also have rows of other partitions."""
 
     partition: int
     start: int
@@ -118,33 +118,33 @@ class Merge:
 def worth_looking(
     held: PartitionState, lo: int, limits: MergeLimits = ALL
 ) -> list[tuple[int, int]]:
-    """Where from `lo` on there may be merges, as ranges of offsets; by the intervals alone. Of
-    chunks whose segments are not small on average, merging by upkeep does not look for
-    those that are."""
-    found: list[tuple[int, int]] = []
-    for one in held.intervals.between(lo, held.end_offset):
-        if limits.upkept is None or not _large(one, limits.small_bytes):
-            joins = bool(found) and found[-1][1] == one.lo
-            start = found.pop()[0] if joins else max(lo, one.lo)
-            found.append((start, one.hi))
-    return found
+    """Ranges of offsets from `lo` on in which there may be merges, by the intervals alone. Merging
+    by upkeep skips a chunk whose segments are not small on average, even if some of them are."""
+    ranges: list[tuple[int, int]] = []
+    for interval in held.intervals.between(lo, held.end_offset):
+        if limits.upkept is None or not _large(interval, limits.small_bytes):
+            joins = bool(ranges) and ranges[-1][1] == interval.lo
+            start = ranges.pop()[0] if joins else max(lo, interval.lo)
+            ranges.append((start, interval.hi))
+    return ranges
 
 
-def _large(one: Interval, small_bytes: int) -> bool:
-    """Whether the segments of the interval's chunk are not small, if the interval is as the rest of
-    it is."""
-    if not isinstance(one.source, Chunk):
+def _large(interval: Interval, small_bytes: int) -> bool:
+    """Whether the segments of the interval's chunk are not small on average, if the rest of the
+    chunk is like the interval."""
+    chunk = interval.source
+    if not isinstance(chunk, Chunk):
         return False
-    rows = max(1, one.hi - one.lo)
-    return one.bytes * one.source.rows // rows >= small_bytes * one.source.segments
+    rows = max(1, interval.hi - interval.lo)
+    return interval.bytes * chunk.rows // rows >= small_bytes * chunk.segments
 
 
 def merged_up_to(held: PartitionState, lo: int, limits: MergeLimits) -> int:
-    """The offset below which nothing will be worth merging, once all that was from `lo` on is
-    merged: only closed slots are there."""
-    for one in held.intervals.between(lo, held.end_offset):
-        if not limits.closed(limits.slot(one.last_ms)):
-            return max(lo, one.lo)
+    """The offset below which no merge will ever be worth it, once all merges from `lo` on are done:
+    only closed slots are below it."""
+    for interval in held.intervals.between(lo, held.end_offset):
+        if not limits.closed(limits.slot(interval.last_ms)):
+            return max(lo, interval.lo)
     return max(lo, held.end_offset)
 
 
@@ -155,26 +155,28 @@ def plan_merges(
     limits: MergeLimits = ALL,
     read: Tables = UNREAD,
 ) -> list[Merge]:
-    """The merges of what the partition keeps of offsets [lo, hi), in order."""
+    """The merges of the rows that the partition keeps at offsets [lo, hi), in order."""
     lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
-    found = (_of_stretch(held.number, one, limits) for one in _cut(held, lo, hi, read))
-    return [merge for some in found for merge in some]
+    stretches = _cut(held, lo, hi, read)
+    by_stretch = (_of_stretch(held.number, stretch, limits) for stretch in stretches)
+    return [merge for merges in by_stretch for merge in merges]
 
 
 def _cut(held: PartitionState, lo: int, hi: int, read: Tables) -> Iterator[Stretch]:
-    """The stretches of [lo, hi) that begin and end where a segment, or the partition, does."""
-    for one in held.stretches(lo, hi, read):
-        bases, ends = one.table.bases, one.table.ends
+    """The stretches of [lo, hi), cut such that each begins and ends with a segment or with the
+    partition."""
+    for stretch in held.stretches(lo, hi, read):
+        bases, ends = stretch.table.bases, stretch.table.ends
         first = int(bases[0]) if bases[0] >= held.start_offset else held.start_offset
-        start = one.lo if one.lo == first else int(ends[0])
-        end = one.hi if one.hi == int(ends[-1]) else int(bases[-1])
+        start = stretch.lo if stretch.lo == first else int(ends[0])
+        end = stretch.hi if stretch.hi == int(ends[-1]) else int(bases[-1])
         if start < end:
-            yield Stretch(start, end, one.table.between(held.number, start, end))
+            yield Stretch(start, end, stretch.table.between(held.number, start, end))
 
 
-def _of_stretch(partition: int, one: Stretch, limits: MergeLimits) -> Iterator[Merge]:
-    table = one.table
-    starts, ends = np.maximum(table.bases, one.lo), np.minimum(table.ends, one.hi)
+def _of_stretch(partition: int, stretch: Stretch, limits: MergeLimits) -> Iterator[Merge]:
+    table = stretch.table
+    starts, ends = np.maximum(table.bases, stretch.lo), np.minimum(table.ends, stretch.hi)
     sizes = table.sizes * (ends - starts) // table.rows
     before = np.concatenate([[0], np.cumsum(sizes)])
     slots = table.commits_ms // limits.slot_ms
@@ -207,7 +209,7 @@ def _alike(small: Mask, slots: Longs) -> Iterator[tuple[int, int]]:
 
 
 def _packed(first: int, last: int, before: Longs, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """A run cut into pieces of at most `bytes_max`; every segment of it is smaller than that."""
+    """Cuts a run into pieces of at most `bytes_max`; each of its segments is smaller than that."""
     while first < last:
         end = int(np.searchsorted(before, before[first] + bytes_max, side="right")) - 1
         end = min(max(end, first + 1), last)
@@ -218,13 +220,13 @@ def _packed(first: int, last: int, before: Longs, bytes_max: int) -> Iterator[tu
 def _growing(
     piece: tuple[int, int], sizes: Longs, slot: int, limits: MergeLimits
 ) -> list[tuple[int, int]]:
-    """The parts of a piece that are worth merging, in order: the piece, or where it does not grow
-    enough by its largest segment, those of what lies on both sides of that. Each cut takes away a
-    fixed share of the bytes, so there are few."""
+    """The parts of a piece that are worth merging, in order: the whole piece; or, if it is not
+    large enough compared with its largest segment, the parts on both sides of that segment. Each
+    cut takes away a fixed share of the bytes, so there are few cuts."""
     growth = limits.growth(slot)
     least = 1 if limits.upkept is None else limits.upkept.counted_bytes_min
     counted = np.maximum(sizes[piece[0] : piece[1]], least)
-    found, left = [], [(0, len(counted))]
+    parts, left = [], [(0, len(counted))]
     while left:
         first, last = left.pop()
         if last - first < SEGMENTS_MIN:
@@ -232,7 +234,7 @@ def _growing(
         part = counted[first:last]
         largest = int(part.argmax())
         if int(part.sum()) >= growth * int(part[largest]):
-            found.append((piece[0] + first, piece[0] + last))
+            parts.append((piece[0] + first, piece[0] + last))
         else:
             left += [(first, first + largest), (first + largest + 1, last)]
-    return sorted(found)
+    return sorted(parts)

@@ -1,12 +1,13 @@
-"""Which rows a topic need not keep any longer. Pure.
+"""Decides which rows a topic need not keep any longer. Pure.
 
-Always true: whole segments go, oldest first, and none with a row at or after a partition's hold
-(what a subscription has not read yet); a point never lies below the partition's start. Time is the
-commit's, by the store's clock (hazard 35); what a row says of its own time deletes nothing.
+Always true: whole segments go, oldest first, and no segment with a row at or after a partition's
+hold (the first row that a subscription has not read yet); a trim point is never below the
+partition's start. Times are commit times, by the store's clock (hazard 35); a row's own time
+deletes nothing.
 
-Of segments that a checkpoint keeps in chunks the intervals say how many bytes there are and from
-when to when they were committed, so at most one chunk a partition is read: the one in which the
-point lies. `chunks_needed` names it.
+For segments that a checkpoint keeps in chunks the intervals have the number of bytes and the first
+and last commit time, so at most one chunk a partition is read: the one with the trim point in it.
+`chunks_needed` returns it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,13 +20,13 @@ from spark_ledger.topic.log.segment_table import Chunk, Interval, SegmentTable
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 
 Points = Mapping[int, int]
-"""By partition the offset below which rows go, or may not go."""
+"""By partition the offset below which rows go, or from which on rows are held."""
 NO_HOLDS: Points = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Rows go that were committed before `before_ms`, or while more than `bytes_max` follow."""
+    """Rows go if they were committed before `before_ms`, or while more than `bytes_max` follow."""
 
     before_ms: int | None
     bytes_max: int | None
@@ -36,7 +37,8 @@ class _Limits:
         return cls(None if age is None else now_ms - age, policies.retention_bytes)
 
     def let_go(self, last_ms: int, bytes_from: int) -> bool:
-        """Whether rows committed up to `last_ms` may go if without them `bytes_from` are left."""
+        """Whether rows committed up to `last_ms` may go if `bytes_from` bytes are left without
+        them."""
         old = self.before_ms is not None and last_ms < self.before_ms
         return old or (self.bytes_max is not None and bytes_from >= self.bytes_max)
 
@@ -46,8 +48,8 @@ def chunks_needed(
 ) -> list[Chunk]:
     """The chunks that `trim_points` needs."""
     edges = (_edge(held, _Limits.of(policies, now_ms), holds) for held in state.partitions)
-    found = (edge.source for _, edge, _ in edges if edge is not None)
-    return list(dict.fromkeys(one for one in found if isinstance(one, Chunk)))
+    sources = (edge.source for _, edge, _ in edges if edge is not None)
+    return list(dict.fromkeys(source for source in sources if isinstance(source, Chunk)))
 
 
 def trim_points(
@@ -57,9 +59,10 @@ def trim_points(
     holds: Points = NO_HOLDS,
     read: Tables = UNREAD,
 ) -> dict[int, int]:
-    """By partition the offset up to which rows go; partitions that keep all have none.
+    """By partition the offset up to which rows go; without partitions that keep all rows.
 
-    `now_ms` is by the store's clock; `holds` the lowest offset that a subscription still needs.
+    `now_ms` is by the store's clock; `holds` are the lowest offsets that a subscription still
+    needs.
     """
     if policies.retention_ms is None and policies.retention_bytes is None:
         return {}
@@ -69,18 +72,19 @@ def trim_points(
 
 
 def _edge(held: PartitionState, limits: _Limits, holds: Points) -> tuple[int, Interval | None, int]:
-    """Where the intervals that go as a whole end; the one after them if a part of it may go, too;
-    the bytes that follow it. A hole has nothing to keep: it goes with what is before it."""
+    """The end of the intervals that go as a whole; the next interval, if a part of it may go; the
+    bytes after that. A hole has no rows to keep: it goes with the interval before it."""
     top = _top(held, holds)
-    left = sum(one.bytes for one in held.intervals)
+    left = sum(interval.bytes for interval in held.intervals)
     point = held.start_offset
-    for one in held.intervals:
-        left -= one.bytes
-        goes = one.source is None or limits.let_go(one.last_ms, left)
-        if not goes or one.hi > top:
-            partly = one.lo < top and limits.let_go(one.first_ms, left + one.bytes)
-            return point, one if partly and one.source is not None else None, left
-        point = one.hi
+    for interval in held.intervals:
+        left -= interval.bytes
+        is_hole = interval.source is None
+        goes = is_hole or limits.let_go(interval.last_ms, left)
+        if not goes or interval.hi > top:
+            partly = interval.lo < top and limits.let_go(interval.first_ms, left + interval.bytes)
+            return point, interval if partly and not is_hole else None, left
+        point = interval.hi
     return point, None, left
 
 
@@ -102,7 +106,7 @@ def _top(held: PartitionState, holds: Points) -> int:
 def _segments(
     held: PartitionState, edge: Interval, left: int, read: Tables
 ) -> Iterator[tuple[int, int, int]]:
-    """Of each segment of the interval: its end, its commit's time, the bytes that follow it."""
+    """For each segment of the interval: its end, its commit's time, the bytes after it."""
     part = _table(edge, read).between(held.number, edge.lo, edge.hi)
     ends = np.minimum(part.ends, edge.hi)
     kept = ends - np.maximum(part.bases, edge.lo)
@@ -112,7 +116,8 @@ def _segments(
         yield int(ends[i]), int(part.commits_ms[i]), left + total - int(after[i])
 
 
-def _table(one: Interval, read: Tables) -> SegmentTable:
-    found = read[one.source] if isinstance(one.source, Chunk) else one.source
-    assert found is not None, "a hole has no segments"
-    return found
+def _table(interval: Interval, read: Tables) -> SegmentTable:
+    source = interval.source
+    table = read[source] if isinstance(source, Chunk) else source
+    assert table is not None, "a hole has no segments"
+    return table

@@ -1,17 +1,17 @@
-"""What topics need done for them, again and again: rows that retention does not keep let go, long
-logs checkpointed, garbage deleted, what ended long ago forgotten, small segments merged. One role
-in a cluster does it; the election saves work, no more: every step is guarded, so two may do it at
-once.
+"""The repeated upkeep of topics: trims rows that retention does not keep, checkpoints long logs,
+deletes garbage, removes old intents, merges small segments. One elected process in a cluster does
+it. The election only saves work: every step is guarded, so two processes may do it at once.
 
-Always true: what fails for one topic is said and does not hinder the others; the janitor goes after
-them, so that it sees what retention dropped; intents go after it, as it finds ledgers by them;
-merging comes last, for it may take a while.
+Always true: a failure for one topic is reported and does not hinder the others; the janitor works
+after retention, so that it sees the ledgers that retention dropped; intents are removed after the
+janitor's pass, as it needs them to find ledgers; merging comes last, as it may take a while.
 
-Of merging: a pass copies about `pass_bytes` at most, one topic after the other, `bytes_per_s` on
-average; what is left waits for the next pass, which begins behind the topic that this one ended
-with. A topic whose policy `merging` is false is left alone; so is one whose head is where it was,
-until time alone makes other merges worth it. What is merged, and how often, merge_plan.py decides;
-compactor.py does it. A merge that something came between, or that fails, is tried at a later pass.
+Merging: a pass copies about `pass_bytes` at most, one topic after the other, `bytes_per_s` on
+average; the rest waits for the next pass, which begins after the topic with which this one ended. A
+topic whose policy `merging` is false is left alone, and so is a topic without new commits, until
+time alone makes other merges worth it. merge_plan.py decides which segments are merged, and how
+often; compactor.py merges them. A merge that failed, or that another commit made impossible, is
+tried again in a later pass.
 """
 
 import logging
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 PASS_BYTES = 128 << 20
 BYTES_PER_S = 8 << 20
-INTENT_MS = 3600 * 1000  # then what failed under it is the janitor's
-LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints too, and come first
+INTENT_MS = 3600 * 1000  # then the intent ends, and the janitor deletes ledgers of failed merges
+LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints too, and at shorter logs
 TOPICS_AT_ONCE = 8
 
 
@@ -53,8 +53,8 @@ class TopicHead:
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """All that was worth merging was merged once the next commit was `next`; it is so until
-    `changes_ms`. Below `since` (by partition) nothing will ever be."""
+    """All merges that were worth it were done when the next commit was `next`. Time alone changes
+    that only at `changes_ms`. Below `since` (by partition) no merge will ever be worth it."""
 
     next: int
     changes_ms: int | None
@@ -66,14 +66,14 @@ NEVER_LOOKED = _Looked(-1, None)
 
 @dataclass(slots=True)
 class MergingReport:
-    """By topic what was merged, and what failed."""
+    """By topic the merges, and the failures."""
 
     merged: dict[str, Compacted] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class Merging:
-    """Of one process. Close it."""
+    """Merges the segments of topics, for one process. Close it."""
 
     def __init__(
         self,
@@ -97,22 +97,22 @@ class Merging:
     async def once(self, heads: Sequence[TopicHead], now_ms: int) -> MergingReport:
         """A pass over these topics, at `now_ms` by the store's clock."""
         report = MergingReport()
-        there = {one.topic.id for one in heads}
-        self._looked = {id_: one for id_, one in self._looked.items() if id_ in there}
+        there = {head.topic.id for head in heads}
+        self._looked = {id_: looked for id_, looked in self._looked.items() if id_ in there}
         await self._renew(now_ms)
         pace = Pace(self._bytes_per_s)
         left = self._pass_bytes
-        for one in self._in_turn(heads):
-            if not one.topic.policies.merging or self._rests(one, now_ms):
+        for head in self._in_turn(heads):
+            if not head.topic.policies.merging or self._rests(head, now_ms):
                 continue
             if left <= 0:
                 break
-            name = one.topic.name.short
+            name = head.topic.name.short
             try:
-                done = await self._merge(one.topic, now_ms, left, pace)
+                done = await self._merge(head.topic, now_ms, left, pace)
             except (errors.TxnConflict, errors.TopicDeleted, errors.TopicNotFound):
-                continue  # a later pass sees what became of it
-            except errors.LedgerFenced as error:  # taken for gone: the next pass has another
+                continue  # a later pass reads the topic again
+            except errors.LedgerFenced as error:  # condemned: the next pass opens another
                 self._intent = None
                 report.problems[name] = str(error)
                 break
@@ -126,7 +126,7 @@ class Merging:
             if done.commits:
                 report.merged[name] = done
                 left -= done.bytes
-                self._ended_with = one.topic.name.full
+                self._ended_with = head.topic.name.full
         return report
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class Merging:
             self._intent = None
 
     async def _merge(self, topic: TopicInfo, now_ms: int, left: int, pace: Pace) -> Compacted:
-        """All that is worth merging in the topic, `left` bytes of it at most, about. Raises as
+        """Merges all segments of the topic that are worth it, about `left` bytes at most. Raises as
         Compaction's methods, errors.TopicDeleted."""
         client = self._client
         limits = replace(self._limits, upkept=Upkept(now_ms, self._quiet_ms))
@@ -156,19 +156,20 @@ class Merging:
         )
         return compaction.done
 
-    def _rests(self, one: TopicHead, now_ms: int) -> bool:
-        """Whether nothing is to be merged, by its head alone. What was folded of a topic at rest
-        need not stay in memory."""
-        looked = self._looked.get(one.topic.id, NEVER_LOOKED)
+    def _rests(self, head: TopicHead, now_ms: int) -> bool:
+        """Whether there is nothing to merge, by the topic's head alone. The folded state of a topic
+        at rest need not stay in memory."""
+        looked = self._looked.get(head.topic.id, NEVER_LOOKED)
         passing = looked.changes_ms is not None and now_ms >= looked.changes_ms
-        rests = looked.next == one.next and not passing
-        policies = one.topic.policies
+        rests = looked.next == head.next and not passing
+        policies = head.topic.policies
         if rests and policies.retention_ms is None and policies.retention_bytes is None:
-            self._client.forget_log(one.topic.id)
+            self._client.forget_log(head.topic.id)
         return rests
 
     async def _open_intent(self) -> Intent:
-        """One for all that this process merges in a while: each makes nodes that stay."""
+        """One intent for all merges of this process in INTENT_MS: each intent makes nodes that
+        stay for days."""
         if self._intent is None:
             self._intent = await self._client.intents.open_system_intent("merge", "topics")
         return self._intent
@@ -181,17 +182,17 @@ class Merging:
             await self._client.intents.heartbeat(self._intent)
 
     def _in_turn(self, heads: Sequence[TopicHead]) -> list[TopicHead]:
-        """By name, those behind the topic that the last pass ended with first."""
-        by_name = sorted(heads, key=lambda one: one.topic.name.full)
-        behind = [one for one in by_name if one.topic.name.full > self._ended_with]
+        """By name, beginning after the topic with which the last pass ended."""
+        by_name = sorted(heads, key=lambda head: head.topic.name.full)
+        behind = [head for head in by_name if head.topic.name.full > self._ended_with]
         return [*behind, *by_name[: len(by_name) - len(behind)]]
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReport:
-    """By topic what was let go (or would be, in a dry run) and what was merged, the topics whose
-    log was checkpointed, and what went wrong with which; what the janitor did, and what of intents
-    was removed."""
+    """By topic the rows that were trimmed (or would be, in a dry run), the merges and the problems;
+    the topics whose logs were checkpointed; the janitor's report, and the intents that were
+    removed."""
 
     clean: CleanReport
     expired: Expired = NOTHING_EXPIRED
@@ -202,14 +203,14 @@ class UpkeepReport:
 
     @property
     def eventful(self) -> bool:
-        """Whether there is something to say of it."""
+        """Whether there is something to report."""
         did = (self.trimmed, self.checkpointed, self.merged, self.problems, self.expired.intents)
         return any(did) or self.clean.eventful
 
     def summary(self) -> str:
-        """One line."""
+        """The report in one line."""
         did = "would be " if self.clean.dry_run else ""
-        rows = sum(one.rows for one in self.trimmed.values())
+        rows = sum(trimmed.rows for trimmed in self.trimmed.values())
         parts = [
             f"{rows} row(s) of {len(self.trimmed)} topic(s) {did}let go",
             f"{len(self.clean.condemned)} abandoned writer(s) {did}ended",
@@ -220,22 +221,23 @@ class UpkeepReport:
             f"{self.expired.intents} writer(s) of long ago forgotten",
         ]
         if self.merged:
-            segments = sum(one.segments for one in self.merged.values())
-            made = sum(one.merged for one in self.merged.values())
-            size = sum(one.bytes for one in self.merged.values())
+            segments = sum(compacted.segments for compacted in self.merged.values())
+            made = sum(compacted.merged for compacted in self.merged.values())
+            size = sum(compacted.bytes for compacted in self.merged.values())
             parts.append(f"{segments} segment(s) merged into {made}, {size} byte(s) copied")
         return ", ".join(parts)
 
     def warnings(self) -> list[str]:
-        """What an operator should look at, a line each."""
+        """The warnings for an operator, a line each."""
         unclosed = (f"ledger {ledger}: {why}" for ledger, why in self.clean.unclosed.items())
         topics = (f"topic {name}: {why}" for name, why in self.problems.items())
-        return [one for one in (self.clean.alarm, self.clean.refused, *unclosed, *topics) if one]
+        lines = (self.clean.alarm, self.clean.refused, *unclosed, *topics)
+        return [line for line in lines if line]
 
 
 class Upkeep:
-    """Of one process. Close it. A pass copies `merge_bytes` at most, about, to merge segments; 0:
-    it merges none."""
+    """The upkeep by one process. Close it. A pass copies about `merge_bytes` at most to merge
+    segments; 0: it merges no segments."""
 
     def __init__(self, client: TopicClient, *, merge_bytes: int = PASS_BYTES) -> None:
         self._client = client
@@ -246,7 +248,7 @@ class Upkeep:
         self._chain = Extender(client.store, EXTEND_S, loop_clock)
 
     async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
-        """One pass; it appends to the chain of links, too (metadata/chain.py). `force` as
+        """One pass; it also appends to the chain of links (metadata/chain.py). `force` as in
         Janitor.clean. Raises errors.Unavailable, errors.MetadataHeld: then nothing was done."""
         with reachable("maintaining topics"):
             await self._client.committer.look_at_cluster()
@@ -262,7 +264,7 @@ class Upkeep:
         problems = {name: str(error) for name, error in unreadable.items()}
         heads: list[TopicHead] = []
 
-        async def one(info: TopicInfo) -> None:
+        async def maintain(info: TopicInfo) -> None:
             name = info.name.short
             try:
                 gone = await self._retain(info, now_ms, dry_run)
@@ -279,11 +281,11 @@ class Upkeep:
                 _log.exception("the upkeep of topic %s ended: a defect", name)
                 problems[name] = repr(error)
 
-        await each(one, topics, TOPICS_AT_ONCE)
+        await each(maintain, topics, TOPICS_AT_ONCE)
         clean = await self._janitor.clean(dry_run=dry_run, force=force)
         if dry_run:
             return UpkeepReport(clean, NOTHING_EXPIRED, trimmed, problems=problems)
-        with reachable("removing what ended long ago"):
+        with reachable("removing old intents"):
             expired = await self._expiry.once(now_ms)
         with reachable("merging segments"):
             merging = await self._merging.once(heads, now_ms)
@@ -297,19 +299,19 @@ class Upkeep:
             self._intent = None
 
     async def _retain(self, info: TopicInfo, now_ms: int, dry_run: bool) -> Trimmed:
-        wanted = await retain(self._client, info, None, now_ms)
-        if dry_run or not wanted.starts:
-            return wanted
-        if self._intent is None:  # one for all: each makes nodes that stay
+        due = await retain(self._client, info, None, now_ms)
+        if dry_run or not due.starts:
+            return due
+        if self._intent is None:  # one for all topics: each intent makes nodes that stay for days
             self._intent = await self._client.intents.open_system_intent("retain", "topics")
         try:
             return await retain(self._client, info, self._intent, now_ms)
-        except errors.LedgerFenced:  # taken for gone: the next pass goes on under another
+        except errors.LedgerFenced:  # the intent was condemned: the next pass opens another
             self._intent = None
             raise
 
     async def _checkpointed(self, head: TopicHead) -> bool:
-        """Whether the topic's log was so long that it has a new checkpoint now."""
+        """Makes a checkpoint if the topic's log is long; returns whether it did."""
         if head.next < LONG_LOG:
             return False
         topic_id = head.topic.id
