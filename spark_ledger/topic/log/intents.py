@@ -55,8 +55,8 @@ BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
 NAMED_ONCE_KINDS = (BATCH, PARTS, SYSTEM)
-"""Kinds of intents under which a ledger is written for one commit or one checkpoint: no commit names
-such a ledger again once it is CLOSED and dropped, so the janitor may delete it
+"""Kinds of intents under which a ledger is written for one commit or one checkpoint: a ledger of
+theirs is never named again once it is CLOSED and dropped, so the janitor may delete it
 (upkeep/garbage.py)."""
 IDS_PER_BLOCK = 8
 IDS_KEPT_S = 86_400.0  # then the rest of a block is not used: intent_expiry.py removes the block

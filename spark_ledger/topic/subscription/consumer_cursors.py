@@ -1,28 +1,28 @@
-"""Where the consumers at one broker are, of all its subscriptions, made durable together.
+"""The positions of the consumers at one broker, of all its subscriptions, made durable together.
 
     advance(partition, offset) ... a second ... -> the broker's share of the subscription
-                                                   (with those of others in one multi)
+                                                   (one multi writes several shares)
 
 Always true:
-- a broker writes its own share alone, so brokers do not wait for each other; of two that wrote of a
-  partition the owner of the higher epoch counts, so that an owner of before changes nothing;
-- a broker has one cursor of a subscription: opened again, as where it lost the partitions and has
-  them back, the one of before fails, and with it what it was told and had not written; so does one
-  that was released, however long its last write waited;
-- a write checks that the subscription is as it was seen: after a seek, a deletion, or when another
-  broker took this one for dead and has put its share into its own, `failure` is set, nothing more
-  is written, and `on_failure` is called;
+- a broker writes only its own share, so brokers do not wait for each other; if two shares have a
+  partition, the one of the higher owner's epoch counts, so that an earlier owner changes nothing;
+- a broker has one cursor of a subscription. If it opens the subscription again (it lost the
+  partitions and has them back), the earlier cursor fails, and its positions that were not written
+  are dropped; a released cursor fails too, however long its last write waited;
+- a write checks that the subscription has not changed since it was read: after a seek or a
+  deletion, or when another broker counted this one as dead and put its share into its own,
+  `failure` is set, nothing more is written, and `on_failure` is called;
 - a position is not written to an older metadata store, where other rows may have its offset: the
   topic's history is compared after each new connection, no write is made while the store is held,
   and all cursors fail once a person accepted another store;
-- what cannot be read of one subscription ends its cursor alone;
-- `advance` waits for nothing; what was told last is written, MULTI_BYTES_MAX of values in a multi;
+- if one subscription cannot be read, only its cursor fails;
+- `advance` waits for nothing; a write has the last positions, MULTI_BYTES_MAX of values in a multi;
 - a step back is written with a new version of the subscriptions' node and of the subscription's
   record: a trim planned before it fails, and no mark hides it (hazard 37);
-- a query's subscription is the consumers' once the query is over, and a query has it back once the
-  consumers are gone: it stays where it is;
-- the shares of brokers that are not alive go into that of the next broker that opens the
-  subscription, in one multi, so there are no more of them than brokers.
+- consumers may take over a query's subscription once the query is over, and a query may have it
+  back once the consumers are gone; its position stays the same;
+- the next broker that opens the subscription puts the shares of brokers that are not alive into its
+  own, in one multi, so there are no more shares than brokers.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
 WRITE_EVERY_S = 1.0
 LOOK_EVERY_S = 60.0
-"""What is not written is read so often: it may have been deleted, or sought, and the watch on its
-record have been lost."""
+"""A subscription without writes is read this often: it may have been deleted or sought, and the
+watch on its record may have been lost."""
 WRITTEN_S = 5.0
 MULTI_BYTES_MAX = 256 << 10
 MULTI_WRITES_MAX = 250
@@ -70,7 +70,7 @@ MULTI_WRITES_MAX = 250
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 History = Callable[[], Awaitable[int]]
-"""The number of a topic's history (TopicLog.histories) in the store as it is connected to now."""
+"""The number of a topic's history (TopicLog.histories) in the store of the present connection."""
 
 
 async def _one_history() -> int:
@@ -92,11 +92,11 @@ class ConsumerCursor:
         self.failure: errors.LedgerError | None = None
         self.on_failure: Callable[[], None] = _nothing
         self.used = True
-        self.doubt = False  # a write failed: what is there is to be read again
-        self.told = 0  # how often it was told something
-        self.durable = 0  # how much of that is durable
+        self.doubt = False  # a write failed: the nodes are to be read again
+        self.changes = 0  # how often its position or use changed
+        self.durable = 0  # how many of these changes are durable
         self.looked_s = float("-inf")
-        self._watching = False  # the record, under one watch
+        self._watching = False  # a watch is set on the record
         self._cursors = cursors
         self._nodes = nodes
         self._seen = seen
@@ -104,9 +104,9 @@ class ConsumerCursor:
         self._version = version
         self.history: History = _one_history
         self.opened_in = 0
-        self._compared = -1  # the connection to the store on which the history was asked for last
+        self._compared = -1  # the connection to the store on which the history was last compared
         self._at = dict(share.at)
-        self._highest = dict(share.at)  # that may have been read by others
+        self._highest = dict(share.at)  # the highest positions that others may have read
 
     @property
     def topic_id(self) -> str:
@@ -117,12 +117,12 @@ class ConsumerCursor:
         return self._nodes.path(self.name)
 
     def check(self) -> None:
-        """Raises errors.LedgerFenced, errors.SubscriptionNotFound as `failure` says."""
+        """Raises `failure`: errors.LedgerFenced or errors.SubscriptionNotFound."""
         if self.failure is not None:
             raise self.failure
 
     async def adopt(self, partition: int, epoch: int) -> int:
-        """Where the subscription is in a partition that this broker has in that epoch. Raises as
+        """The subscription's position in a partition that this broker owns in that epoch. Raises as
         `check`, errors.Unavailable."""
         with reachable(f"reading subscription '{self.name}'"):
             seen = await self._nodes.read(self.name)
@@ -137,32 +137,32 @@ class ConsumerCursor:
         return self._at[partition][1]
 
     def advance(self, partition: int, offset: int) -> None:
-        """The subscription is there in a partition that was adopted; written soon. It may go
+        """Sets the position in a partition that was adopted; it is written soon. It may go
         back."""
         self._at[partition] = (self._at[partition][0], offset)
-        self.told += 1
+        self.changes += 1
         self._cursors.changed()
 
     def leave(self) -> None:
-        """Nobody uses it at this broker; written soon, and released then."""
+        """No consumer at this broker uses it now; that is written soon, then it is released."""
         self.used = False
-        self.told += 1
+        self.changes += 1
         self._cursors.changed()
 
     def use_again(self, on_failure: Callable[[], None]) -> None:
-        """What `leave` was for did not come about."""
+        """Takes `leave` back: the subscription is still used at this broker."""
         self.on_failure = on_failure
         if self.failure is not None:
             on_failure()
             return
         self.used = True
-        self.told += 1
+        self.changes += 1
         self._cursors.changed()
 
     def end(self, why: str) -> None:
-        """It writes nothing more, but for what is under way."""
-        told = f"subscription '{self.name}' {why}"
-        self.fail(errors.LedgerFenced(told, subscription=self.name))
+        """It writes nothing more, except for writes under way."""
+        text = f"subscription '{self.name}' {why}"
+        self.fail(errors.LedgerFenced(text, subscription=self.name))
 
     @property
     def dirty(self) -> bool:
@@ -176,7 +176,7 @@ class ConsumerCursor:
         return Share(self._seen.record.epoch, self.used, dict(self._at))
 
     async def operations(self, share: Share) -> list[Operation]:
-        """What writes it. Raises StoreUnavailable."""
+        """The operations that write the share. Raises StoreUnavailable."""
         nodes, seen = self._nodes, self._seen
         write = Set(
             nodes.share(self.name, self._cursors.broker_id),
@@ -192,23 +192,23 @@ class ConsumerCursor:
         back = nodes.going_back(self.name, await nodes.marks(self.name), positions)
         return [Set(nodes.path(self.name), record, seen.version), write, *back]
 
-    def was_written(self, share: Share, told: int, *, back: bool) -> None:
-        """`told`: what it was told until the share was made."""
+    def was_written(self, share: Share, changes: int, *, back: bool) -> None:
+        """`changes`: their number when the share was made."""
         self._written, self._version = share, self._version + 1
-        self.durable = told
+        self.durable = changes
         self.looked_s = asyncio.get_running_loop().time()
         if back:
             self._highest = dict(share.at)
-            self.doubt = True  # of which version the record is
+            self.doubt = True  # about the record's version
 
     def is_to_be_read(self, late_s: float) -> bool:
-        """Whether to read what is there: one that writes finds by that what others changed, but
-        one that has written and rests hears of it by the watch alone."""
+        """Whether to read the nodes: a cursor that writes meets the changes of others by its write,
+        but a cursor at rest gets them only by the watch."""
         rests = self.failure is None and not self.dirty
         return self.doubt or (rests and not (self._watching and self.looked_s >= late_s))
 
     async def look(self) -> None:
-        """Read what is there. Raises StoreError."""
+        """Reads the nodes. Raises StoreError."""
         watch = None if self._watching else self._record_changed
         self._watching = True
         try:
@@ -229,20 +229,20 @@ class ConsumerCursor:
         self._cursors.changed()
 
     def _judge(self, seen: Seen | None) -> None:
-        """It fails if it is not the subscription that was opened, with this broker's share."""
+        """Fails unless this is the subscription that was opened, with this broker's share."""
         if seen is None:
             gone = f"subscription '{self.name}' was deleted"
             self.fail(errors.SubscriptionNotFound(gone, subscription=self.name))
             return
         mine = seen.shares.get(self._cursors.broker_id)
-        known = (self._seen.record.epoch, self._seen.record.owner)
-        if (seen.record.epoch, seen.record.owner) != known or mine is None:
+        before = (self._seen.record.epoch, self._seen.record.owner)
+        if (seen.record.epoch, seen.record.owner) != before or mine is None:
             why = "another broker has what this one knew" if mine is None else "it was sought"
             self._open_again(why)
 
     async def compare(self) -> None:
-        """Fail if the topic has another history than when this was opened: the offsets are of rows
-        of a metadata store that was given up, and this store has others at them.
+        """Fails if the topic has another history than when this was opened: the offsets belong to
+        rows of a metadata store that was given up, and this store has other rows at them.
         Raises errors.Unavailable, errors.LedgerError as `history`."""
         connections = self._nodes.store.connections
         if connections != self._compared:
@@ -252,7 +252,7 @@ class ConsumerCursor:
 
     @property
     def is_compared(self) -> bool:
-        """On the connection that a write which begins now is sent on."""
+        """Whether the history was compared on the connection of a write that begins now."""
         return _is_on(self._nodes.store, self._compared)
 
     def _open_again(self, why: str) -> None:
@@ -267,7 +267,7 @@ class ConsumerCursor:
 
 
 class ConsumerCursors:
-    """Of one broker, whose id is the name of its ephemeral below /brokers/alive."""
+    """The cursors of one broker; its id is the name of its ephemeral below /brokers/alive."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class ConsumerCursors:
         self._guard = ClusterGuard(store)
         self._late = ""  # why nothing was written in the last round
         self._open: dict[str, ConsumerCursor] = {}  # by the subscription's node
-        self._opening: dict[str, object] = {}  # the last call of `open` that is under way
+        self._opening: dict[str, object] = {}  # the last call of `open` under way, by node
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -292,13 +292,13 @@ class ConsumerCursors:
         self._changed.set()
 
     def doubt_all(self) -> None:
-        """Another broker took this one for dead: it may have what this one knew."""
-        for one in self._open.values():
-            one.doubt = True
+        """Another broker counted this one as dead, and may have put its shares into its own."""
+        for cursor in self._open.values():
+            cursor.doubt = True
         self.changed()
 
     def fail_all(self, error: errors.LedgerError) -> None:
-        """Nothing more is written of any subscription that is open now."""
+        """Fails all cursors that are open now: they write nothing more."""
         for cursor in list(self._open.values()):
             cursor.fail(error)
 
@@ -309,23 +309,23 @@ class ConsumerCursors:
         start: Callable[[], Awaitable[Mapping[int, int]]],
         history: History = _one_history,
     ) -> ConsumerCursor:
-        """The subscription, made at `start()` if it is not there; a cursor that this broker has of
-        it fails, and the new one does once `history()` is another. Raises errors.SubscriptionBusy
-        (a query uses it), errors.LedgerFenced (it is opened again meanwhile), errors.TopicNotFound,
+        """The subscription, made at `start()` if it does not exist. This broker's earlier cursor of
+        it fails; the new one fails once `history()` changes. Raises errors.SubscriptionBusy (a
+        query uses it), errors.LedgerFenced (it is opened again meanwhile), errors.TopicNotFound,
         errors.TopicDeleted, errors.OptionInvalid, errors.Unavailable."""
         nodes = SubscriptionNodes(self._store, topic.id)
         path = nodes.path(name)
         turn = self._opening[path] = object()
-        if path in self._open:  # before its share is read: what it writes later fails
+        if path in self._open:  # before its share is read: later writes of that cursor fail
             self._open.pop(path).end("is opened again at this broker")
         try:
             with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
-                opened_in = await history()  # first: what is read is of this one or of a later
+                opened_in = await history()  # first: the nodes are of this history or a later one
                 for tries in range(TRIES_MAX):
                     opened = await self._try_open(topic, nodes, name, start)
                     if self._opening.get(path) is not turn:
-                        told = f"subscription '{name}' was opened again at this broker meanwhile"
-                        raise errors.LedgerFenced(told, subscription=name)
+                        text = f"subscription '{name}' was opened again at this broker meanwhile"
+                        raise errors.LedgerFenced(text, subscription=name)
                     if opened is not None:
                         opened.history, opened.opened_in = history, opened_in
                         return self._opened(path, opened)
@@ -355,7 +355,7 @@ class ConsumerCursors:
             await self._subscriptions.create_for_consumers(topic.id, name, await start())
             return None
         if seen.record.kind is SubscriptionKind.QUERY or seen.record.live:
-            with suppress(errors.LedgerFenced):  # another broker takes it at the same time
+            with suppress(errors.LedgerFenced):  # another broker takes it over at the same time
                 await self._take_from_cursor(topic, name)
             return None
         if seen.record.ledger_id is not None:
@@ -364,8 +364,8 @@ class ConsumerCursors:
         return await self._with_share(nodes, seen, connection)
 
     async def _take_from_cursor(self, topic: TopicInfo, name: str) -> None:
-        """A query had it, or a broker alone: what its cursor's ledger says goes into the record.
-        Raises errors.SubscriptionBusy, errors.LedgerFenced."""
+        """A query owned it, or a single broker: puts the position of its cursor ledger into the
+        record. Raises errors.SubscriptionBusy, errors.LedgerFenced."""
         cursor = await self._subscriptions.open(
             topic,
             name,
@@ -381,8 +381,8 @@ class ConsumerCursors:
     ) -> ConsumerCursor | None:
         alive = await brokers_alive(self._store)
         mine = seen.shares.get(self.broker_id)
-        gone = {b: one for b, one in seen.shares.items() if b not in alive or b == self.broker_id}
-        at = newest(seen.record.epoch, (share for share, _ in gone.values()))
+        own = {b: had for b, had in seen.shares.items() if b not in alive or b == self.broker_id}
+        at = newest(seen.record.epoch, (share for share, _ in own.values()))
         share = Share(seen.record.epoch, True, at)
         path, value = nodes.share(seen.name, self.broker_id), records.encode_share(share)
         if not _is_on(self._store, connection):
@@ -393,7 +393,7 @@ class ConsumerCursors:
                 Create(path, value) if mine is None else Set(path, value, mine[1]),
                 *(
                     Delete(nodes.share(seen.name, broker), version)
-                    for broker, (_, version) in gone.items()
+                    for broker, (_, version) in own.items()
                     if broker != self.broker_id
                 ),
             ]
@@ -402,16 +402,16 @@ class ConsumerCursors:
         return ConsumerCursor(self, nodes, seen, share, version) if written else None
 
     async def _multi(self, operations: Sequence[Operation]) -> bool:
-        """Whether all is written. False: none of it, or it is not known: whoever looks again sees
-        what became of it."""
+        """Whether all is written. False: none of it, or the outcome is unknown until the nodes are
+        read again."""
         with suppress(MultiFailed, OutcomeUnknown):
             await self._store.multi(operations)
             return True
         return False
 
     async def release(self, cursor: ConsumerCursor, timeout_s: float) -> None:
-        """Nobody uses it here: write where it is, and let it go: it fails. What the store does not
-        take in time is written once the store does, unless the subscription is opened again."""
+        """No consumer here uses it: writes its position and releases it, and it fails. If the store
+        does not respond in time, that is written later, unless the subscription is opened again."""
         cursor.leave()
         cursor.on_failure = _nothing
         try:
@@ -419,13 +419,13 @@ class ConsumerCursors:
         except errors.Unavailable as error:
             _log.warning("subscription '%s' is released later: %s", cursor.name, error)
         except errors.LedgerError:
-            pass  # released by `_work` meanwhile, taken by another broker, sought or deleted
+            pass  # released by `_work` meanwhile, taken over by another broker, sought or deleted
         self._end_released([cursor])
 
     async def delete(self, cursor: ConsumerCursor, within_s: float) -> None:
-        """Its last consumer here unsubscribes: delete the subscription, unless consumers at other
-        brokers have it: then their last one does. Durable when this returns, whatever answers of
-        the store were lost: what is there is read again, for `within_s` at most.
+        """Its last consumer here unsubscribes: deletes the subscription, unless consumers at other
+        brokers use it: then the last of them does. Durable when this returns, even if responses of
+        the store were lost: the nodes are read again, for `within_s` at most.
 
         Raises errors.Unavailable: it may be deleted or not, and is used as before;
         errors.SubscriptionBusy, errors.CommitContended."""
@@ -449,7 +449,7 @@ class ConsumerCursors:
         self._forget_failed([cursor])
 
     async def _delete(self, cursor: ConsumerCursor) -> None:
-        """Once others see that it is not used here; so of several that leave one deletes it."""
+        """Writes first that it is not used here; so the last of several that leave deletes it."""
         with suppress(errors.LedgerFenced, errors.SubscriptionNotFound):  # released
             await self.written(cursor, WRITTEN_S)
         if not await self._subscriptions.used_by_consumers(cursor.topic_id, cursor.name):
@@ -457,12 +457,12 @@ class ConsumerCursors:
                 await self._subscriptions.delete(cursor.topic_id, cursor.name)
 
     async def written(self, cursor: ConsumerCursor, timeout_s: float) -> None:
-        """Return once what it was told before this call is durable: it may be told more all the
-        time. Raises as ConsumerCursor.check, errors.Unavailable where that takes longer."""
-        told = cursor.told
+        """Returns once the changes before this call are durable; more changes may come meanwhile.
+        Raises as ConsumerCursor.check, errors.Unavailable if that takes longer than `timeout_s`."""
+        changes = cursor.changes
 
         def left() -> bool:
-            behind = cursor.failure is None and cursor.durable < told
+            behind = cursor.failure is None and cursor.durable < changes
             return behind and (cursor.dirty or cursor.doubt)
 
         try:
@@ -473,12 +473,12 @@ class ConsumerCursors:
                         await asyncio.sleep(pause_s(self._rng, 5))
         except TimeoutError as error:
             raise errors.Unavailable(
-                f"where subscription '{cursor.name}' is was not written in {timeout_s:.0f} s"
+                f"the position of subscription '{cursor.name}' was not written in {timeout_s:.0f} s"
             ) from error
         cursor.check()
 
     async def close(self) -> None:
-        """Release first what is to be written."""
+        """Cursors that still have to be written must be released before."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -491,93 +491,93 @@ class ConsumerCursors:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._changed.wait()
             self._changed.clear()
-            some = list(self._open.values())
+            cursors = list(self._open.values())
             try:
-                await self._round(some)
-                self._end_released(some)
+                await self._round(cursors)
+                self._end_released(cursors)
             except Exception:  # a defect: the next round is made all the same
-                _log.exception("where consumers are is not written")
+                _log.exception("the positions of consumers are not written")
                 self.changed()
             await asyncio.sleep(WRITE_EVERY_S)
 
-    async def _round(self, some: list[ConsumerCursor]) -> None:
+    async def _round(self, cursors: list[ConsumerCursor]) -> None:
         async with self._writing:
             late_s = asyncio.get_running_loop().time() - LOOK_EVERY_S
             try:
-                for one in some:
-                    if one.is_to_be_read(late_s):
-                        await _apart(one, one.look())
-                self._forget_failed(some)
-                dirty = [one for one in some if one.dirty]
-                for one in [one for one in dirty if one.goes_back]:
-                    await self._write([one])
-                await self._write([one for one in dirty if not one.goes_back])
+                for cursor in cursors:
+                    if cursor.is_to_be_read(late_s):
+                        await _apart(cursor, cursor.look())
+                self._forget_failed(cursors)
+                dirty = [cursor for cursor in cursors if cursor.dirty]
+                for cursor in [cursor for cursor in dirty if cursor.goes_back]:
+                    await self._write([cursor])
+                await self._write([cursor for cursor in dirty if not cursor.goes_back])
                 self._late = ""
             except (StoreError, errors.LedgerError) as error:
                 if self._late != (late := str(error)):
-                    _log.warning("where consumers are is written later: %s", late)
+                    _log.warning("the positions of consumers are written later: %s", late)
                 self._late = late
-            if any(one.dirty or one.is_to_be_read(late_s) for one in some):
+            if any(cursor.dirty or cursor.is_to_be_read(late_s) for cursor in cursors):
                 self.changed()
 
     async def _compare(self, cursor: ConsumerCursor) -> None:
         with suppress(StoreError, errors.Unavailable):  # written later
             await _apart(cursor, cursor.compare())
 
-    def _end_released(self, some: list[ConsumerCursor]) -> None:
-        """What nobody uses and is written fails, and is forgotten."""
-        for one in some:
-            if not (one.used or one.dirty or one.doubt):
-                one.end("was released")
-        self._forget_failed(some)
+    def _end_released(self, cursors: list[ConsumerCursor]) -> None:
+        """Ends and forgets cursors that are written and that no consumer uses."""
+        for cursor in cursors:
+            if not (cursor.used or cursor.dirty or cursor.doubt):
+                cursor.end("was released")
+        self._forget_failed(cursors)
 
-    def _forget_failed(self, some: list[ConsumerCursor]) -> None:
-        for one in some:
-            if one.failure is not None and self._open.get(one.path) is one:
-                del self._open[one.path]
+    def _forget_failed(self, cursors: list[ConsumerCursor]) -> None:
+        for cursor in cursors:
+            if cursor.failure is not None and self._open.get(cursor.path) is cursor:
+                del self._open[cursor.path]
 
-    async def _write(self, some: list[ConsumerCursor]) -> None:
-        """Together, or, where one of them is not as it was seen, each by itself."""
-        await asyncio.gather(*map(self._compare, some))
-        some = [one for one in some if one.dirty and one.is_compared]
+    async def _write(self, cursors: list[ConsumerCursor]) -> None:
+        """Writes them together; if a subscription has changed since it was read, each by itself."""
+        await asyncio.gather(*map(self._compare, cursors))
+        cursors = [cursor for cursor in cursors if cursor.dirty and cursor.is_compared]
         at = 0
-        while at < len(some):
+        while at < len(cursors):
             part: list[tuple[ConsumerCursor, Share, int, bool]] = []
             operations: list[Operation] = []
             size = 0
-            while at < len(some) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:
-                one, share = some[at], some[at].share()
-                known = (one, share, one.told, one.goes_back)
-                added = await _apart(one, one.operations(share))
+            while at < len(cursors) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:
+                cursor, share = cursors[at], cursors[at].share()
+                write = (cursor, share, cursor.changes, cursor.goes_back)
+                added = await _apart(cursor, cursor.operations(share))
                 at += 1
                 if added is not None:
-                    part.append(known)
+                    part.append(write)
                     size += sum(len(op.value) for op in added if isinstance(op, Set))
                     operations += added
-            for one, *_ in part:
-                one.doubt = True
+            for cursor, *_ in part:
+                cursor.doubt = True
             if not part:
                 continue
             operations = [*await self._guard.checks(), *operations]
-            if not all(one.is_compared for one, *_ in part):
+            if not all(cursor.is_compared for cursor, *_ in part):
                 return
             if await self._multi(operations):
-                for one, share, told, back in part:
-                    one.doubt = False
-                    one.was_written(share, told, back=back)
+                for cursor, share, changes, back in part:
+                    cursor.doubt = False
+                    cursor.was_written(share, changes, back=back)
                 continue
             if not await self._guard.look():
                 self.fail_all(errors.LedgerFenced("an older metadata store was accepted"))
             if len(part) > 1:
-                for one, *_ in part:
-                    await _apart(one, one.look())
-                    if one.dirty:
-                        await self._write([one])
+                for cursor, *_ in part:
+                    await _apart(cursor, cursor.look())
+                    if cursor.dirty:
+                        await self._write([cursor])
 
 
 async def _apart(cursor: ConsumerCursor, doing: Coroutine[Any, Any, T]) -> T | None:
-    """What it returns; None where the subscription cannot be read, which ends its cursor and no
-    other, and where there is a defect. Raises StoreError, errors.Unavailable."""
+    """The result of `doing`; None if the subscription cannot be read, which fails only its cursor,
+    or if there is a defect. Raises StoreError, errors.Unavailable."""
     try:
         return await doing
     except (StoreError, errors.Unavailable):
@@ -597,4 +597,4 @@ def _is_on(store: MetadataStore, connection: int) -> bool:
 
 
 def _nothing() -> None:
-    """Nobody is told."""
+    """No call is needed at a failure."""

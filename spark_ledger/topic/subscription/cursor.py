@@ -1,22 +1,22 @@
-"""A subscription in the hands of its owner: told where it is, it makes that durable by itself.
+"""A subscription in the hands of its owner: gets its positions and makes them durable by itself.
 
     advance(position) ... at most once a second ... -> the record, or an entry of the cursor ledger
 
 Always true:
-- `advance` waits for nothing; what it was told last is what is written, the rest is skipped;
-- `confirmed` is durable: the next owner finds it or something later (T12);
+- `advance` waits for nothing; a write has the last positions, and skips those before;
+- `confirmed` is durable: the next owner reads these positions or later ones (T12);
 - only the owner of the current epoch writes: each write of the record is a compare-and-set that
-  checks the intent too, and a ledger's entry counts only while the record names the ledger; who
-  takes over raises the epoch, then fences the ledger. A cursor that finds another epoch has
-  `failure` set and writes nothing more;
+  also checks the intent, and a ledger's entry counts only while the record names the ledger; a new
+  owner raises the epoch, then fences the ledger. A cursor that reads another epoch sets `failure`
+  and writes nothing more;
 - a step back is written to the record with a new version of the subscriptions' node, so that a trim
   planned before it fails, and is then clipped to the rows that are kept (hazard 37);
-- another ledger has the position before the record names it, and the one before it is deleted
-  after; a ledger that was made and not named goes, too, or is left to the janitor;
-- writes are a second apart at least; who moves seldom keeps no ledger (its position is in the
-  record), so a thousand queries that trigger every two minutes hold none open; what is small is
-  brought into the record now and then, so that a reader of the record alone is not far behind.
-Any failure of the store or the bookies is tried again, after looking what became of it.
+- a new ledger has the position before the record names it, and the old one is deleted after that; a
+  ledger that was made and never named is deleted too, or left to the janitor;
+- writes are a second apart at least; a subscription that moves seldom keeps no ledger (its position
+  is in the record), so a thousand queries that trigger every two minutes keep no ledger open; small
+  positions go into the record now and then, so that a reader of only the record is not far behind.
+After a failure of the store or the bookies the cursor reads the nodes, and tries again.
 """
 
 import asyncio
@@ -57,8 +57,8 @@ WRITE_EVERY_S = 1.0
 OFTEN_S = 30.0
 """A write that comes sooner after the last one goes to a ledger."""
 IDLE_S = 120.0
-"""A ledger without a write for that long is left. OFTEN_S is less: else who moves regularly would
-open and leave a ledger with every write."""
+"""A ledger without a write for that long is left. OFTEN_S is less: else a subscription that moves
+regularly would open and leave a ledger with every write."""
 FLOOR_EVERY_S = 300.0
 
 
@@ -66,16 +66,17 @@ class Step(Enum):
     NOTHING = "nothing"
     INLINE = "inline"  # into the record, which names no ledger then
     FLOOR = "floor"  # into the record, which goes on naming the ledger
-    APPEND = "append"  # to the ledger at hand
-    NEW_LEDGER = "new ledger"  # to another one, and its name into the record
-    LEAVE = "leave"  # close the ledger, whose last entry says where the cursor is
+    APPEND = "append"  # to the open ledger
+    NEW_LEDGER = "new ledger"  # to a new one, and its name into the record
+    LEAVE = "leave"  # close the ledger; its last entry has the position
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """Times by the loop's clock. `dirty`: there is a position that is not durable; `behind`: the
-    record's floor is not the position; `small`: the position fits into the record; `refused`: no
-    ledger could be had lately; `open` and `full` of the ledger at hand."""
+    record's floor is not the position; `small`: the position fits into the record; `refused`: a
+    ledger could not be made or written lately; `open`, `full`: there is an open ledger, it is full.
+    """
 
     now_s: float
     written_s: float
@@ -89,7 +90,7 @@ class Situation:
 
 
 def next_step(now: Situation) -> Step:
-    """What to do now; at `next_look_s` it is to be asked again."""
+    """The step to take now; the caller asks again at `next_look_s`."""
     seldom = now.refused or (not now.open and now.now_s >= now.written_s + OFTEN_S)
     if now.open and now.small and now.behind and now.now_s >= now.floor_s + FLOOR_EVERY_S:
         return Step.INLINE if now.full else Step.FLOOR
@@ -103,7 +104,8 @@ def next_step(now: Situation) -> Step:
 
 
 def next_look_s(now: Situation) -> float:
-    """Until when `next_step` stays as it is if nothing happens; a write's pause has passed."""
+    """The time until which `next_step` stays the same if nothing happens; not before the pause
+    after a write has passed."""
     soonest_s = now.written_s + WRITE_EVERY_S
     if now.dirty:
         return soonest_s
@@ -122,7 +124,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a cursor works with."""
+    """The parts with which a cursor works."""
 
     nodes: SubscriptionNodes
     ledgers: LedgerStore
@@ -138,7 +140,7 @@ class Cursor:
     def __init__(
         self, around: Surroundings, seen: Seen, claim: Claim, intent: Intent, *, new: bool
     ) -> None:
-        """`new`: the subscription was made just now; rows it begins at may have been trimmed."""
+        """`new`: the subscription was made just now; its first rows may have been trimmed."""
         self.name = seen.name
         self.failure: errors.LedgerError | None = None
         """Why it writes nothing more, once it was taken over or deleted."""
@@ -149,12 +151,12 @@ class Cursor:
         self._intent = intent
         self._loop = asyncio.get_running_loop()
         self._wanted: dict[int, int] = {}
-        self._unheard: Positions = {}  # written after `confirmed` or not: at most there it was
-        self._starts: Mapping[int, int] = {}  # first rows kept, as far as we were told
-        self._clip = new  # it went back, and that was not yet compared with what is kept
+        self._unheard: Positions = {}  # of writes after `confirmed` that may have been applied
+        self._starts: Mapping[int, int] = {}  # first rows kept, by the last fold
+        self._clip = new  # it went back, and that was not yet compared with the first rows kept
         self._doubt = False  # something failed: the record and the intent are to be read again
         self._ledger: CursorLedger | None = None
-        self._left: dict[int, None] = {}  # ledgers of ours that the record shall not name any more
+        self._left: dict[int, None] = {}  # our ledgers that the record is not to name any more
         self._written_s = self._floor_s = self._refused_s = LONG_AGO_S
         self._looked_s = self._loop.time()
         self._changed = asyncio.Event()
@@ -163,36 +165,36 @@ class Cursor:
         self._aside: dict[asyncio.Task[None], None] = {}
         self._task = self._loop.create_task(self._work())
 
-    # -- what the owner calls ----------------------------------------------------------------
+    # -- the owner's calls -------------------------------------------------------------------
 
     def advance(self, positions: Positions) -> None:
-        """The subscription is at these positions, of the partitions named; written soon. They may
-        go back. Nothing is raised and nothing waited for."""
-        wanted = {**self._wanted, **clipped(positions, self._starts)}
-        if wanted != self._wanted and self.failure is None:
-            self._wanted = wanted
+        """Sets the subscription's positions in these partitions; they are written soon. They may go
+        back. Raises nothing and waits for nothing."""
+        advanced = {**self._wanted, **clipped(positions, self._starts)}
+        if advanced != self._wanted and self.failure is None:
+            self._wanted = advanced
             self._durable.clear()
             self._changed.set()
 
     def check(self) -> None:
-        """Raises errors.LedgerFenced when another run or query has taken the subscription over,
-        errors.SubscriptionNotFound when it was deleted."""
+        """Raises errors.LedgerFenced if another run or query has taken the subscription over,
+        errors.SubscriptionNotFound if it was deleted."""
         if self.failure is not None:
             raise self.failure
 
     async def recovered(self) -> dict[int, int]:
-        """Where the subscription was when it was opened, nothing confirmed left out. Waits for as
-        long as the bookies that have it do not respond. Raises as `check`."""
+        """The subscription's positions when it was opened, at least the confirmed ones. Waits as
+        long as the bookies that have them do not respond. Raises as `check`."""
         return dict(await asyncio.shield(self._recovered))
 
     async def durable(self) -> None:
-        """Wait until what was last told is durable. Raises as `check`."""
+        """Waits until the last positions are durable. Raises as `check`."""
         await self._durable.wait()
         self.check()
 
     async def release(self, timeout_s: float = 10.0) -> None:
-        """Write the last position and let the subscription go: any query may have it at once.
-        What cannot be written in time is left as it is: its own query, or another after a lease.
+        """Writes the last position and releases the subscription: any query may open it at once.
+        If that cannot be written in time, its own query may open it, or another one after a lease.
         """
         await self._stop()
         try:
@@ -206,7 +208,7 @@ class Cursor:
             await self._end()
 
     async def abandon(self) -> None:
-        """Stop without a word to anybody, as a crash would."""
+        """Stops without writing anything, as a crash would."""
         await self._stop()
         await self._end()
 
@@ -224,7 +226,7 @@ class Cursor:
                 await asyncio.sleep(self._around.rng.uniform(0.5, 1.0) * pause_s)
 
     async def _patiently(self, doing: Coroutine[Any, Any, None]) -> bool:
-        """Whether it went well. If not, and we are the owner still, look and try again."""
+        """Whether it succeeded. If not, and we are still the owner, the caller tries again."""
         try:
             await doing
             return True
@@ -233,7 +235,7 @@ class Cursor:
         except (_LostRace, errors.LedgerError, StoreError) as error:
             self._doubt = True
             _log.warning("subscription '%s' is written later: %r", self.name, error)
-        except Exception as error:  # a defect: it is told, and nothing more is written
+        except Exception as error:  # a defect: it is logged, and nothing more is written
             _log.exception("the cursor of subscription '%s' ends", self.name)
             self._fail(errors.LedgerError(f"subscription '{self.name}' has failed: {error!r}"))
         return False
@@ -250,7 +252,7 @@ class Cursor:
             self._durable.set()
 
     async def _wait(self) -> None:
-        """Until something may be written, or a heartbeat is due."""
+        """Waits until there may be something to write, or a heartbeat is due."""
         self._changed.clear()
         if not self._is_dirty():
             look_s = min(next_look_s(self._situation()), self._loop.time() + HEARTBEAT_S)
@@ -261,8 +263,9 @@ class Cursor:
             await asyncio.sleep(next_look_s(self._situation()) - self._loop.time())
 
     async def _settle(self) -> None:
-        """After it the record and the intent are known, and where the subscription was. An owner
-        that is not heard of for a while may have been taken for dead: it looks now and then."""
+        """Makes sure that the record and the intent are up to date, and that the subscription's
+        earlier position was read. Others may count a silent owner as dead, so it reads them now and
+        then."""
         if self._doubt or self._loop.time() >= self._looked_s + HEARTBEAT_S:
             await self._look()
         if not self._recovered.done():
@@ -273,7 +276,7 @@ class Cursor:
             self._wanted = clipped({**self.confirmed, **self._wanted}, self._starts)
 
     async def _look(self) -> None:
-        """Read what is there, and go on under another intent if ours was given up for dead."""
+        """Reads the nodes, and goes on under another intent if ours was condemned."""
         around = self._around
         seen = await around.nodes.read(self.name)
         if seen is None:
@@ -302,9 +305,9 @@ class Cursor:
         await self._move(self._seen.record)
 
     async def _recover(self) -> None:
-        """Read the ledger of the owner before, which is fenced by it, and do without it."""
+        """Reads and thereby fences the ledger of the earlier owner, and goes on without it."""
         record = self._seen.record
-        found: Positions = record.floor
+        recovered: Positions = record.floor
         if record.ledger_id is not None:
             try:
                 last = await cursor_ledger.last_entry(
@@ -313,57 +316,57 @@ class Cursor:
             except errors.NoSuchLedger as error:
                 last = None
                 _log.error("the cursor of subscription '%s' is at its floor: %s", self.name, error)
-            found = later(found, {} if last is None else last.positions)
-            if fits(found):
+            recovered = later(recovered, {} if last is None else last.positions)
+            if fits(recovered):
                 self._left[record.ledger_id] = None
-                await self._move(inline(record, found))
-        self.confirmed = dict(found)
-        self._wanted = {**found, **self._wanted}
-        self._recovered.set_result(dict(found))
+                await self._move(inline(record, recovered))
+        self.confirmed = dict(recovered)
+        self._wanted = {**recovered, **self._wanted}
+        self._recovered.set_result(dict(recovered))
 
     # -- writing ---------------------------------------------------------------------------
 
     async def _write(self, step: Step) -> None:
-        wanted, highest = dict(self._wanted), self._highest()
+        positions, highest = dict(self._wanted), self._highest()
         if step is not Step.LEAVE:
-            self._unheard = later(self._unheard, wanted)
-        if goes_back(wanted, highest):
-            await self._go_back(wanted)
+            self._unheard = later(self._unheard, positions)
+        if goes_back(positions, highest):
+            await self._go_back(positions)
         elif step is Step.APPEND:
-            await self._append(wanted)
+            await self._append(positions)
         elif step is Step.NEW_LEDGER:
-            await self._move_to_new_ledger(wanted)
+            await self._move_to_new_ledger(positions)
         elif step is Step.FLOOR:
-            await self._move(replace(self._seen.record, floor=wanted))
+            await self._move(replace(self._seen.record, floor=positions))
         elif step is Step.INLINE:
             self._leave_ledger()
-            await self._move(inline(self._seen.record, wanted))
+            await self._move(inline(self._seen.record, positions))
         elif step is Step.LEAVE:
             await self._close_ledger()
             return
-        self.confirmed, self._unheard = wanted, {}
+        self.confirmed, self._unheard = positions, {}
         self._written_s = self._loop.time()
 
-    async def _append(self, wanted: Positions) -> None:
+    async def _append(self, positions: Positions) -> None:
         assert self._ledger is not None
         try:
-            await self._ledger.append(self._entry(wanted))
+            await self._ledger.append(self._entry(positions))
         except errors.LedgerError:
-            self._leave_ledger()  # whatever closed it, the record says whether we may go on
+            self._leave_ledger()  # the record decides whether we may go on
             self._refused_s = self._loop.time()
             raise
 
-    async def _go_back(self, wanted: Positions) -> None:
+    async def _go_back(self, positions: Positions) -> None:
         nodes = self._around.nodes
-        others = nodes.going_back(self.name, await nodes.marks(self.name), wanted)
+        others = nodes.going_back(self.name, await nodes.marks(self.name), positions)
         self._clip = True
-        if fits(wanted):
+        if fits(positions):
             self._leave_ledger()
-            await self._move(inline(self._seen.record, wanted), *others)
+            await self._move(inline(self._seen.record, positions), *others)
         else:
-            await self._move_to_new_ledger(wanted, *others)
+            await self._move_to_new_ledger(positions, *others)
 
-    async def _move_to_new_ledger(self, wanted: Positions, *others: Operation) -> None:
+    async def _move_to_new_ledger(self, positions: Positions, *others: Operation) -> None:
         around = self._around
         self._leave_ledger()
         try:
@@ -371,11 +374,11 @@ class Cursor:
                 around.ledgers, around.intents, self._intent, around.topic
             )
             self._left[made.id] = None
-            await made.append(self._entry(wanted))
+            await made.append(self._entry(positions))
         except errors.LedgerError:
             self._refused_s = self._loop.time()
             raise
-        record = replace(self._seen.record, ledger_id=made.id, floor=stored(wanted))
+        record = replace(self._seen.record, ledger_id=made.id, floor=stored(positions))
         del self._left[made.id]
         try:
             await self._move(record, *others)
@@ -385,7 +388,8 @@ class Cursor:
         self._ledger = made
 
     async def _move(self, record: SubscriptionRecord, *others: Operation) -> None:
-        """Write the record if all is as we saw it. Raises _LostRace."""
+        """Writes the record, if record and intent have not changed since we read them. Raises
+        _LostRace."""
         path, version = paths.intent(self._intent.id), self._intent.version
         await self._put(replace(record, intent=self._intent.id), Check(path, version), *others)
 
@@ -401,15 +405,15 @@ class Cursor:
         self._discard_left()
 
     async def _let_go(self) -> None:
-        """The last write of all."""
+        """Makes the cursor's last write."""
         await self._settle()
         while goes_back(self._wanted, self._highest()):
             await self._write(Step.INLINE)
             await self._settle()
-        wanted = dict(self._wanted)
-        if fits(wanted):
+        positions = dict(self._wanted)
+        if fits(positions):
             self._leave_ledger()
-            record = inline(self._seen.record, wanted)
+            record = inline(self._seen.record, positions)
         else:
             if self._is_dirty():
                 await self._write(Step.APPEND if self._ledger else Step.NEW_LEDGER)
@@ -418,32 +422,33 @@ class Cursor:
         released = replace(record, life=SubscriptionLife.RELEASED, intent=self._intent.id)
         done = records.encode_intent(replace(self._intent.record, state=IntentState.DONE))
         await self._put(released, Set(paths.intent(self._intent.id), done, self._intent.version))
-        self.confirmed = wanted
+        self.confirmed = positions
         self._fail(errors.LedgerFenced(f"subscription '{self.name}' was released"))
 
     def _leave_ledger(self) -> None:
-        """Append to another from now on; it is deleted once the record does not name it."""
+        """Appends go to another ledger from now on; this one is deleted once the record does not
+        name it."""
         if self._ledger is not None:
             self._left[self._ledger.id] = None
             self._ledger.writer.abandon()
             self._ledger = None
 
     async def _close_ledger(self) -> None:
-        """Leave the ledger where it is: the record goes on naming it."""
+        """Closes the ledger and keeps it: the record goes on naming it."""
         if self._ledger is not None:
             ledger, self._ledger = self._ledger, None
             await ledger.writer.close()
 
     def _discard_left(self) -> None:
-        """Delete what the record, which was just written, does not name."""
-        for ledger_id in [one for one in self._left if one != self._seen.record.ledger_id]:
+        """Deletes the left ledgers that the record, which was just written, does not name."""
+        for ledger_id in [left for left in self._left if left != self._seen.record.ledger_id]:
             del self._left[ledger_id]
             doing = cursor_ledger.discard(self._around.ledgers, ledger_id)
             task = self._loop.create_task(doing)
             self._aside[task] = None
             task.add_done_callback(lambda done: self._aside.pop(done, None))
 
-    # -- what is known ---------------------------------------------------------------------
+    # -- the state -------------------------------------------------------------------------
 
     def _entry(self, positions: Positions) -> CursorEntry:
         return CursorEntry(self._seen.record.epoch, positions)
@@ -452,7 +457,7 @@ class Cursor:
         return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))
 
     def _highest(self) -> dict[int, int]:
-        """No process has seen it beyond."""
+        """The highest positions that any process may have read."""
         return later(self.confirmed, self._unheard)
 
     def _situation(self) -> Situation:
@@ -481,7 +486,7 @@ class Cursor:
         self._durable.set()
 
     async def _stop(self) -> None:
-        """What was under way may have been applied or not."""
+        """Writes that were under way may have been applied or not."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._doubt = True
@@ -494,16 +499,16 @@ class Cursor:
 
 async def open_intent(intents: Intents, claim: Claim, topic_id: str, name: str) -> Intent:
     """The intent of the claim's run on the subscription: the first call of a run ends the older
-    run's. No topic has such a target. Raises errors.LedgerFenced when a newer run has taken over.
-    """
+    run's intent. No topic has such a target. Raises errors.LedgerFenced if a newer run has taken
+    over."""
     target = f"subscription:{topic_id}/{name}"
     return await intents.open_query_intent(claim.query_id, claim.run_id, target, kind=CURSOR)
 
 
 def _fenced(name: str, record: SubscriptionRecord) -> errors.LedgerFenced:
-    who = f"query {record.query_id}, run {record.run_id}" if record.live else "somebody's seek"
+    taker = f"query {record.query_id}, run {record.run_id}" if record.live else "a seek"
     return errors.LedgerFenced(
-        f"subscription '{name}' was taken over by {who} (epoch {record.epoch})",
+        f"subscription '{name}' was taken over by {taker} (epoch {record.epoch})",
         subscription=name,
         query_id=record.query_id,
         run_id=record.run_id,
@@ -511,7 +516,7 @@ def _fenced(name: str, record: SubscriptionRecord) -> errors.LedgerFenced:
 
 
 class _Overtaken(Exception):
-    """It is ours no more."""
+    """The subscription is not ours any more."""
 
     def __init__(self, error: errors.LedgerError) -> None:
         super().__init__(str(error))
@@ -519,4 +524,4 @@ class _Overtaken(Exception):
 
 
 class _LostRace(Exception):
-    """The record or the intent is another than we saw."""
+    """The record or the intent has changed since we read it."""

@@ -1,11 +1,11 @@
-"""The ledger that a cursor's positions are appended to, and finding them again.
+"""The ledger of a cursor's positions: appending them, and reading the last ones.
 
-Always true: an entry counts once it is acknowledged, synced on Qa bookies; a process that looks for
-the last one to go on from it fences the ledger first, so its writer adds nothing that is not seen;
-an entry that is damaged on every copy is passed over for the one before it, one that cannot be read
-now is an error. One entry is under way at a time.
+Always true: an entry counts once it is acknowledged, synced on Qa bookies; a process that reads the
+last entry to go on from it fences the ledger first, so the writer adds no entry that this process
+misses; an entry that is damaged on every copy is skipped, and the entry before it counts; an entry
+that cannot be read now is an error. One entry is under way at a time.
 
-An entry says where the subscription was, whole, so the last good one is enough. Always true:
+An entry has all positions of the subscription, so the last good one is enough. Always true:
 partitions rise, no position is negative.
 
     0        4     5       6          8          16           20         24
@@ -56,7 +56,7 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CursorEntry:
-    """`epoch` is the subscription's when it was written."""
+    """`epoch` is that of the subscription when the entry was written."""
 
     epoch: int
     positions: Positions
@@ -77,8 +77,8 @@ def encode(entry: CursorEntry) -> bytes:
 
 
 def decode(payload: bytes | memoryview) -> CursorEntry:
-    """What `encode` made. Raises errors.UnsupportedFormat for a later version, and BadCursorEntry
-    for what is no such entry."""
+    """The entry that `encode` got. Raises errors.UnsupportedFormat for a later version, and
+    BadCursorEntry for malformed bytes."""
     if len(payload) < _HEADER.size:
         raise BadCursorEntry(f"a cursor's entry of {len(payload)} bytes")
     magic, version, flags, _, epoch, count, _ = _HEADER.unpack_from(payload)
@@ -99,11 +99,11 @@ def decode(payload: bytes | memoryview) -> CursorEntry:
 
 
 class BadCursorEntry(Exception):
-    """Bytes that are no cursor's entry: the entry before it counts."""
+    """Malformed bytes of a cursor's entry: the entry before it counts."""
 
 
 def _problem(partitions: Column, positions: Column) -> str:
-    """Which of the rules is broken, "" for none."""
+    """The rule that is broken, "" if all hold."""
     if bool((np.diff(partitions.astype(np.int64)) <= 0).any()):
         return "the partitions of a cursor's positions do not rise"
     if bool((positions < 0).any()):
@@ -113,7 +113,7 @@ def _problem(partitions: Column, positions: Column) -> str:
 
 @dataclass(slots=True)
 class CursorLedger:
-    """One that is open, and when it was opened. Made by `create`."""
+    """An open ledger of a cursor, and when it was opened. Made by `create`."""
 
     writer: AsyncLedgerWriter
     opened_s: float
@@ -125,7 +125,8 @@ class CursorLedger:
         return self.writer.ledger_id
 
     def full(self, now_s: float) -> bool:
-        """Whether the next entry goes to another ledger: failed, long, old or fragmented."""
+        """Whether the next entry goes to another ledger: this one failed, or is long, old or
+        fragmented."""
         return (
             self.writer.failure is not None
             or self.entries >= ENTRIES_MAX
@@ -134,7 +135,7 @@ class CursorLedger:
         )
 
     async def append(self, entry: CursorEntry) -> None:
-        """Durable when it returns. Raises what AsyncLedgerWriter.append does."""
+        """The entry is durable when this returns. Raises as AsyncLedgerWriter.append."""
         self.entries += 1
         await self.writer.append(encode(entry))
 
@@ -142,7 +143,7 @@ class CursorLedger:
 async def create(
     ledgers: LedgerStore, intents: Intents, intent: Intent, topic: TopicInfo
 ) -> CursorLedger:
-    """A ledger of the topic's quorums, always synced, whose readers hear of its end.
+    """A ledger with the topic's quorums, always synced, that announces its end to readers.
 
     Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
     """
@@ -165,8 +166,8 @@ async def create(
 
 
 async def last_entry(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> CursorEntry | None:
-    """The last good entry; None if there is none. With `fence` its writer adds nothing after it;
-    without, a later one may be on its way.
+    """The last good entry; None if there is no good entry. With `fence` the writer adds nothing
+    after it; without, a later entry may be under way.
 
     Raises errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
     errors.UnsupportedFormat.
@@ -176,15 +177,15 @@ async def last_entry(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> Cu
         await reader.refresh_last_add_confirmed()
     for entry_id in range(reader.last_add_confirmed, -1, -1):
         with suppress(BadCursorEntry, errors.DigestMismatch):
-            found = [entry.payload async for _, entry in reader.read(entry_id, entry_id)]
-            return decode(found[0])
+            payloads = [entry.payload async for _, entry in reader.read(entry_id, entry_id)]
+            return decode(payloads[0])
         _log.error("entry %d of cursor ledger %d is damaged", entry_id, ledger_id)
     return None
 
 
 async def discard(ledgers: LedgerStore, ledger_id: int) -> None:
-    """Close and delete a ledger that no record names any more. What fails is the janitor's: it goes
-    after its intent has ended."""
+    """Closes and deletes a ledger that no record names any more. If that fails, the janitor deletes
+    it after its intent has ended."""
     try:
         await ledgers.recover(ledger_id)
         await ledgers.delete(ledger_id)

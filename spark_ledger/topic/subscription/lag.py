@@ -1,9 +1,8 @@
 """How far behind a topic's end a position is: rows, bytes and time. Pure.
 
-Always true: rows that are not there (trimmed, in a hole, or chunks of a message that its last one
-counts for) are no lag; nothing is negative; what
-is counted is what the state at hand holds, without reading a chunk: bytes, and times inside a chunk
-that was not read or a live segment, are about.
+Always true: offsets without a row (trimmed, in a hole, or of a message's chunks before the last)
+are no lag; no value is negative; the lag is computed from the given state, without reading a chunk:
+bytes, and times inside a live segment or a chunk that was not read, are estimates.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +18,9 @@ NO_LIVES: Mapping[int, LiveEnd] = {}
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """`position` is the first offset that is not consumed, `end` one past the last row;
-    `millis` how long the oldest row beyond the position has been committed, 0 if there is none."""
+    """`position` is the first offset that is not consumed, `end` one past the last row; `millis` is
+    the time since the commit of the first row at or after the position, 0 if there is no such row.
+    """
 
     position: int
     end: int
@@ -38,18 +38,17 @@ def topic_lag(
     lives: Mapping[int, LiveEnd] = NO_LIVES,
     read: Tables = UNREAD,
 ) -> dict[int, PartitionLag]:
-    """For each partition that `positions` has and the topic too, by the store's clock `now_ms`.
-    `lives` is what is known of live segments; their rows count up to `ends`, where these are given.
-    """
-    found = {}
+    """The lag of each partition in `positions` that the topic has; `now_ms` is by the store's
+    clock. `lives` are the ends of live segments; their rows count up to `ends`, if it is given."""
+    lags = {}
     for partition in sorted(positions):
         if partition < len(state.partitions):
             held, live = state.partitions[partition], lives.get(partition, EMPTY)
             seen = held.end_offset + live.rows if ends is None else ends.get(partition, 0)
             end = max(held.end_offset, seen)
             now = max(now_ms, state.commit_ms)
-            found[partition] = partition_lag(held, positions[partition], end, live, now, read)
-    return found
+            lags[partition] = partition_lag(held, positions[partition], end, live, now, read)
+    return lags
 
 
 def partition_lag(
@@ -60,8 +59,8 @@ def partition_lag(
     now_ms: int,
     read: Tables = UNREAD,
 ) -> PartitionLag:
-    """As `topic_lag`, of one partition whose rows end at `end`. Of rows of a live segment bytes and
-    times are taken to be spread evenly."""
+    """The lag of one partition whose rows end at `end`; otherwise as `topic_lag`. Bytes and times
+    of a live segment count as spread evenly over its rows."""
     lo, hi = max(position, held.start_offset), held.end_offset
     left = max(0, end - max(hi, lo))
     size = held.bytes_between(lo, hi)
@@ -79,15 +78,19 @@ def partition_lag(
 
 
 def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) -> int | None:
-    """When the first row at or beyond the offset was committed; None if no commit has one. Within
-    a chunk that was not read, and a segment born live, times are taken to rise evenly."""
-    for one in held.intervals.between(offset, held.end_offset):
-        if one.source is None:
+    """When the first row at or after the offset was committed; None if no commit has such a row.
+    Within a chunk that was not read, and within a segment born live, times count as rising
+    evenly."""
+    for interval in held.intervals.between(offset, held.end_offset):
+        source = interval.source
+        if source is None:
             continue
-        table = read.get(one.source) if isinstance(one.source, Chunk) else one.source
-        lo = max(offset, one.lo)
+        table = read.get(source) if isinstance(source, Chunk) else source
+        lo = max(offset, interval.lo)
         if table is None:
-            return one.first_ms + (one.last_ms - one.first_ms) * (lo - one.lo) // (one.hi - one.lo)
+            between_ms = interval.last_ms - interval.first_ms
+            rows = interval.hi - interval.lo
+            return interval.first_ms + between_ms * (lo - interval.lo) // rows
         part = table.between(held.number, lo, lo + 1)
         if part.counted[0]:
             first_ms, last_ms = int(part.min_ms[0]), int(part.commits_ms[0])
@@ -99,8 +102,8 @@ def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) ->
 
 
 def spark_metrics(lags: Iterable[PartitionLag]) -> dict[str, str]:
-    """Of all partitions of a query, under the names that Spark's Kafka source gives them, and the
-    time; the text of numbers, as in a query's progress."""
+    """The lag of all partitions of a query, under the names of Spark's Kafka source, and the time;
+    numbers as text, as in a query's progress."""
     every = list(lags)
     rows = [lag.rows for lag in every] or [0]
     return {

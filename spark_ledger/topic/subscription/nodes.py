@@ -1,10 +1,10 @@
 """The nodes of a topic's subscriptions, read and written.
 
 Always true: a record is written by compare-and-set on the version that was judged, in one multi
-with whatever else must hold; a lost response is resolved by sync and reading the record again:
-every record names its owner's random token and its epoch, so equal bytes under the next version are
-ours. While the cluster is held no subscription is made, sought or deleted; one that is there is
-used on, for nothing is lost where its position goes back.
+with all other checks; a lost response is resolved by sync and reading the record again: every
+record has its owner's random token and its epoch, so equal bytes under the next version are ours.
+While the cluster is held no subscription is made, sought or deleted; an existing one stays in use,
+as no rows are lost if its position goes back.
 """
 
 import difflib
@@ -45,15 +45,15 @@ from spark_ledger.topic.subscription.records import (
     with_shares,
 )
 
-NEW = -1  # the version of a record that is not there yet
+NEW = -1  # the version of a record that does not exist yet
 NAME_CHARS_MAX = 255
 NEAREST_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A subscription as it was read. `created_ms` by the store's clock; `shares` by broker, each
-    with its node's version."""
+    """A subscription as it was read. `created_ms` is by the store's clock; `shares` are by broker,
+    each with its node's version."""
 
     name: str
     record: SubscriptionRecord
@@ -63,7 +63,7 @@ class Seen:
 
     @property
     def floor(self) -> dict[int, int]:
-        """At or below where it is, as the nodes say."""
+        """Positions by the nodes: the subscription is at or after them."""
         shares = (share for share, _ in self.shares.values())
         return with_shares(self.record.floor, self.record.epoch, shares)
 
@@ -76,8 +76,8 @@ class Seen:
 
 
 class SubscriptionNodes:
-    """Of one topic. Everything raises StoreUnavailable and OutcomeUnknown but where it says what
-    becomes of them."""
+    """The subscriptions' nodes of one topic. All methods raise StoreUnavailable and OutcomeUnknown,
+    except where their text describes another result."""
 
     def __init__(self, store: MetadataStore, topic_id: str) -> None:
         self.store = store
@@ -85,7 +85,7 @@ class SubscriptionNodes:
         self.folder = paths.subscriptions(topic_id)
 
     async def ensure_folder(self) -> int:
-        """Make the topic's node of subscriptions if it is not there; returns its version. Raises
+        """Makes the topic's node of subscriptions if it does not exist; returns its version. Raises
         errors.TopicNotFound."""
         for _ in range(TRIES_MAX):
             node = await read(self.store, self.folder)
@@ -107,8 +107,8 @@ class SubscriptionNodes:
     async def read(
         self, name: str, *, fresh: bool = True, watch: Watcher | None = None
     ) -> Seen | None:
-        """The subscription, not older than this call if `fresh`; None if there is none. `watch` is
-        set on its record before that is read."""
+        """The subscription, not older than this call if `fresh`; None if it does not exist. `watch`
+        is set on its record before the record is read."""
         path = self.path(name)
         if fresh:
             await self.store.sync(path)
@@ -121,11 +121,12 @@ class SubscriptionNodes:
         return Seen(name, record, node.version, node.created_ms, shares)
 
     async def _shares(self, name: str) -> dict[str, tuple[Share, int]]:
-        """One that goes while they are read was put into another in the same multi."""
+        """The multi that removes a share puts it into another one: so if one goes while they are
+        read, they are all read again."""
         for _ in range(TRIES_MAX):
             brokers = await names_in(self.store, self.share(name))
-            found = await self.store.get_many([self.share(name, one) for one in brokers])
-            there = [node for node in found if node is not None]
+            nodes = await self.store.get_many([self.share(name, broker) for broker in brokers])
+            there = [node for node in nodes if node is not None]
             if len(there) == len(brokers):
                 shares = (subscription_records.decode_share(node.value) for node in there)
                 versions = (node.version for node in there)
@@ -133,13 +134,13 @@ class SubscriptionNodes:
         raise StoreUnavailable(f"{self.share(name)} changed each time that it was read")
 
     async def ensure_shares(self, name: str) -> None:
-        """There is a folder of shares, if there is the subscription."""
+        """Makes the folder of shares, if the subscription exists."""
         if await read(self.store, self.share(name)) is None:
             with suppress(NodeExists, NoNode, OutcomeUnknown):
                 await self.store.create(self.share(name))
 
     async def get(self, name: str) -> Seen:
-        """As `read`. Raises errors.SubscriptionNotFound, which tells near names."""
+        """As `read`. Raises errors.SubscriptionNotFound, which lists near names."""
         seen = await self.read(name)
         if seen is None:
             raise await self.not_found(name)
@@ -148,23 +149,24 @@ class SubscriptionNodes:
     async def not_found(self, name: str) -> errors.SubscriptionNotFound:
         nearest = difflib.get_close_matches(name, await self.names(), n=NEAREST_MAX)
         hint = f"; near to it: {', '.join(sorted(nearest))}" if nearest else ""
-        told = f"there is no subscription '{name}'{hint}"
-        return errors.SubscriptionNotFound(told, subscription=name)
+        what = f"there is no subscription '{name}'{hint}"
+        return errors.SubscriptionNotFound(what, subscription=name)
 
     async def marks(self, name: str) -> list[Mark]:
-        """As they were made; none of a subscription that is going."""
-        found = []
+        """The marks in the order in which they were made; empty if the subscription is being
+        deleted."""
+        marks = []
         for number in map(int, await names_in(self.store, self._marks(name))):
             node = await read(self.store, self._marks(name, number))
             if node is not None:
                 positions = subscription_records.decode_mark(node.value)
-                found.append(Mark(number, node.created_ms, positions))
-        return found
+                marks.append(Mark(number, node.created_ms, positions))
+        return marks
 
     async def create(
         self, name: str, record: SubscriptionRecord, *others: Operation
     ) -> Seen | None:
-        """Make it, with its first mark; None: it is there, or one of `others` did not hold."""
+        """Makes it, with its first mark; None: it exists, or one of `others` did not hold."""
         value = subscription_records.encode_subscription(record)
         operations = [
             Create(self.path(name), value),
@@ -177,17 +179,17 @@ class SubscriptionNodes:
     async def write(
         self, seen: Seen, record: SubscriptionRecord, *others: Operation, by_user: bool = False
     ) -> Seen | None:
-        """Put `record` in the place of what was seen; None: something else is there, or one of
-        `others` did not hold. `by_user`: only while the cluster is not held; the process that uses
-        the subscription goes on under a hold."""
+        """Replaces the record that was read; None: it has changed since, or one of `others` did not
+        hold. `by_user`: only while the cluster is not held; the process that uses the subscription
+        goes on under a hold."""
         value = subscription_records.encode_subscription(record)
         operation = Set(self.path(seen.name), value, seen.version)
         operations = [operation, *others]
         return await self._write(seen.name, record, seen.version, operations, by_user=by_user)
 
     async def delete(self, seen: Seen, *others: Operation) -> bool:
-        """Remove it with its marks; False: it is another by now, or one of `others` did not
-        hold. Raises OutcomeUnknown when it may be gone."""
+        """Removes it with its marks; False: it has changed since, or one of `others` did not hold.
+        Raises OutcomeUnknown if it may be gone."""
         numbers = [mark.number for mark in await self.marks(seen.name)]
         operations: list[Operation] = [
             *(Delete(self.share(seen.name, broker), ANY_VERSION) for broker in seen.shares),
@@ -205,20 +207,20 @@ class SubscriptionNodes:
             return False
 
     def without_shares(self, seen: Seen) -> list[Operation]:
-        """What removes its shares, if they are as they were seen."""
+        """The operations that remove its shares, if they have not changed since they were read."""
         return [
             Delete(self.share(seen.name, broker), version)
             for broker, (_, version) in seen.shares.items()
         ]
 
     def touch(self) -> Operation:
-        """What makes every trim that was planned before fail."""
+        """The operation that makes every trim fail that was planned before."""
         return Set(self.folder, subscription_records.encode_subscriptions(), ANY_VERSION)
 
     def going_back(self, name: str, marks: Sequence[Mark], positions: Positions) -> list[Operation]:
-        """What a step back to `positions` has in its multi; `marks` as they were read for it. Where
-        the newest says as much, no other is made; but then there must be none that came since: it
-        would hide the step back as soon as it is the one that counts."""
+        """The operations of a step back to `positions`; `marks` were read for it. If the newest
+        mark is already as low, no mark is made; but then the multi checks that no mark came since:
+        it would hide the step back once it is the mark that counts."""
         number = needed_before_going_back(marks, positions) if marks else 0
         if number is not None:
             return [self.touch(), self.mark(name, number, positions)]
@@ -231,9 +233,9 @@ class SubscriptionNodes:
         return Create(self._marks(name, number), value)
 
     async def renew_marks(self, seen: Seen, add: int | None, forget: Sequence[int]) -> None:
-        """Make a mark of where the subscription was seen, if it is there still (else it may have
-        gone back, and the mark would hide that), and remove others. Losing a race or a response is
-        no error: the next caller does it."""
+        """Makes a mark of the subscription's positions in `seen`, if it has not changed since (else
+        it may have gone back, and the mark would hide that), and removes the marks in `forget`. A
+        lost race or response is not an error: the next caller does it."""
         name = seen.name
         operations: list[Operation] = [
             Delete(self._marks(name, number), ANY_VERSION) for number in forget
@@ -247,7 +249,7 @@ class SubscriptionNodes:
                 return
 
     def path(self, name: str) -> str:
-        """Raises errors.OptionInvalid for what is no name."""
+        """Raises errors.OptionInvalid for an invalid name."""
         if not 0 < len(name) <= NAME_CHARS_MAX:
             raise errors.OptionInvalid(
                 f"a subscription's name has 1 to {NAME_CHARS_MAX} characters, not {len(name)}",
@@ -278,9 +280,11 @@ class SubscriptionNodes:
         except MultiFailed:
             return None
         except OutcomeUnknown:
-            found = await self.read(name)
-            mine = found is not None and found.record == record and found.version == version + 1
-            return found if mine else None
+            current = await self.read(name)
+            mine = (
+                current is not None and current.record == record and current.version == version + 1
+            )
+            return current if mine else None
         if version == NEW:
             return await self.read(name, fresh=False)
         return Seen(name, record, version + 1, 0)
@@ -291,9 +295,9 @@ async def brokers_alive(store: MetadataStore) -> frozenset[str]:
 
 
 async def brokers_serving(store: MetadataStore, topic_id: str) -> frozenset[str]:
-    """The brokers alive that have a partition of the topic. Consumers at one that has lost all of
-    them, and may not have heard of it, are sent away. All that are alive where the record of owners
-    is not there or not readable."""
+    """The living brokers that have a partition of the topic; all living brokers if the record of
+    owners is missing or not readable. A broker that has lost all of them does not count: it sends
+    its consumers away once it notices the loss."""
     alive = await brokers_alive(store)
     node = await read(store, paths.brokers_of_topic(topic_id))
     if node is None:

@@ -1,36 +1,37 @@
 """The records of a topic's subscriptions in the metadata store (JSON, readable with any client),
-what may become of one, and what it holds against retention. Pure.
+their changes, and the rows that they hold against retention. Pure.
 
-    /topic-ids/<id>/subscriptions                     {}; its version counts what a trim must know
+    /topic-ids/<id>/subscriptions                     {}; its version counts changes for trims
     /topic-ids/<id>/subscriptions/<name>              the subscription
-    /topic-ids/<id>/subscriptions/<name>/marks/<n>    where it was when the mark was made
-    /topic-ids/<id>/subscriptions/<name>/shares/<b>   where consumers at broker b are
+    /topic-ids/<id>/subscriptions/<name>/marks/<n>    its positions when the mark was made
+    /topic-ids/<id>/subscriptions/<name>/shares/<b>   positions of consumers at broker b
 
-Always true: a position is the first offset that is not consumed; `floor` is never above where the
-subscription is, and a partition it leaves out may be anywhere: all of it is held. A record of a
-later version, or bytes that are no such record, raise errors.UnsupportedFormat.
-docs/topics.md ("Subscriptions") shows them.
+Always true: a position is the first offset that is not consumed; `floor` is never above the
+subscription's position, and the position in a partition that it leaves out may be any: all of the
+partition is held. A record of a later version, or malformed bytes, raise errors.UnsupportedFormat.
+docs/topics.md ("Subscriptions") shows the records.
 
     (absent) -> LIVE epoch 1           a query creates and opens it
-    (absent) -> RELEASED epoch 0       somebody creates it, or a query that has no id yet
+    (absent) -> RELEASED epoch 0       a user creates it, or a query that has no id yet
     LIVE or RELEASED -> LIVE epoch+1   its own query opens it (at once), or another one when its
                                        owner is gone or released it; else LEDGER_SUBSCRIPTION.BUSY
     LIVE -> LIVE, same epoch           its owner moves the position or the cursor ledger
     LIVE -> RELEASED, same epoch       its owner is done
-    any -> RELEASED epoch+1            somebody seeks; of one with a living owner only by force
+    any -> RELEASED epoch+1            a user seeks; only by force if its owner is alive
 
-It goes from a query to Pulsar's consumers and back in the same way: who takes it over says of which
-kind it is from then on, and it stays where it is.
+A subscription goes from a query to Pulsar's consumers and back in the same way: the new owner sets
+its kind, and its position stays the same.
 
-Only the owner of the current epoch writes without raising it, so who was overtaken
-finds another epoch and writes nothing more; a position goes back only together with a new version
-of the subscriptions' node, which every trim checks (hazard 37).
+Only the owner of the current epoch writes without raising it, so an earlier owner reads another
+epoch and writes nothing more; a position goes back only together with a new version of the
+subscriptions' node, which every trim checks (hazard 37).
 
-A mark says where a subscription was at a time, by the store's clock (the mark node's own): one is
-made with the subscription, one whenever it goes back, one now and then by who asks what is held.
-Between two marks a subscription only goes forward; so what it may have been at since
-`now - grace` is never below the newest mark that is older than that, the marks after it and where
-it is now, and the lowest of these is held (hazard 38). Older marks are forgotten, never that one.
+A mark has the positions of a subscription at a time, by the store's clock (the mark node's own):
+one is made with the subscription, one whenever it goes back, and one now and then by a process that
+reads the holds. Between two marks a subscription only goes forward; so its position since
+`now - grace` was never below the lowest of these: the newest mark that is older than that time, the
+marks after it, and the position now. The lowest of these is held (hazard 38). Marks before that
+newest older mark are removed, that mark never.
 """
 
 import json
@@ -63,10 +64,10 @@ class SubscriptionLife(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
-    """`epoch` counts the owners; `owner` is the random token of the one that is (or was, once it is
-    released), `query_id`, `run_id` and `intent` say who that is, "" where nobody was yet.
-    `ledger_id` is the cursor ledger whose last entry says where the subscription is, if that is
-    beyond `floor`; None: it is at `floor`. `partitions` are those it reads, None: all of them."""
+    """`epoch` counts the owners; `owner` is the random token of the present owner (the last one,
+    once it is released), `query_id`, `run_id` and `intent` identify the owner, "" if there was
+    none yet. `ledger_id` is the cursor ledger whose last entry has the position, if that is after
+    `floor`; None: the position is `floor`. `partitions` are those that it reads, None: all."""
 
     kind: SubscriptionKind
     epoch: int = 0
@@ -86,9 +87,9 @@ class SubscriptionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one broker knows of where a subscription's consumers are. It counts while the
-    subscription is of `epoch`. `used`: consumers are connected there. `at`: by partition the epoch
-    of its owner, and the position then; of two shares the one of the higher owner's epoch counts.
+    """The positions of a subscription's consumers at one broker. A share counts while the
+    subscription has its `epoch`. `used`: consumers are connected there. `at`: by partition the
+    epoch of its owner, and the position; of two shares the one of the higher owner's epoch counts.
     """
 
     epoch: int
@@ -97,19 +98,19 @@ class Share:
 
 
 def with_shares(floor: Positions, epoch: int, shares: Iterable[Share]) -> dict[int, int]:
-    """Where a subscription is whose record has that floor and epoch."""
+    """The positions of a subscription whose record has that floor and epoch."""
     best = newest(epoch, shares)
     return {**floor, **{partition: offset for partition, (_, offset) in best.items()}}
 
 
 def newest(epoch: int, shares: Iterable[Share]) -> dict[int, tuple[int, int]]:
-    """By partition what counts of the shares."""
-    found: dict[int, tuple[int, int]] = {}
+    """By partition the owner's epoch and position that count among the shares."""
+    best: dict[int, tuple[int, int]] = {}
     for share in shares:
         if share.epoch == epoch:
             for partition, at in share.at.items():
-                found[partition] = max(at, found.get(partition, at))
-    return found
+                best[partition] = max(at, best.get(partition, at))
+    return best
 
 
 _TEXTS = ("query_id", "run_id", "owner", "intent")
@@ -190,8 +191,8 @@ def _dump(plain: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to own a subscription. `owner` is a random token of this very claim. A claim of kind
-    CONSUMER is a broker's, for Pulsar's consumers of that name."""
+    """A claim to own a subscription. `owner` is a random token of this claim alone. A claim of kind
+    CONSUMER is that of a broker, for Pulsar's consumers of that name."""
 
     query_id: str
     run_id: str
@@ -223,7 +224,8 @@ def busy(name: str, record: SubscriptionRecord) -> errors.SubscriptionBusy:
 
 
 def too_many(name: str) -> errors.OptionInvalid:
-    """Consumers cannot have it: where they would be has no room in the nodes."""
+    """The error for a subscription that consumers cannot use, as its positions do not fit into the
+    nodes."""
     return errors.OptionInvalid(
         f"the positions of subscription '{name}' do not fit into one record: the topic has too many"
         " partitions (some 4,000 fit)",
@@ -233,7 +235,7 @@ def too_many(name: str) -> errors.OptionInvalid:
 
 
 def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
-    """In the hands of the claim: what the owner before had written still says where it is."""
+    """The record once the claim owns it: the position stays as the earlier owner wrote it."""
     return replace(
         record,
         kind=claim.kind,
@@ -248,7 +250,8 @@ def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
 
 
 def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> SubscriptionRecord:
-    """Put to these positions by a process that does not own it; its owner loses it."""
+    """The record once another process than its owner has set these positions; the owner loses
+    it."""
     released = SubscriptionLife.RELEASED
     floor = stored(positions)
     moved = replace(record, owner=owner, life=released, ledger_id=None, floor=floor)
@@ -256,39 +259,40 @@ def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> Subs
 
 
 def inline(record: SubscriptionRecord, positions: Positions) -> SubscriptionRecord:
-    """At these positions, without a cursor ledger; they must fit."""
+    """The record with these positions, without a cursor ledger; they must fit."""
     assert fits(positions), "positions that do not fit stay in a cursor ledger"
     return replace(record, ledger_id=None, floor=dict(positions))
 
 
 def stored(positions: Positions) -> dict[int, int]:
-    """What a node keeps of the positions: all, or, where that is too much, none (all is held)."""
+    """The positions that a node keeps: all, or none if they are too many (all rows are held)."""
     return dict(positions) if fits(positions) else {}
 
 
 def goes_back(positions: Positions, since: Positions) -> bool:
-    """Whether some partition is below where it was; one that was not there is at its first row."""
+    """Whether a partition is below its position in `since`; a partition missing there counts as at
+    its first row."""
     return any(offset < since.get(p, 0) for p, offset in positions.items())
 
 
-def later(one: Positions, other: Positions) -> dict[int, int]:
+def later(left: Positions, right: Positions) -> dict[int, int]:
     """By partition the higher of the two."""
-    return {**one, **{p: max(offset, one.get(p, 0)) for p, offset in other.items()}}
+    return {**left, **{p: max(offset, left.get(p, 0)) for p, offset in right.items()}}
 
 
-def earlier(one: Positions, other: Positions) -> dict[int, int]:
-    """By partition the lower of the two; of a partition that only one has, nothing is known."""
-    return {p: min(one[p], other[p]) for p in one if p in other}
+def earlier(left: Positions, right: Positions) -> dict[int, int]:
+    """By partition the lower of the two, without partitions that only one of them has."""
+    return {p: min(left[p], right[p]) for p in left if p in right}
 
 
 def clipped(positions: Positions, starts: Positions) -> dict[int, int]:
-    """None of them below the first row that is kept."""
+    """The positions, each raised to the first row that is kept."""
     return {p: max(offset, starts.get(p, 0)) for p, offset in positions.items()}
 
 
 def held_by(record: SubscriptionRecord, since: Positions, partitions: int) -> Mapping[int, int]:
-    """From which offset on each of the topic's partitions is held, by a subscription that was at
-    `since` in the time that counts; a partition that it does not read is not held."""
+    """The first held offset of each of the topic's partitions, by a subscription whose lowest
+    positions in the grace period are `since`; a partition that it does not read is not held."""
     read = range(partitions) if record.partitions is None else record.partitions
     return {p: since.get(p, 0) for p in read}
 
@@ -298,7 +302,7 @@ MARKS_PER_GRACE = 4
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where the subscription was at `created_ms`, by the store's clock."""
+    """The subscription's positions at `created_ms`, by the store's clock."""
 
     number: int
     created_ms: int
@@ -307,8 +311,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The lowest positions of the grace period; a partition left out may have been anywhere.
-    `forget` are marks that count no more, `add` the number of a mark to make now (None: none)."""
+    """The lowest positions of the grace period; in a partition left out the position may have been
+    any. `forget` are marks that do not count any more, `add` is the number of a mark to make now
+    (None: make no mark)."""
 
     positions: Positions
     forget: tuple[int, ...] = ()
@@ -316,8 +321,9 @@ class Held:
 
 
 def held(marks: Sequence[Mark], floor: Positions, now_ms: int, grace_ms: int) -> Held:
-    """`marks` as they were made, `floor` where the subscription is or was lately, `now_ms` by the
-    store's clock. Without a mark nothing is known of the time before, and all is held."""
+    """`marks` are in the order in which they were made, `floor` is at or before the present
+    position, `now_ms` is by the store's clock. Without a mark the earlier positions are unknown,
+    and all rows are held."""
     if not marks:
         return Held({}, add=0)
     old = [at for at, mark in enumerate(marks) if mark.created_ms <= now_ms - grace_ms]
@@ -334,8 +340,8 @@ def held(marks: Sequence[Mark], floor: Positions, now_ms: int, grace_ms: int) ->
 
 
 def needed_before_going_back(marks: Sequence[Mark], positions: Positions) -> int | None:
-    """The number of the mark that a step back to `positions` must make, None if the newest mark
-    says as much already."""
+    """The number of the mark that a step back to `positions` must make, None if the newest mark is
+    already as low."""
     newest = marks[-1]
     lowest = earlier(newest.positions, positions)
     return None if lowest == dict(newest.positions) else newest.number + 1

@@ -1,10 +1,11 @@
-"""Where to put a subscription: the first row kept, the end, an offset, or a time.
+"""The target of a seek: the first row kept, the end, an offset, or a time.
 
-Always true: a time is a commit's, by the store's clock, and means the first row that was committed
-at or after it, the end if none was; rows of a segment born live have the time at which its owner
-stored them, by that clock (hazard 35). Offsets below the first row kept mean that row (hazard 38).
-The end is that of a live segment, as far as `lives` says. All is decided from the state at hand,
-but which row of a segment born live it is: its entries say that (`exactly`).
+Always true: a time is a commit time, by the store's clock, and means the first row that was
+committed at or after it, or the end if there is no such row; rows of a segment born live have the
+time at which its owner stored them, by that clock (hazard 35). Offsets below the first row kept
+mean that row (hazard 38). The end includes the rows of live segments that `lives` has. The given
+state decides all of this, except the row within a segment born live: its entries decide that
+(`exactly`).
 """
 
 from collections.abc import Mapping
@@ -39,13 +40,13 @@ MS_MIN = 10**11
 
 
 def in_seconds(number: int) -> bool:
-    """Whether a number given as a moment in milliseconds must be one in seconds: as milliseconds it
-    is before March 1973. 0 is the beginning in either."""
+    """Whether a time that was given in milliseconds must be in seconds: as milliseconds it is
+    before March 1973. 0 is the beginning in both."""
     return 0 < number < MS_MIN
 
 
 def needs_lives(state: TopicState, target: SeekTarget) -> bool:
-    """Whether `exactly` must know how far live segments go: offsets before them need nobody."""
+    """Whether `exactly` needs the ends of live segments: offsets before them do not need them."""
     if target is End.EARLIEST or all(held.live is None for held in state.partitions):
         return False
     if isinstance(target, Mapping):
@@ -58,9 +59,9 @@ def chunks_needed(state: TopicState, target: SeekTarget) -> list[Chunk]:
     """The chunks that `resolve` must have read."""
     if not isinstance(target, CommittedSince):
         return []
-    found = (_first_since(held, target.ms) for held in state.partitions)
-    some = (one.source for one in found if one is not None)
-    return list(dict.fromkeys(source for source in some if isinstance(source, Chunk)))
+    intervals = (_first_since(held, target.ms) for held in state.partitions)
+    sources = (interval.source for interval in intervals if interval is not None)
+    return list(dict.fromkeys(source for source in sources if isinstance(source, Chunk)))
 
 
 def resolve(
@@ -69,8 +70,8 @@ def resolve(
     read: Tables = UNREAD,
     lives: Mapping[int, LiveEnd] = NO_LIVES,
 ) -> dict[int, int]:
-    """The position in each partition; with offsets, in those that they name. A time within a
-    segment born live means its first row.
+    """The position in each partition; if the target is offsets, in their partitions. A time within
+    a segment born live means its first row.
 
     Raises errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
     """
@@ -91,66 +92,68 @@ async def exactly(
     read: Tables = UNREAD,
     lives: Mapping[int, LiveEnd] = NO_LIVES,
 ) -> dict[int, int]:
-    """As `resolve`, and a time within a segment born live, or live, means the row stored then.
-    Raises errors.NoSuchLedger where such a segment was merged and is gone,
+    """As `resolve`, but a time within a live segment, or a segment born live, means the row that
+    was stored then. Raises errors.NoSuchLedger if such a segment was merged and is gone,
     errors.DataUnavailable."""
-    found = resolve(state, target, read, lives)
+    positions = resolve(state, target, read, lives)
     if isinstance(target, CommittedSince):
         for held in state.partitions:
             rows = rows_around(held, target.ms, read)
-            if found[held.number] == held.end_offset:  # nothing that is committed is so late
+            if positions[held.number] == held.end_offset:  # no committed row is so late
                 rows = _live_rows(held, lives)
             if rows is not None:
-                found[held.number] = await since_in(ledgers, rows, target.ms)
-    return found
+                positions[held.number] = await since_in(ledgers, rows, target.ms)
+    return positions
 
 
 def offset_since(held: PartitionState, ms: int, read: Tables = UNREAD) -> int:
-    """The first offset of the partition that was committed at or after `ms`, its end if none; of a
-    segment born live that was stored before and after `ms` its first."""
-    found = _segment_since(held, ms, read)
-    if found is None:
+    """The first offset of the partition that was committed at or after `ms`, or its end; for a
+    segment born live with rows from before and after `ms` its first offset."""
+    first = _segment_since(held, ms, read)
+    if first is None:
         return held.end_offset
-    one, part = found
+    interval, part = first
     if not len(part):
-        return one.hi
+        return interval.hi
     base = int(part.bases[0])
     if part.counted[0]:
-        return max(one.lo, base)
+        return max(interval.lo, base)
     rows, times = part.commit_times(base, int(part.ends[0]))
-    return max(one.lo, base + int(rows[times < ms].sum()))
+    return max(interval.lo, base + int(rows[times < ms].sum()))
 
 
 def rows_around(held: PartitionState, ms: int, read: Tables = UNREAD) -> LiveRows | None:
-    """The rows among which the first since `ms` is, if that is known to their entries alone."""
-    found = _segment_since(held, ms, read)
-    if found is None or not len(found[1]):
+    """The rows of a segment born live that have the first row since `ms` among them, if only their
+    entries show which row that is."""
+    first = _segment_since(held, ms, read)
+    if first is None or not len(first[1]):
         return None
-    one, part = found
+    interval, part = first
     if not part.counted[0] or int(part.min_ms[0]) >= ms:
         return None
-    return live_rows(part, 0, Span(held.number, one.lo, one.hi, 0, 1))
+    return live_rows(part, 0, Span(held.number, interval.lo, interval.hi, 0, 1))
 
 
 def _segment_since(
     held: PartitionState, ms: int, read: Tables
 ) -> tuple[Interval, SegmentTable] | None:
-    """The first segment with a row since `ms`, in its interval; no segment where the interval was
-    cut before it."""
-    one = _first_since(held, ms)
-    if one is None:
+    """The first interval that may have a row since `ms`, and its first segment with such a row; no
+    segment if the interval was cut before it."""
+    interval = _first_since(held, ms)
+    if interval is None:
         return None
-    table = read[one.source] if isinstance(one.source, Chunk) else one.source
+    source = interval.source
+    table = read[source] if isinstance(source, Chunk) else source
     assert table is not None, "a hole has no row"
-    part = table.between(held.number, one.lo, one.hi)
+    part = table.between(held.number, interval.lo, interval.hi)
     late = np.flatnonzero(part.commits_ms >= ms)[:1].tolist()
-    return one, part.part(late[0], late[0] + 1) if late else part.part(0, 0)
+    return interval, part.part(late[0], late[0] + 1) if late else part.part(0, 0)
 
 
 def _first_since(held: PartitionState, ms: int) -> Interval | None:
-    for one in held.intervals.between(held.start_offset, held.end_offset):
-        if one.source is not None and one.last_ms >= ms:
-            return one
+    for interval in held.intervals.between(held.start_offset, held.end_offset):
+        if interval.source is not None and interval.last_ms >= ms:
+            return interval
     return None
 
 
@@ -159,11 +162,11 @@ def _end(held: PartitionState, lives: Mapping[int, LiveEnd]) -> int:
 
 
 def _live_rows(held: PartitionState, lives: Mapping[int, LiveEnd]) -> LiveRows | None:
-    known = lives.get(held.number, EMPTY)
-    if held.live is None or not known.rows:
+    end = lives.get(held.number, EMPTY)
+    if held.live is None or not end.rows:
         return None
     base = held.live.base
-    return LiveRows(held.live, base, base + known.rows, known.last_entry, known.rows)
+    return LiveRows(held.live, base, base + end.rows, end.last_entry, end.rows)
 
 
 def _within(state: TopicState, partition: int, offset: int, lives: Mapping[int, LiveEnd]) -> int:

@@ -1,10 +1,11 @@
-"""Subscriptions of a topic by name: opened by queries, created, sought, deleted, listed, and what
-they hold against retention.
+"""Subscriptions of a topic by name: opened by queries, created, sought, deleted, listed, and the
+rows that they hold against retention.
 
-Always true: one owner at a time, the one of the record's epoch; its own query takes over at once,
-another when the owner released it, or its intent has ended, or this process saw no heartbeat of it
-for a lease in one unbroken session (never by comparing clocks); creating, deleting, seeking and
-taking over give the subscriptions' node a new version, which a trim checks (hazards 37, 38).
+Always true: a subscription has one owner at a time, that of the record's epoch; its own query takes
+over at once, another query once the owner released it, or the owner's intent has ended, or this
+process saw no heartbeat of the intent for a lease in one unbroken session (it never compares
+clocks); creating, deleting, seeking and taking over give the subscriptions' node a new version,
+which a trim checks (hazards 37, 38).
 """
 
 import asyncio
@@ -69,8 +70,8 @@ ReadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """A subscription as a listing shows it. `positions` are at or below where it is: exactly there
-    once it is released, some seconds behind while it is used."""
+    """A subscription in a listing. `positions` are its positions, exact once it is released; while
+    it is used they may be some seconds behind."""
 
     name: str
     kind: SubscriptionKind
@@ -84,8 +85,8 @@ class SubscriptionInfo:
 
 
 class Subscriptions:
-    """Every method raises errors.Unavailable when the metadata store does not respond, and
-    errors.OptionInvalid for what is no name of a subscription."""
+    """Every method raises errors.Unavailable if the metadata store does not respond, and
+    errors.OptionInvalid for an invalid name of a subscription."""
 
     def __init__(
         self,
@@ -122,11 +123,11 @@ class Subscriptions:
         partitions: tuple[int, ...] | None = None,
         kind: SubscriptionKind = SubscriptionKind.QUERY,
     ) -> Cursor:
-        """The subscription in the hands of this run, made at `start` if it is not there; one that
-        is there stays where it is. `partitions`: the query reads only these. `kind` CONSUMER: a
-        broker opens it for Pulsar's consumers.
+        """The subscription in the hands of this run, made at `start` if it does not exist; an
+        existing one keeps its position. `partitions`: the query reads only these. `kind` CONSUMER:
+        a broker opens it for Pulsar's consumers.
 
-        Only the metadata store is asked: where it was, the cursor finds in the background.
+        Reads only the metadata store: the cursor reads the earlier position in the background.
         Raises errors.SubscriptionBusy, errors.LedgerFenced (a newer run of the query has it),
         errors.TopicNotFound, errors.TopicDeleted.
         """
@@ -157,15 +158,15 @@ class Subscriptions:
         start: SeekTarget,
         partitions: tuple[int, ...] | None = None,
     ) -> None:
-        """For a query that has no id yet: whether it could have the subscription. If there is none,
-        it is made at `start`, unused, and holds the rows from there on.
+        """For a query that has no id yet: checks that it could open the subscription. If that does
+        not exist, it is made at `start`, unused, and holds the rows from there on.
 
         Raises errors.SubscriptionBusy, errors.TopicNotFound, errors.TopicDeleted.
         """
         nodes = SubscriptionNodes(self.store, topic.id)
         claim = Claim("", "", self._token(), partitions=partitions)
         nodes.path(name)
-        with reachable(f"looking for subscription '{name}' of topic '{topic.name}'"):
+        with reachable(f"reading subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             for tries in range(TRIES_MAX):
                 if await self._seen_free(nodes, name, claim) is not None:
@@ -180,7 +181,7 @@ class Subscriptions:
         raise errors.CommitContended(f"others took subscription '{name}' again and again")
 
     async def close(self) -> None:
-        """Give up every cursor that is open, as a crash would; release them before."""
+        """Gives up every open cursor, as a crash would; the caller releases them before."""
         await asyncio.gather(*(cursor.abandon() for cursor in list(self._cursors)))
         self._cursors.clear()
 
@@ -195,8 +196,8 @@ class Subscriptions:
         kind: SubscriptionKind = SubscriptionKind.QUERY,
         exist_ok: bool = False,
     ) -> dict[int, int]:
-        """Make a subscription that no query uses yet; returns where it is: all rows from there on
-        are held when it returns. Raises errors.SubscriptionExists, errors.TopicNotFound,
+        """Makes a subscription that no query uses yet; returns its positions: all rows from there
+        on are held when this returns. Raises errors.SubscriptionExists, errors.TopicNotFound,
         errors.TopicDeleted, errors.OffsetsOutOfRange."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"creating subscription '{name}'"):
@@ -214,8 +215,8 @@ class Subscriptions:
         return await self.positions(topic_id, name)
 
     async def create_for_consumers(self, topic_id: str, name: str, at: Positions) -> None:
-        """Make a subscription for Pulsar's consumers, at these positions, which may be in live
-        segments; of no effect if it is there. Positions that do not fit into the record may only be
+        """Makes a subscription for Pulsar's consumers, at these positions, which may be in live
+        segments; does nothing if it exists. Positions that do not fit into the record may only be
         the first rows kept.
 
         Raises errors.OptionInvalid, errors.TopicNotFound, errors.TopicDeleted.
@@ -230,8 +231,8 @@ class Subscriptions:
             await self._made(nodes, name, record)
 
     async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
-        """Remove it: it holds nothing any more. One that is in use only with `force`; its query
-        then goes on without. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
+        """Removes it: it holds no rows any more. If it is in use, only with `force`; its query then
+        goes on without it. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"deleting subscription '{name}'"):
             for tries in range(TRIES_MAX):
@@ -245,7 +246,7 @@ class Subscriptions:
                 try:
                     gone = await nodes.delete(seen, *await self._condemn_owner(seen.record))
                 except OutcomeUnknown:
-                    _log.info("whether subscription '%s' was deleted is looked up", name)
+                    _log.info("subscription '%s' may be deleted: it is read again", name)
                 if gone:
                     await self._discard(seen.record)
                     return
@@ -255,8 +256,8 @@ class Subscriptions:
     async def seek(
         self, topic_id: str, name: str, target: SeekTarget, *, force: bool = False
     ) -> dict[int, int]:
-        """Put it to `target`, or to the first row kept where that is later; returns where it is.
-        One that is in use only with `force`, which takes it from its query.
+        """Sets it to `target`, or to the first row kept if that is later; returns its positions.
+        If it is in use, only with `force`, which takes it from its query.
 
         Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
         errors.OffsetsNotAssigned, errors.TopicDeleted.
@@ -286,9 +287,9 @@ class Subscriptions:
         exact: bool = False,
         unreadable: dict[str, errors.LedgerError] | None = None,
     ) -> list[SubscriptionInfo]:
-        """Every subscription of the topic, by name. With `exact` positions are read from cursor
-        ledgers too. One that cannot be read is put into `unreadable`, by its name, and hides no
-        other; without that its error is raised."""
+        """Every subscription of the topic, by name. With `exact` it also reads positions from
+        cursor ledgers. If a subscription cannot be read, its error goes into `unreadable`, by its
+        name, and the others are returned; without `unreadable` the error is raised."""
         nodes = SubscriptionNodes(self.store, topic_id)
 
         async def position(name: str) -> tuple[Seen, dict[int, int]] | None:
@@ -307,26 +308,26 @@ class Subscriptions:
             await self.store.sync(nodes.folder)
             there = await each(position, await nodes.names(), READS_AT_ONCE)
             brokers = await brokers_serving(self.store, topic_id)
-            return [_info(*one, brokers) for one in there if one is not None]
+            return [_info(*listed, brokers) for listed in there if listed is not None]
 
     async def used_by_consumers(self, topic_id: str, name: str) -> bool:
-        """Whether consumers of it are connected at a broker that has a partition of the topic."""
+        """Whether its consumers are connected at a broker that has a partition of the topic."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
             seen = await nodes.read(name)
             return seen is not None and seen.used_by(await brokers_serving(self.store, topic_id))
 
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
-        """Where the subscription is, from the record and its cursor ledger, without disturbing its
-        owner: what that writes just now may be missing. Raises errors.SubscriptionNotFound."""
+        """The subscription's positions, from the record and its cursor ledger, without disturbing
+        its owner: they may lack a write under way. Raises errors.SubscriptionNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
             seen = await nodes.get(name)
             return await self._position(nodes, seen)
 
     async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
-        """How far behind it is, by partition, of confirmed rows of live segments too; `now_ms` by
-        the store's clock. Raises as `positions` and `live.ends_of`."""
+        """Its lag by partition, which includes confirmed rows of live segments; `now_ms` is by the
+        store's clock. Raises as `positions` and `live.ends_of`."""
         positions = await self.positions(topic_id, name)
         with reachable(f"reading topic {topic_id}"):
             state = await self._log_of(topic_id).fold(fresh=True)
@@ -337,10 +338,11 @@ class Subscriptions:
     async def holds(
         self, topic_id: str, partitions: int, now_ms: int | None = None, grace_ms: int = GRACE_MS
     ) -> Holds:
-        """What the topic's subscriptions hold: the lowest position that each had since `grace_ms`
-        ago, `now_ms` by the store's clock (None: it is asked for where there is a subscription).
-        Makes and forgets marks of that. Whoever trims or overwrites checks in the same multi that
-        no subscription came or went back since. Raises errors.TopicNotFound."""
+        """The rows that the topic's subscriptions hold: those from the lowest position on that each
+        had since `grace_ms` ago; `now_ms` is by the store's clock (None: the time is read if there
+        is a subscription). Makes and removes marks of these positions. A trim or an overwrite
+        checks in the same multi that no subscription came or went back since. Raises
+        errors.TopicNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         held: dict[int, int] = {}
         by: dict[int, str] = {}
@@ -351,9 +353,11 @@ class Subscriptions:
             if names and now_ms is None:
                 now_ms = await store_now_ms(self.store)
             held_by = partial(self._held, nodes, now_ms or 0, grace_ms)
-            found = await each(held_by, names, READS_AT_ONCE)
-        there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
-        for name, record, lowest in there:
+            read_holds = await each(held_by, names, READS_AT_ONCE)
+        for name, its in zip(names, read_holds, strict=True):
+            if its is None:
+                continue
+            record, lowest = its
             for p, offset in subscription_records.held_by(record, lowest, partitions).items():
                 if p not in held or offset < held[p]:
                     held[p], by[p] = offset, name
@@ -367,14 +371,14 @@ class Subscriptions:
         if seen is None:
             return None
         marks = await nodes.marks(name)
-        found = subscription_records.held(marks, seen.floor, now_ms, grace_ms)
-        await nodes.renew_marks(seen, found.add, found.forget)
-        return seen.record, found.positions
+        held = subscription_records.held(marks, seen.floor, now_ms, grace_ms)
+        await nodes.renew_marks(seen, held.add, held.forget)
+        return seen.record, held.positions
 
     # -- owners --------------------------------------------------------------------------------
 
     async def _seen_free(self, nodes: SubscriptionNodes, name: str, claim: Claim) -> Seen | None:
-        """The subscription, which `claim` may have; None: there is none. Raises
+        """The subscription, if `claim` may have it; None: it does not exist. Raises
         errors.SubscriptionBusy."""
         seen = await nodes.read(name)
         if seen is None:
@@ -394,7 +398,7 @@ class Subscriptions:
         intent: Intent,
         start: SeekTarget,
     ) -> Seen | None:
-        """Try once to make the claim the owner; None: something changed meanwhile."""
+        """Tries once to make the claim the owner; None: the nodes changed meanwhile."""
         check = Check(paths.intent(intent.id), intent.version)
         if seen is None:
             positions = await self._resolve(nodes.topic_id, start, claim.partitions)
@@ -407,8 +411,8 @@ class Subscriptions:
         return await nodes.write(seen, record, *others)
 
     async def _alive(self, record: SubscriptionRecord) -> bool:
-        """Whether its owner may be at work: it did not release it, its intent is open, and this
-        process did not see it silent for a lease."""
+        """Whether its owner may be at work: the owner did not release it, the owner's intent is
+        open, and this process has not seen the intent silent for a lease."""
         if not record.live:
             return False
         intent = await self._intent(record.intent)
@@ -422,7 +426,7 @@ class Subscriptions:
         changed = seen is None or not seen.same(node.version, self._session)
         if seen is None or changed:
             seen = Sighting(node.version, now_s, self._session)
-        self._sightings[intent.id] = seen  # at the end, so the one asked about longest ago goes
+        self._sightings[intent.id] = seen  # at the end, so the one used longest ago goes
         if len(self._sightings) > SIGHTINGS_MAX:
             del self._sightings[next(iter(self._sightings))]
         if changed:
@@ -433,7 +437,8 @@ class Subscriptions:
     async def _condemn_owner(
         self, record: SubscriptionRecord, but: str = ""
     ) -> builtins.list[Operation]:
-        """What ends the owner's intent in a multi that takes the subscription from it."""
+        """The operations that end the owner's intent in a multi that takes the subscription from
+        it."""
         intent = await self._intent(record.intent)
         if intent is None or not intent.open or intent.id == but:
             return []
@@ -449,7 +454,7 @@ class Subscriptions:
             return None
 
     async def _check_free(self, topic_id: str, seen: Seen, force: bool) -> None:
-        """Whether it may be taken from its owner. Raises errors.SubscriptionBusy."""
+        """Raises errors.SubscriptionBusy if it must not be taken from its owner."""
         if force:
             return
         if await self._alive(seen.record):
@@ -474,21 +479,21 @@ class Subscriptions:
     async def _made(
         self, nodes: SubscriptionNodes, name: str, record: SubscriptionRecord
     ) -> dict[int, int] | None:
-        """Make it; where it is. None: there is one."""
+        """Makes it; returns its positions. None: it exists already."""
         made = await nodes.create(name, record)
         return None if made is None else await self._clip(nodes, made)
 
     async def _resolve(
         self, topic_id: str, target: SeekTarget, partitions: tuple[int, ...] | None = None
     ) -> dict[int, int]:
-        """The target, in these partitions only."""
+        """The target's positions in these partitions (None: in all)."""
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
         read = await self._read_chunks(chunks) if chunks else UNREAD
-        wanted = seek_target.needs_lives(state, target)
-        lives = await ends_of(self._ledgers, state) if wanted else seek_target.NO_LIVES
-        found = await seek_target.exactly(self._ledgers, state, target, read, lives)
-        return {p: at for p, at in found.items() if partitions is None or p in partitions}
+        needs_lives = seek_target.needs_lives(state, target)
+        lives = await ends_of(self._ledgers, state) if needs_lives else seek_target.NO_LIVES
+        positions = await seek_target.exactly(self._ledgers, state, target, read, lives)
+        return {p: at for p, at in positions.items() if partitions is None or p in partitions}
 
     async def _state(self, topic_id: str) -> TopicState:
         state = await self._log_of(topic_id).fold(fresh=True)
@@ -497,7 +502,8 @@ class Subscriptions:
         return state
 
     async def _clip(self, nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
-        """After a step back was written no trim passes it; what was trimmed before counts."""
+        """Raises the positions to the first rows kept. Once a step back is written, no trim passes
+        it, so only earlier trims count."""
         state = await self._state(nodes.topic_id)
         positions = subscription_records.clipped(seen.record.floor, state.start_offsets())
         if positions != seen.record.floor:
@@ -512,11 +518,11 @@ class Subscriptions:
                 last = await cursor_ledger.last_entry(
                     self._ledgers, seen.record.ledger_id, fence=False
                 )
-                found = subscription_records.later(
+                floor = subscription_records.later(
                     seen.record.floor, {} if last is None else last.positions
                 )
-                return replace(seen, record=replace(seen.record, floor=found)).floor
-            except errors.NoSuchLedger:  # its owner went on to another, or it is lost
+                return replace(seen, record=replace(seen.record, floor=floor)).floor
+            except errors.NoSuchLedger:  # its owner went on in another ledger, or it is lost
                 again = await nodes.get(seen.name)
                 if again.record.ledger_id == seen.record.ledger_id:
                     break
@@ -524,9 +530,9 @@ class Subscriptions:
         return seen.floor
 
     def _kept(self, cursor: Cursor) -> Cursor:
-        ended = [one for one in self._cursors if one.failure is not None]
-        for one in ended:
-            del self._cursors[one]
+        failed = [open_ for open_ in self._cursors if open_.failure is not None]
+        for open_ in failed:
+            del self._cursors[open_]
         self._cursors[cursor] = None
         return cursor
 
