@@ -7,6 +7,17 @@ the operating system never leave the file that owns them.
 
 import re
 
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What decoding bytes from outside raises where they are not what they should be: `1e999` is an
+infinity, which is no integer, and lists in lists a thousand deep are valid JSON."""
+
 
 class LedgerError(Exception):
     """Base of all errors of Spark Ledger. `error_class` is stable and listed in docs/errors.md."""

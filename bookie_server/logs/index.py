@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.disk.interface import DiskFailed
+from spark_ledger import errors
 from spark_ledger.metadata.ledger_record import Verifiers, shallow
 
 EVERY_LEDGER = -1  # the state with this id holds for all ledgers that this bookie may have served
@@ -225,7 +226,7 @@ def decode_ledger_state(value: bytes) -> LedgerState:
         plain["directories"] = tuple(plain.get("directories", ()))
         plain["given_up"] = tuple((name, at) for name, at in plain.get("given_up", ()))
         return LedgerState(**plain)
-    except (KeyError, TypeError, ValueError) as error:
+    except errors.MALFORMED as error:
         raise BadIndexRecord(f"not a ledger state: {error}") from error
 
 

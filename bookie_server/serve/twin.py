@@ -23,6 +23,7 @@ from bookie_server.disk import starts as kept
 from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.disk.starts import Starts
+from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -161,5 +162,5 @@ def decode(value: bytes) -> Start | None:
     try:
         plain = json.loads(value)
         return Start(int(plain["number"]), str(plain["token"]), bool(plain.get("twin", False)))
-    except (KeyError, TypeError, ValueError):
+    except errors.MALFORMED:
         return None

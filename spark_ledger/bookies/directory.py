@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from spark_ledger import net
+from spark_ledger import errors, net
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
@@ -473,7 +473,7 @@ def _plain(value: bytes) -> dict[str, Any]:
     """A bookie's registration; of a node that cannot be decoded: `malformed`, and the reason."""
     try:
         plain = json.loads(value)
-    except (ValueError, RecursionError):
+    except errors.MALFORMED:
         plain = None
     if isinstance(plain, dict):
         return plain

@@ -488,9 +488,12 @@ class Broker:
         was_away = False
         while True:
             await asyncio.sleep(FENCED_EVERY_S)
-            if self._without_contact and was_away:
-                self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
-                await each(OwnedTopic.leave_fenced, self.opened(), TOPICS_ASKED_AT_ONCE)
+            try:
+                if self._without_contact and was_away:
+                    self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
+                    await each(OwnedTopic.leave_fenced, self.opened(), TOPICS_ASKED_AT_ONCE)
+            except Exception:
+                _log.exception("bookies are not asked for fences now: a defect")
             was_away = self._without_contact
 
     async def give(self) -> int:

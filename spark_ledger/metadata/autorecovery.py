@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Tokens
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NodeExists, StoreUnavailable
@@ -55,7 +56,7 @@ def decode(value: bytes) -> Settings:
         given = {name: plain[name] for name in names & plain.keys()}
         given["accepted"] = tuple(given.get("accepted", ()))
         return checked(Settings(**given))
-    except (AttributeError, TypeError, ValueError) as error:
+    except errors.MALFORMED as error:
         raise DamagedSettings(f"{paths.AUTORECOVERY} is damaged: {error}") from error
 
 

@@ -107,7 +107,7 @@ def decode(value: bytes) -> Chain:
         if not links or list(links) != sorted(links) or min(links) < 0:
             raise BadChain("the numbers of its links do not rise")
         return Chain(MappingProxyType(links))
-    except (KeyError, TypeError, ValueError) as error:
+    except errors.MALFORMED as error:
         raise BadChain(f"not a chain: {error}") from error
 
 

@@ -78,7 +78,7 @@ def decode(value: bytes) -> Cluster:
         if hold is not None:
             hold = Hold(str(hold["why"]), str(hold["by"]), int(hold["epoch"]))
         return Cluster(str(plain["id"]), int(plain["epoch"]), hold)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except errors.MALFORMED as error:
         raise BadClusterRecord(f"not a cluster's record: {error}") from error
 
 

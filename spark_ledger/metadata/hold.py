@@ -73,8 +73,8 @@ def decode_counter(value: bytes) -> int:
         if "held" in plain:
             raise errors.MetadataHeld(f"the metadata store is held: {plain['held']}")
         return int(plain["next"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise errors.LedgerError(f"{paths.LEDGER_IDS} is damaged: {value!r}") from error
+    except errors.MALFORMED as error:
+        raise errors.LedgerError(f"{paths.LEDGER_IDS} is damaged: {value[:100]!r}") from error
 
 
 # -- the hold ---------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def decode_report(bookie_id: str, value: bytes) -> Report:
         others, buried = ([int(i) for i in plain[name]] for name in ("others", "buried"))
         sums = (int(plain[name]) for name in ("ledgers", "bytes", "id_max", "epoch"))
         return Report(bookie_id, missing, others, buried, *sums)
-    except (KeyError, TypeError, ValueError):
+    except errors.MALFORMED:
         return Report(bookie_id)
 
 

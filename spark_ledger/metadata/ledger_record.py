@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
@@ -209,7 +210,7 @@ def decode(value: bytes) -> LedgerRecord:
         if plain["verifiers"] is not None:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
         return LedgerRecord(**plain)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except errors.MALFORMED as error:
         raise BadLedgerRecord(f"not a ledger record: {error}") from error
 
 

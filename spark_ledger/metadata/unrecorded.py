@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from spark_ledger import errors
 from spark_ledger.metadata import cluster, deleted_ledgers, hold, paths
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
@@ -98,7 +99,7 @@ def _ids(value: bytes) -> list[int]:
     """None of a list that is damaged: it is for people."""
     try:
         return [int(ledger_id) for ledger_id in json.loads(value)["ids"]]
-    except (KeyError, TypeError, ValueError):
+    except errors.MALFORMED:
         return []
 
 

@@ -23,6 +23,7 @@ from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
 from bookie_server.api.status import Status
+from spark_ledger import errors
 from spark_ledger.errors import BadConfig, LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster, say
@@ -93,7 +94,7 @@ async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -
         return None
     try:
         reason = str(json.loads(node.value)["reason"])
-    except (KeyError, TypeError, ValueError):
+    except errors.MALFORMED:
         reason = "unknown"
     return Listed(bookie_id, ledger_id, reason, node.created_ms)
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from spark_ledger import errors
 from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, DamagedSettings, Settings
@@ -64,7 +65,7 @@ async def _findings(store: MetadataStore) -> Findings | None:
         plain: dict[str, Any] = json.loads(value)
         findings = Findings(**{each.name: plain[each.name] for each in fields(Findings)})
         return replace(findings, lost=tuple(findings.lost), too_many=tuple(findings.too_many))
-    except (KeyError, TypeError, ValueError):
+    except errors.MALFORMED:
         return Findings("elected just now")
 
 
@@ -173,7 +174,7 @@ def _number(name: str, value: object) -> float | int:
         number = SETTABLE[name](value)
         if isinstance(value, bool) or number != float(value):  # type: ignore[arg-type]
             raise ValueError
-    except (TypeError, ValueError, OverflowError):
+    except errors.MALFORMED:
         kind = "a whole number" if SETTABLE[name] is int else "a number"
         raise BadConfig(f"{name} = {value!r} is not {kind}", f"Give {name}=NUMBER.") from None
     if name == "lost_bookie_delay_s" and 0 < number < DELAY_MIN_S:

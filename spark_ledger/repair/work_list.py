@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -69,7 +70,7 @@ def decode(ledger_id: int, value: bytes, version: int) -> Work:
         reasons = tuple(Reason(str(w), str(b), int(s)) for w, b, s in plain["reasons"])
         damaged = tuple(map(int, plain.get("damaged", ())))
         return Work(ledger_id, reasons, str(plain.get("blocked", "")), damaged, version)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except errors.MALFORMED:
         return Work(ledger_id, (), version=version)
 
 

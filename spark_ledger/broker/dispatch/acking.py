@@ -1,11 +1,10 @@
 """Acknowledgements of one connection's consumers, in the order in which they came.
 
-Always true: what a client asks for after its acks finds them carried out; an ack of many ids is
-carried out in bounded steps, so the loop stands still for none.
+Always true: one ACK is carried out at a time, in bounded steps, so the loop stands still for none;
+while one is, nothing more of that client is looked at (serve/client.py).
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -14,9 +13,10 @@ from spark_ledger.broker.dispatch.consumers import Consumer, PlaceInPartition, S
 from spark_ledger.broker.wire.commands import Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
 
-ACK_IDS_MAX = 2000
-"""Of one step. A command with more is carried out in several, and its connection is not read until
-it is; what its client asked for after it waits for it."""
+ACK_STEPS_MAX = 2000
+"""Ids, or stretches of their sets, that are acknowledged in one step of the loop. An ACK with more
+is carried out in several; what its client sends after it is not looked at until it is."""
+_WORDS_A_STEP = 16  # of an id's set: so many are unpacked in the time of a stretch
 NO_TRANSACTIONS = "there are no transactions here"
 
 
@@ -57,37 +57,32 @@ class Acking:
         self._send = send
         self._refusal_of = refusal_of
         self._on_idle = on_idle
-        self._waiting: deque[Iterator[None]] = deque()
+        self._steps: Iterator[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting)
+        """Whether an ACK is not carried out yet: no other is to be added."""
+        return self._steps is not None
 
     def add(self, part: Any) -> None:
-        """Carry an ACK out, at once where it is small and none is before it."""
-        self._waiting.append(self._in_steps(part))
-        if len(self._waiting) == 1 and len(part.message_id) <= ACK_IDS_MAX:
-            self.finish()
-        elif self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._rest())
-
-    def finish(self) -> None:
-        """Carry out what waits."""
-        while self._waiting:
-            for _ in self._waiting.popleft():
-                pass
+        """Carry an ACK out, at once where one step is enough."""
+        steps = self._in_steps(part)
+        if next(steps, self) is not self:
+            self._steps = steps
+            self._task = asyncio.get_running_loop().create_task(self._rest(steps))
 
     def drop(self) -> None:
         """The connection is gone: the client acknowledges on the next one."""
-        self._waiting.clear()
+        self._steps = None
 
-    async def _rest(self) -> None:
-        while self._waiting:
-            if next(self._waiting[0], self) is self:
-                self._waiting.popleft()
+    async def _rest(self, steps: Iterator[None]) -> None:
+        await asyncio.sleep(0)
+        for _ in steps:
             await asyncio.sleep(0)
-        self._task = None
+            if self._steps is not steps:
+                return
+        self._steps = None
         self._on_idle()
 
     def _in_steps(self, part: Any) -> Iterator[None]:
@@ -115,11 +110,15 @@ class Acking:
     def _acknowledge(self, part: Any, consuming: Consuming) -> Iterator[None]:
         if part.HasField("txnid_most_bits"):
             raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
-        consumer = consuming.consumer
-        moved = False
-        for count, message_id in enumerate(part.message_id, 1):
-            moved |= consumer.acknowledge(message_id, part.ack_type)
-            if not count % ACK_IDS_MAX:
+        consumer, moved, cost = consuming.consumer, False, 0
+        for message_id in part.message_id:
+            cost += len(message_id.ack_set) // _WORDS_A_STEP
+            for moves in consumer.acknowledge(message_id, part.ack_type):
+                moved |= moves
+                cost += 1
+                if cost < ACK_STEPS_MAX:
+                    continue
+                cost = 0
                 yield
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
                     return  # it was sent away, for a seek, say

@@ -13,7 +13,7 @@ acknowledged is made durable, and without a seek that never goes back.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -115,18 +115,17 @@ class Consumer:
         self._sent_back.set()
         self._wake.set()
 
-    def acknowledge(self, message_id: MessageId, ack_type: AckType) -> bool:
-        """Whether the mark, or what is acknowledged beyond it, moved. What is beyond the confirmed
-        end was not sent, and counts for nothing."""
+    def acknowledge(self, message_id: MessageId, ack_type: AckType) -> Iterator[bool]:
+        """In steps, as many as a set of the id has stretches: whether each moved the mark. What is
+        beyond the confirmed end was not sent, and counts for nothing."""
         partition, acks = self.place.partition, self.place.acks
         offset = offset_of(message_id, partition.ledger)
         if ack_type == AckType.CUMULATIVE:
             end = self.acknowledged_up_to(message_id, offset)
-            return end <= partition.end and acks.up_to(end)
-        moved = False
+            yield end <= partition.end and acks.up_to(end)
+            return
         for lo, hi in self.acknowledged(message_id, offset):
-            moved |= hi <= partition.end and acks.add(lo, hi)
-        return moved
+            yield hi <= partition.end and acks.add(lo, hi)
 
     def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
         """The offsets that an id acknowledges by itself: one message of a batch, or a batch, all or

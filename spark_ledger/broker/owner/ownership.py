@@ -130,7 +130,7 @@ def _registered(broker_id: str, node: Versioned) -> Registered | None:
             raise ValueError(f"a URL of {url!r}")
         since_ms = int(plain.get("since_ms", 0))
         return Registered(url, incomplete, since_ms, node.owner, node.created_ms)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as why:
+    except errors.MALFORMED as why:
         _unreadable(broker_id, node.value[:100], repr(why))
         return None
 
@@ -481,7 +481,7 @@ def _decoded(value: bytes, version: int) -> Owners:
             for broker, there in json.loads(value).get("brokers", {}).items()
             for number, epoch in there["partitions"]
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as why:
+    except errors.MALFORMED as why:
         raise errors.UnsupportedFormat(
             f"which brokers have a topic is unreadable: {why!r}"
         ) from why

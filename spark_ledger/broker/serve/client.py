@@ -6,6 +6,7 @@ what a client asks for finds its SENDs before it handed on, and its acks before 
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from spark_ledger.broker.wire.commands import (
 from spark_ledger.broker.wire.frames import Frame, MalformedFrame, Span, encode, frame_of
 
 REQUESTS_MAX = 1000
+FRAMES_MAX = 500
+"""Of commands that are taken one by one, in one step of the loop."""
 _CPP = "Pulsar-CPP"
 """How the C++ client, on which others are built, calls itself. It drops a message that is refused
 by ChecksumError; by another error it connects again, and sends it again. Others drop what is
@@ -43,16 +46,23 @@ class Client:
         self.intake = Intake(wire, broker, broker.message_bytes_max)
         self.producers = self.intake.producers
         self.consumers: dict[int, Consuming] = {}
-        self.acking = Acking(self.consumers, wire.send, refusal_of, wire.read_or_not)
+        self.acking = Acking(self.consumers, wire.send, refusal_of, wire.go_on)
         self._requests: dict[asyncio.Task[None], None] = {}
+        self._untaken: deque[tuple[bytes, Sequence[Span]]] = deque()
+        self._at = 0  # of the first of them
 
     @property
     def is_busy(self) -> bool:
         """Whether so much is under way that its connection is not read."""
+        return self._is_full or bool(self._untaken)
+
+    @property
+    def _is_full(self) -> bool:
         return len(self._requests) >= REQUESTS_MAX or self.acking.is_busy
 
     def end(self) -> None:
         """Its connection is gone."""
+        self._untaken.clear()
         self.intake.remove_all()
         for consuming in list(self.consumers.values()):
             self.forget_consumer(consuming.consumer)
@@ -62,18 +72,32 @@ class Client:
 
     # -- commands ----------------------------------------------------------------------------
 
-    def take_all(self, data: bytes, spans: Sequence[Span]) -> None:
-        """Carry out commands, or begin to; what a producer sends in one go is handed on in one.
-        Raises MalformedFrame."""
-        at = 0
+    def take(self, data: bytes, spans: Sequence[Span]) -> None:
+        """Carry commands out, or begin to, once what came before them is. Raises MalformedFrame."""
+        if spans:
+            self._untaken.append((data, spans))
+            self.take_more()
+
+    def take_more(self) -> None:
+        """Of the commands that came, in their order, until so much is under way that the others are
+        to wait, or FRAMES_MAX in this step of the loop; what a producer sent in one go is handed on
+        in one. Raises MalformedFrame."""
+        taken = 0
         try:
-            while at < len(spans):
-                count = self.intake.take_alike(data, spans, at)
+            while self._untaken and not self._is_full and taken < FRAMES_MAX:
+                data, spans = self._untaken[0]
+                count = self.intake.take_alike(data, spans, self._at)
                 if not count:
-                    self._take(frame_of(data, *spans[at]))
-                at += count or 1
+                    self._take(frame_of(data, *spans[self._at]))
+                    taken += 1
+                self._at += count or 1
+                if self._at >= len(spans):
+                    self._untaken.popleft()
+                    self._at = 0
         finally:
             self.intake.hand_on()
+        if taken == FRAMES_MAX and self._untaken:
+            asyncio.get_running_loop().call_soon(self.wire.go_on)
 
     def _take(self, frame: Frame) -> None:
         if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
@@ -92,7 +116,6 @@ class Client:
                 why = Refusal(ServerError.NOT_ALLOWED, f"{damaged} is not UTF-8")
                 request.refuse(self, part, why)
             case Request() as request:
-                self.acking.finish()
                 self._begin(request, part)
             case _ if damaged is not None:
                 raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
@@ -108,7 +131,7 @@ class Client:
 
     def _carried_out(self, task: "asyncio.Task[None]") -> None:
         self._requests.pop(task, None)
-        self.wire.read_or_not()
+        self.wire.go_on()
 
     async def _carry_out(self, request: Request, part: Any) -> None:
         try:

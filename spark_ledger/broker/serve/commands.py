@@ -66,8 +66,8 @@ class ClientsWire(Link, SendersLink, Protocol):
 
     open: bool
 
-    def read_or_not(self) -> None:
-        """What is under way has become more or less."""
+    def go_on(self) -> None:
+        """What is under way has become less: take what waits, and read more."""
 
 
 class Caller(Protocol):
@@ -459,7 +459,6 @@ def _ack(client: Caller, part: Any) -> None:
 
 
 def _redeliver(client: Caller, part: Any) -> None:
-    client.acking.finish()
     if part.consumer_id in client.consumers:
         epoch = part.consumer_epoch if part.HasField("consumer_epoch") else None
         client.consumers[part.consumer_id].consumer.redeliver(epoch)

@@ -73,8 +73,16 @@ class Connection(asyncio.Protocol):
         self._begun = True
         self._heard_s = self._loop.time()
         self._heard.set()
+        self._take(lambda: self.client.take(*self._frames.whole(data)))
+
+    def go_on(self) -> None:
+        """What is under way has become less."""
+        if self.open and not self._transport.is_closing():
+            self._take(self.client.take_more)
+
+    def _take(self, take: Callable[[], None]) -> None:
         try:
-            self.client.take_all(*self._frames.whole(data))
+            take()
         except MalformedFrame as error:
             _log.warning("a connection ends: %s", error)
             self.close()

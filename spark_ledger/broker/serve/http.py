@@ -11,7 +11,6 @@ HEAD_BYTES_MAX at most and comes within HEAD_S. Three questions need no web fram
 import asyncio
 import json
 import logging
-from contextlib import suppress
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -21,7 +20,7 @@ from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 
 HEAD_BYTES_MAX = 16 << 10
-HEAD_S = 10.0
+HEAD_S, ANSWER_S = 10.0, 60.0
 _STATUS = {
     ServerError.TOPIC_NOT_FOUND: (404, "Not Found"),
     ServerError.NOT_ALLOWED: (412, "Precondition Failed"),
@@ -53,13 +52,14 @@ async def answer_http(
             f"Content-Length: {len(encoded)}\r\nConnection: close\r\n\r\n".encode()
             + encoded
         )
-        await writer.drain()
+        async with asyncio.timeout(ANSWER_S):
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
     except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         pass  # a client that went, or sent no request: nothing was promised
     finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        writer.transport.abort()  # else a client that reads nothing would hold it
 
 
 async def _asked(broker: Broker, method: str, asked: SplitResult) -> Any:

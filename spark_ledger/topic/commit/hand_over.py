@@ -47,7 +47,7 @@ HOLDS_S_MAX = 20.0
 ANSWER_S_EACH = 0.01
 ANSWERS_WITHIN = 0.8
 """The part of the committer's patience that the owner may use: the rest is for the network."""
-REQUEST_BYTES_MAX = 4 << 20
+REQUEST_BYTES_MAX = 1 << 20  # decoded in one step of the broker's loop
 ANSWER_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
 _BROKER = "broker "
@@ -143,7 +143,7 @@ def _understood(body: bytes, build: Callable[[dict[str, Any]], T]) -> T:
         if plain["version"] != VERSION:
             raise NotUnderstood(f"version {plain['version']}, this is version {VERSION}")
         return build(plain)
-    except (ValueError, TypeError, KeyError, errors.UnsupportedFormat) as error:
+    except (*errors.MALFORMED, errors.UnsupportedFormat) as error:
         raise NotUnderstood(f"a malformed frame: {error!r}") from error
 
 
@@ -393,7 +393,7 @@ class PastLive:
                 self._urls.clear()
             try:
                 self._urls[broker] = str(json.loads(node.value)["url"])
-            except (ValueError, KeyError, TypeError) as error:
+            except errors.MALFORMED as error:
                 raise NotUnderstood(f"the node of broker {broker}: {error!r}") from error
         return self._urls[broker]
 

@@ -365,7 +365,7 @@ def decode_root(value: bytes) -> Root:
         if end != len(raw) or len(streams) != 4:
             raise errors.UnsupportedFormat(f"a checkpoint's root of {len(raw)} bytes, not {end}")
         return Root(_state(plain, streams), tuple(plain["before"]))
-    except (KeyError, TypeError, ValueError, IndexError, pa.ArrowException) as error:
+    except (*errors.MALFORMED, pa.ArrowException) as error:
         raise errors.UnsupportedFormat(f"not a checkpoint's root: {error!r}") from error
 
 

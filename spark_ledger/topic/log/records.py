@@ -388,5 +388,5 @@ def load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
                 f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
             )
         return build(plain)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except errors.MALFORMED as error:
         raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error

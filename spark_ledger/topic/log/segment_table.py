@@ -286,7 +286,7 @@ class SegmentTable:
             columns = [batch.column(name) for name in _FIRST_NAMES]
             columns += [_later_column(batch, name) for name in _LATER]
             return cls(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
-        except (pa.ArrowException, KeyError, ValueError) as error:
+        except (*errors.MALFORMED, pa.ArrowException) as error:
             raise errors.UnsupportedFormat(f"a damaged table of segments: {error}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -305,5 +305,5 @@ async def brokers_serving(store: MetadataStore, topic_id: str) -> frozenset[str]
     try:
         owners = json.loads(node.value)["brokers"]
         return alive & {broker for broker, owned in owners.items() if owned["partitions"]}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except errors.MALFORMED:
         return alive

@@ -109,3 +109,29 @@ def test_an_error_has_the_status_by_which_clients_tell_it(request_, status, reas
 def test_a_head_without_end_is_cut_off():
     answers, _ = ask(b"GET / HTTP/1.1\r\nX: " + b"x" * 2 * HEAD_BYTES_MAX)
     assert answers == [None]
+
+
+def test_a_client_that_reads_nothing_holds_its_connection_for_a_bounded_time(monkeypatch):
+    monkeypatch.setattr("spark_ledger.broker.serve.http.ANSWER_S", 0.1)
+
+    async def main():
+        broker, ended = Broker(), asyncio.Event()
+
+        async def names_in(_):
+            return ["persistent://a/b/" + "x" * 1000] * 20_000
+
+        async def answer(reader, writer):
+            await answer_http(broker, reader, writer)
+            ended.set()
+
+        broker.names_in = names_in
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(b"GET /admin/v2/namespaces/a/b/topics HTTP/1.1\r\n\r\n")
+            async with asyncio.timeout(20):
+                await ended.wait()
+            writer.transport.abort()
+
+    asyncio.run(main())
