@@ -290,7 +290,7 @@ def test_a_message_of_which_retention_took_the_first_chunk_goes_with_it(caplog):
         with caplog.at_level(logging.WARNING):
             found = await rows_between(await stage.another(), stage, 1, 4)
         assert found == [(3, b"after")]
-        assert "a message of 3 chunks is left out: the one at offset 2" in caplog.text
+        assert "a message of 3 chunks is left out: its last chunk is at offset 2" in caplog.text
 
     play(act)
 
