@@ -1,0 +1,119 @@
+"""What one client asks for together is taken in steps that are bounded, in its order."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Consuming
+from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.wire.commands import AckType, SubscriptionType, command
+from spark_ledger.broker.wire.frames import FrameReader, encode
+from tests.unit.spark_ledger.broker.test_connection import Tail, connected, until
+
+
+def acks_of(count, request_id):
+    ids = [MessageId(ledgerId=7, entryId=i) for i in range(count)]
+    return command("ack", consumer_id=1, ack_type=0, request_id=request_id, message_id=ids)
+
+
+def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after_it():
+    async def main():
+        async with connected() as (connection, _):
+            given, steps, moved, redelivered, turns = 3 * ACK_STEPS_MAX, [], [], [], [0]
+
+            def acknowledge(*_):
+                steps.append(turns[0])
+                yield True
+
+            def redeliver(_):
+                redelivered.append(len(steps))
+
+            consumer = SimpleNamespace(
+                id=1, place=None, acknowledge=acknowledge, redeliver=redeliver
+            )
+            subscription = SimpleNamespace(moved=lambda _: moved.append(len(steps)))
+            topic = SimpleNamespace(subscription=lambda _: subscription, leave=lambda *_: None)
+            connection.client.consumers[1] = Consuming(consumer, topic, "s")
+            connection.client.connected = True
+            asked = encode(command("redeliver", consumer_id=1))
+            connection.data_received(encode(acks_of(given, 1)) + encode(acks_of(3, 2)) + asked)
+            assert not connection.is_read
+            async with asyncio.timeout(30):
+                while not redelivered:
+                    await asyncio.sleep(0)
+                    turns[0] += 1
+            assert moved == [given, given + 3]
+            assert redelivered == [given + 3]
+            assert max(Counter(steps).values()) <= ACK_STEPS_MAX + 3
+            await until(lambda: connection.is_read)
+            connection.client.consumers.clear()
+            connection.close()
+
+    asyncio.run(main())
+
+
+def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps():
+    async def main():
+        async with connected() as (connection, _):
+            place = Subscription("s", SubscriptionType.EXCLUSIVE, None).place(Tail(), 0)
+            consumer = Consumer(connection, 1, "a", 0, place, lambda _: None)
+            consumer._sent.note(0, 20_000)
+            steps, turns = [], [0]
+            place.acks.add = lambda lo, hi: steps.append(turns[0]) is None
+            place.partition.end = 1 << 40
+            moved = []
+            subscription = SimpleNamespace(moved=moved.append)
+            topic = SimpleNamespace(subscription=lambda _: subscription, leave=lambda *_: None)
+            connection.client.consumers[1] = Consuming(consumer, topic, "s")
+            connection.client.connected = True
+            ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
+            for _ in range(3):
+                message_id = ack.ack.message_id.add(ledgerId=77, entryId=0)
+                message_id.ack_set.extend([0x5555555555555555] * 313)
+            connection.data_received(encode(ack))
+            async with asyncio.timeout(30):
+                while not moved:
+                    await asyncio.sleep(0)
+                    turns[0] += 1
+            assert len(steps) == 30_000
+            assert max(Counter(steps).values()) <= ACK_STEPS_MAX
+            connection.client.consumers.clear()
+            connection.close()
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+def test_of_requests_that_come_together_no_more_are_begun_than_may_be_under_way(monkeypatch):
+    monkeypatch.setattr("spark_ledger.broker.serve.client.REQUESTS_MAX", 10)
+
+    async def main():
+        async with connected() as (connection, client):
+            under_way, most, go_on = [], [], asyncio.Event()
+
+            async def names_in(_):
+                under_way.append(1)
+                most.append(len(under_way))
+                await go_on.wait()
+                under_way.pop()
+                return []
+
+            connection.client.broker.names_in = names_in
+            connection.client.connected = True
+            asked = [
+                encode(command("topics_of_namespace", namespace="a/b", request_id=number))
+                for number in range(50)
+            ]
+            connection.data_received(b"".join(asked))
+            await asyncio.sleep(0)
+            assert (max(most), connection.is_read) == (10, False)
+            go_on.set()
+            loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
+            async with asyncio.timeout(30):
+                while len(answers) < 50:
+                    answers += reader.feed(await loop.sock_recv(client, 1 << 20))
+            numbers = [one.command.topics_of_namespace_response.request_id for one in answers]
+            assert numbers == list(range(50))
+            assert connection.is_read
+
+    asyncio.run(main())
