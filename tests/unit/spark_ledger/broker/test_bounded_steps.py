@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Consuming
 from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
-from spark_ledger.broker.wire.commands import AckType, SubscriptionType, command
+from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode
 from tests.unit.spark_ledger.broker.test_connection import Tail, connected, until
 
