@@ -470,8 +470,8 @@ class LiveWriter:
                 return
             except TAKES_NO_ROWS:
                 raise
-            except errors.LedgerFenced as error:  # the intent was given up for dead
-                _log.warning("%s", error)
+            except (errors.LedgerFenced, errors.CommitOutcomeUnknown) as error:
+                _log.warning("%s", error)  # the intent ended, or others ended what was opened
                 await self._drop_next()
             except errors.TxnConflict as error:
                 _log.info("another was faster: %s", error)
