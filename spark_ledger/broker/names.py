@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed, unsigned
 from spark_ledger.topic.log.names import TopicName, of_partition, parse_topic
+from spark_ledger.topic.log.producers import PRODUCER_NAME_BYTES_MAX
 
 _LEDGER_BITS = 47
 _TEXT_MAX = 1000
@@ -32,13 +33,29 @@ class PartitionName:
 def parse(text: str) -> PartitionName:
     """Raises Refusal."""
     if text.startswith(_NON_PERSISTENT):
-        raise Refusal(ServerError.NOT_ALLOWED, f"{text}: topics are persistent here")
+        raise Refusal(ServerError.NOT_ALLOWED, f"{text[:_TEXT_MAX]}: topics are persistent here")
     try:
         topic = parse_topic(text)
     except errors.TopicNameInvalid as error:
         # by InvalidTopicName the C++ client would ask again until it times out
         raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
     return PartitionName(*(of_partition(topic) or (topic, None)))
+
+
+def fault_of_name(of: str, name: str | bytes) -> str | None:
+    """Why a name is refused that a client gave to a producer, a consumer, a subscription or a
+    chunked message: each takes memory here for as long as it is used (hazard 94). Bytes: it is not
+    UTF-8."""
+    size = len(name.encode() if isinstance(name, str) else name)
+    if size <= PRODUCER_NAME_BYTES_MAX:
+        return None
+    return f"the name of a {of} has {size} bytes, at most {PRODUCER_NAME_BYTES_MAX} are taken"
+
+
+def check_name(of: str, name: str) -> None:
+    """Raises Refusal."""
+    if (fault := fault_of_name(of, name)) is not None:
+        raise Refusal(ServerError.NOT_ALLOWED, f"{fault}: give it a shorter one")
 
 
 def ledger_number(topic_id: str) -> int:

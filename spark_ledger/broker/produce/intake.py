@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spark_ledger import errors
+from spark_ledger.broker.names import fault_of_name
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.live_writer import LiveWriter
@@ -177,7 +178,9 @@ class Intake:
             raise Refusal(self._link.drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):
             raise Refusal(self._link.drop, "its producer's name is not UTF-8")
-        fault = pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
+        fault = fault_of_name("producer", parsed.metadata.producer_name)
+        fault = fault or fault_of_name("chunked message", parsed.metadata.uuid)
+        fault = fault or pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
         fault = fault or pulsar_batch.untimely(parsed)
         if fault is not None:
             raise Refusal(self._link.drop, fault)

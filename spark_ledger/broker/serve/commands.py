@@ -187,6 +187,8 @@ async def _topics_of_namespace(client: Caller, part: Any) -> None:
 
 
 async def _producer(client: Caller, part: Any) -> None:
+    names.check_name("producer", part.producer_name)
+    names.check_name("subscription", part.initial_subscription_name)
     _check_schema(part)
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
@@ -250,6 +252,8 @@ async def _close_producer(client: Caller, part: Any) -> None:
 
 
 async def _subscribe(client: Caller, part: Any) -> None:
+    names.check_name("subscription", part.subscription)
+    names.check_name("consumer", part.consumer_name)
     _check_schema(part)
     kind = SubscriptionType(part.subType)
     if kind not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):

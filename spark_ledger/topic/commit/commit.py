@@ -320,7 +320,8 @@ class _Commit:
 
     def _planned(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
         snapshot = view.intent.record.snapshots.get(topic_id)
-        return commit_draft.with_snapshots(drafts[topic_id], snapshot)
+        actions = commit_draft.with_fewer_producers(drafts[topic_id])
+        return commit_draft.with_snapshots(actions, snapshot)
 
     async def _step(
         self, view: _View, state: TopicState, actions: Actions, numbered: Sequence[str]

@@ -25,8 +25,8 @@ from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.topic.commit.foreign import Foreign, foreign_of, log_foreign, owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Header, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
+from spark_ledger.topic.log.producers import newest
 from spark_ledger.topic.log.segments import LiveSegment, Segment
-from spark_ledger.topic.log.state import PRODUCERS_MAX
 
 _log = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def seal_of(
         event_max_ms=EVENT_MS_MAX,
         rows_before=live.rows_before,
     )
-    kept = tuple(producers.items())[-PRODUCERS_MAX:]
+    kept = tuple(newest(producers).items())
     rowless = rowless.moved(-live.base)
     return SealLive(live.partition, live.ledger_id, segment, kept, live.opened, rowless)
 

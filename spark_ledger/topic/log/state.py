@@ -28,6 +28,7 @@ from spark_ledger.topic.log.actions import (
     Terminate,
     Trim,
 )
+from spark_ledger.topic.log.producers import bytes_of_each, with_last
 from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_by
 from spark_ledger.topic.log.segment_table import (
     Chunk,
@@ -46,7 +47,6 @@ from spark_ledger.topic.log.segments import (
 )
 
 NEVER = -1
-PRODUCERS_MAX = 10_000
 ACROSS_KEPT_MAX = 64
 Tables = Mapping[Chunk, SegmentTable]
 """Chunks that were read."""
@@ -59,7 +59,7 @@ class PartitionState:
     `start_offset` is the first row kept, `end_offset` one past the last row of a commit; the rows
     of a live segment come after it. `rearranged` is the last commit that replaced rows or made a
     hole (NEVER: there was none); appends and trims do not count. `producers`: the last sequence id
-    of each producer in sealed segments, by name; PRODUCERS_MAX of them, those that sent last.
+    of each producer in sealed segments, by name; those that sent last (producers.py).
     `rowless` are the offsets in sealed segments that chunks of messages took and that have no row.
     `end_token` is that of the commit that made the row before `end_offset`."""
 
@@ -329,7 +329,8 @@ class _Folding:
                 self._dropped[action.ledger_id] = self._now_ms
             held.live = None
             if action.producers:
-                held.producers = _with_last(held.producers, action.producers)
+                most = bytes_of_each(len(self._partitions))
+                held.producers = with_last(held.producers, action.producers, most)
             here = action.rowless.moved(held.end_offset)
             held.rowless = with_more(held.rowless, here, held.start_offset)
         segments = [action.segment for action in seals if action.segment is not None]
@@ -460,17 +461,6 @@ def is_of(seal: SealLive, live: LiveSegment | None) -> bool:
         and seal.ledger_id == live.ledger_id
         and seal.opened in (ANY_OPENING, live.opened)
     )
-
-
-def _with_last(before: Mapping[str, int], more: Iterable[tuple[str, int]]) -> Mapping[str, int]:
-    """The last sequence ids of producers, those that changed last at the end, PRODUCERS_MAX at
-    most."""
-    producers = dict(before)
-    for name, last in more:
-        producers[name] = max(last, producers.pop(name, last))
-    for name in list(producers)[: max(0, len(producers) - PRODUCERS_MAX)]:
-        del producers[name]
-    return producers
 
 
 def _with_shared(before: tuple[Across, ...], last: Across) -> tuple[Across, ...]:

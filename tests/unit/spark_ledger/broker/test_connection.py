@@ -400,6 +400,10 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
     asyncio.run(main())
 
 
+LONG = "\u00e4" * 513
+"""As a name: 1026 bytes."""
+
+
 def of_a_range_of_hashes():
     asked = command("subscribe", topic="t", subscription="s", consumer_id=1, request_id=7)
     asked.subscribe.keySharedMeta.hashRanges.add(start=0, end=100)
@@ -413,6 +417,10 @@ def of_a_range_of_hashes():
         (command("subscribe", topic="t", subType=3, request_id=7), "KEY_SHARED"),
         (command("producer", topic="t", initial_subscription_name="d", request_id=7), "'d'"),
         (command("producer", topic="t", txn_enabled=True, request_id=7), "transactions"),
+        (command("producer", topic="t", producer_name=LONG, request_id=7), "a producer has 1026"),
+        (command("producer", topic="t", initial_subscription_name=LONG, request_id=7), "1026"),
+        (command("subscribe", topic="t", subscription=LONG, request_id=7), "a subscription has"),
+        (command("subscribe", topic="t", consumer_name=LONG, request_id=7), "a consumer has 1026"),
     ],
 )
 def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
@@ -428,6 +436,20 @@ def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
             assert what in found[0].command.error.message
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [
+        (lone(message(b"x"), producer=LONG, sequence_id=1), "the name of a producer has 1026"),
+        (batch_of([message(b"x")], producer=LONG, sequence_id=1), "the name of a producer has"),
+        (chunked(b"xy", 2, uuid=LONG, sequence_id=1)[0], "the name of a chunked message has 1026"),
+    ],
+)
+def test_a_send_under_a_longer_name_than_is_remembered_is_refused(batch, what):
+    runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 2)]))
+    assert [numbers for _, numbers in runs] == [[0], [2]]
+    assert what in answers[1].send_error.message
 
 
 def test_a_send_of_a_transaction_is_refused():

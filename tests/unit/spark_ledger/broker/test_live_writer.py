@@ -12,8 +12,7 @@ from spark_ledger.broker.produce import live_writer
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.produce.waiting import ENTRY_UNPACKED_MAX, taken
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import seal
-from spark_ledger.topic.log import state as topic_state
+from spark_ledger.topic.log import producers
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
@@ -357,8 +356,7 @@ def test_a_successor_knows_what_producers_have_sent_to_those_before(by_spark):
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_of_too_many_producers_a_successor_knows_those_that_sent_last(dies, monkeypatch):
-    for module in (topic_state, seal):
-        monkeypatch.setattr(module, "PRODUCERS_MAX", 2)
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 2)
 
     async def act(stage):
         old = await deduplicating(Owner(stage, stage.client, "a"))

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from spark_ledger.broker.owner.topic_commits import RollLimits
+from spark_ledger.topic.commit import commit
 from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.log import producers
 from tests.unit.spark_ledger.broker.test_live_writer import (
     Owner,
     Sent,
@@ -79,5 +81,28 @@ def test_a_successor_reads_each_entry_in_a_step_of_its_own(monkeypatch):
         assert len(notes) == 6
         assert sorted(set(notes)) == notes
         await new.writer.close()
+
+    play(act)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_partition_whose_producers_have_long_names_opens_again(dies, monkeypatch):
+    monkeypatch.setattr(commit, "BODY_BYTES_MAX", 32 << 10)  # instead of 64 MiB
+    monkeypatch.setattr(producers, "PRODUCERS_BYTES_MAX", 16 << 10)
+
+    async def act(stage):
+        old = await deduplicating(Owner(stage, stage.client, "a"))
+        names = [f"{n:03}" + "x" * 1000 for n in range(40)]
+        for number, name in enumerate(names):
+            one = Sent(b"v", first=number, producer=name)
+            old.writer.append(one)
+            await one.over.wait()
+        if not dies:
+            await old.writer.close()
+        new = await (await another_of(stage)).take()
+        last = [new.writer.last_sequence_id(name) for name in names]
+        assert last[-10:] == list(range(30, 40))
+        assert last[0] == -1
+        assert await sent_by(new, 0) == [False]
 
     play(act)
