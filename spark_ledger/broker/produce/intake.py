@@ -148,7 +148,7 @@ class Intake:
     def _parsed(self, producer: Producer, send: Send, batch: bytes) -> pulsar_batch.Batch | None:
         """What its producer sent; None of what is refused, or a chunk."""
         try:
-            parsed = self._checked(batch)
+            parsed = self._checked(batch, producer.partition.log.deduplicates)
         except Refusal as why:
             self.hand_on()
             if send.is_chunk:
@@ -163,7 +163,7 @@ class Intake:
             producer.chunks.another()
         return parsed
 
-    def _checked(self, batch: bytes) -> pulsar_batch.Batch:
+    def _checked(self, batch: bytes, deduplicates: bool) -> pulsar_batch.Batch:
         """Raises Refusal."""
         if len(batch) > self._bytes_max:
             most = self._bytes_max - METADATA_BYTES_MAX
@@ -182,6 +182,8 @@ class Intake:
         fault = fault or fault_of_name("chunked message", parsed.metadata.uuid)
         fault = fault or pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
         fault = fault or pulsar_batch.untimely(parsed)
+        if deduplicates and fault is None:
+            fault = pulsar_batch.fault_of_walk(parsed)
         if fault is not None:
             raise Refusal(self._link.drop, fault)
         return parsed

@@ -30,6 +30,9 @@ from spark_ledger.topic.log.segments import LiveSegment, Segment
 
 _log = logging.getLogger(__name__)
 
+STEP_MESSAGES, MESSAGES_OF_A_BATCH = 20_000, 10
+"""So many messages of an entry are walked in one step, 0.5 microseconds each; to parse a batch
+takes as long as ten of them."""
 EVENT_MS_MAX = 2**62
 """The messages of producers are not decoded to seal them: a seal allows all event times."""
 
@@ -182,10 +185,11 @@ async def _read_producers(
     reader: AsyncLedgerReader, ids: range, producers: dict[str, int], without_damaged: bool
 ) -> None:
     """Puts the last sequence number that each producer sent in these entries into `producers`, the
-    producer that sent last at the end. Lets other tasks run after each entry."""
+    producer that sent last at the end. Lets other tasks run after each entry, and
+    within one of many messages."""
     async for entry in _entries(reader, ids, without_damaged):
         try:
-            _note_producers(entry.payload, producers)
+            await _note_producers(entry.payload, producers)
         except errors.BadEntry as why:
             place = (reader.ledger_id, entry.header.entry_id)
             _log.warning("the producers of entry %d:%d cannot be read: %s", *place, why.what)
@@ -211,15 +215,20 @@ async def _entries(
             return
 
 
-def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
+async def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
     """Raises errors.BadEntry."""
     from spark_ledger.topic.entry import pulsar_batch
 
     header = decode_header(payload)
     if header.batches:
         body = memoryview(payload)[header.body_at :]
-        for name, last in pulsar_batch.producers_of(body, header.rows):
+        work = 0
+        for name, last, walked in pulsar_batch.producers_of(body, header.rows):
             producers[name] = max(last, producers.pop(name, last))
+            work += walked + MESSAGES_OF_A_BATCH
+            if work >= STEP_MESSAGES:
+                await asyncio.sleep(0)
+                work = 0
 
 
 def ended_at(closed: VersionedRecord, entries: int, rows: int) -> Extent:

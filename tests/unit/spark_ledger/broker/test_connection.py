@@ -438,20 +438,6 @@ def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("batch", "what"),
-    [
-        (lone(message(b"x"), producer=LONG, sequence_id=1), "the name of a producer has 1026"),
-        (batch_of([message(b"x")], producer=LONG, sequence_id=1), "the name of a producer has"),
-        (chunked(b"xy", 2, uuid=LONG, sequence_id=1)[0], "the name of a chunked message has 1026"),
-    ],
-)
-def test_a_send_under_a_longer_name_than_is_remembered_is_refused(batch, what):
-    runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 2)]))
-    assert [numbers for _, numbers in runs] == [[0], [2]]
-    assert what in answers[1].send_error.message
-
-
 def test_a_send_of_a_transaction_is_refused():
     said = command("send", producer_id=1, sequence_id=1, txnid_most_bits=0)
     frame = encode(said, lone(message(b"x"), sequence_id=1))

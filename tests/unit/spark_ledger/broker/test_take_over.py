@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from spark_ledger.broker.owner.topic_commits import RollLimits
-from spark_ledger.topic.commit import commit
+from spark_ledger.topic.commit import commit, seal
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log import producers
+from tests.kit.pulsar_batches import batch_of, message
 from tests.unit.spark_ledger.broker.test_live_writer import (
     Owner,
     Sent,
@@ -16,6 +17,7 @@ from tests.unit.spark_ledger.broker.test_live_writer import (
     sent_by,
 )
 from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.test_pulsar_batch import entry_of
 
 
 @pytest.mark.parametrize("limits", [RollLimits(entries_read=3), RollLimits(bytes_read=200)])
@@ -83,6 +85,27 @@ def test_a_successor_reads_each_entry_in_a_step_of_its_own(monkeypatch):
         await new.writer.close()
 
     play(act)
+
+
+def test_an_entry_of_many_messages_is_read_in_several_steps(monkeypatch):
+    monkeypatch.setattr(seal, "STEP_MESSAGES", 100)
+    batch = [message(b"x")] * 50
+    payload = entry_of(
+        *((50, batch_of(batch, producer=name, names_highest=False)) for name in "abcdefgh")
+    )
+
+    async def main():
+        known, turns = {}, 0
+        reading = asyncio.ensure_future(seal._note_producers(payload, known))
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await reading
+        return known, turns
+
+    known, turns = asyncio.run(main())
+    assert known == dict.fromkeys("abcdefgh", 49)
+    assert turns >= 4
 
 
 @pytest.mark.parametrize("dies", [False, True])

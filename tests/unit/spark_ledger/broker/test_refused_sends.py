@@ -1,0 +1,40 @@
+"""SENDs that would take too much memory or time: they are refused, and those around them taken."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
+from tests.kit.pulsar_batches import batch_of, chunked, lone, message
+from tests.unit.spark_ledger.broker.test_connection import LONG, runs_of, sent
+
+
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [
+        (lone(message(b"x"), producer=LONG, sequence_id=1), "the name of a producer has 1026"),
+        (batch_of([message(b"x")], producer=LONG, sequence_id=1), "the name of a producer has"),
+        (chunked(b"xy", 2, uuid=LONG, sequence_id=1)[0], "the name of a chunked message has 1026"),
+    ],
+)
+def test_a_send_under_a_longer_name_than_is_remembered_is_refused(batch, what):
+    runs, answers = asyncio.run(runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 2)]))
+    assert [numbers for _, numbers in runs] == [[0], [2]]
+    assert what in answers[1].send_error.message
+
+
+@pytest.mark.parametrize("deduplication", [False, True])
+@pytest.mark.parametrize("names_highest", [False, True])
+def test_of_a_batch_too_long_to_walk_deduplication_needs_the_highest_sequence_id(
+    deduplication, names_highest
+):
+    many = [message(b"x")] * (WALKED_MESSAGES_MAX + 1)
+    batch = batch_of(many, sequence_id=1, names_highest=names_highest)
+    runs, answers = asyncio.run(
+        runs_of([sent(1, 0), sent(1, 1, batch), sent(1, 10**6)], deduplication=deduplication)
+    )
+    refused = [one.send_error for one in answers if one.HasField("send_error")]
+    assert len(refused) == (deduplication and not names_highest)
+    for one in refused:
+        assert f"a batch of {len(many)} messages" in one.message
+    assert sum(len(numbers) for _, numbers in runs) == 3 - len(refused)
