@@ -18,6 +18,7 @@ from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.topic.entry.message_batch import Rowless, Share, encode_header
 from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.log.producers import newest
 
 ENTRY_ROWS_MAX = 1 << 26
 ENTRY_UNPACKED_MAX = 16 << 20
@@ -26,6 +27,8 @@ REFUSED_MAX = 1000
 """Messages in chunks whose refusal the owner of a partition remembers."""
 JOINED_BYTES_MAX = 4096
 """Batches of so many bytes on average are joined in an entry."""
+NEW_BYTES_MAX, NAME_OVERHEAD_BYTES = 128 << 10, 24
+"""Names of producers that come before the owner of a partition forgets others; beside each."""
 
 
 class Chunk(Enum):
@@ -268,36 +271,39 @@ class RefusedMessages:
 
 class SequenceIds:
     """Of one partition; `of_segment` are those that are stored in the segment at hand, the producer
-    that sent last at the end."""
+    that sent last at the end. Always true: a producer that has something on its way is known; of
+    others those are that sent last, as many as a seal keeps, and at most NEW_BYTES_MAX more."""
 
     def __init__(self) -> None:
         self.of_segment: dict[str, int] = {}
-        self._stored: dict[str, int] = {}  # the last one, by producer
-        self._sent: dict[str, int] = {}  # or on its way
+        self._stored: dict[str, int] = {}  # the last one, by producer; who sent last at the end
+        self._sent: dict[str, int] = {}  # that on its way, of producers that have one
+        self._new_bytes = 0  # of names that came since others were forgotten
         self.again: deque[Waiting] = deque()
         """What was sent again before it was stored."""
         self._unsure = False
 
     def begin(self, known: Mapping[str, int]) -> None:
         """As the log's seals have them, while nothing is under way."""
-        self._stored, self._sent, self._unsure = dict(known), dict(known), False
+        self._stored, self._sent, self._unsure = dict(known), {}, False
 
     def doubt(self) -> None:
         """What is under way has failed, and may be stored."""
         self._unsure = True
+        self._sent.clear()  # which counts no more, until `begin`
 
     def last(self, producer_name: str) -> int:
         """The last that is stored, or on its way; -1 of none. Of what has failed it is not known
         what is stored: a client sends that again."""
-        known = self._stored if self._unsure else self._sent
-        return known.get(producer_name, -1)
+        stored = self._stored.get(producer_name, -1)
+        return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
     def new_of(self, run: Waiting) -> list[Waiting]:
         """What of it was not sent before; the rest is told so, once what was is stored."""
         name, last = run.producer_name, run.last_sequence_id
         if run.chunk is Chunk.EARLIER:
             return [run]
-        if self._unsure or run.first_sequence_id > self._sent.get(name, -1):
+        if self._unsure or run.first_sequence_id > self.last(name):
             self._sent[name] = max(last, self._sent.get(name, last))
             return [run]
         if len(run.batches) > 1:
@@ -317,8 +323,14 @@ class SequenceIds:
         if run.chunk is Chunk.EARLIER:
             return
         name, last = run.producer_name, run.last_sequence_id
-        self._stored[name] = max(last, self._stored.get(name, last))
+        if name not in self._stored or name not in self.of_segment:
+            self._new_bytes += len(name.encode()) + NAME_OVERHEAD_BYTES
+        self._stored[name] = max(last, self._stored.pop(name, last))
         self.of_segment[name] = max(last, self.of_segment.pop(name, last))
+        if self._sent.get(name, -1) <= self._stored[name]:
+            self._sent.pop(name, None)
+        if self._new_bytes > NEW_BYTES_MAX:
+            self._forget()
         if self.again:
             waiting, self.again = self.again, deque()
             for one in waiting:
@@ -326,6 +338,13 @@ class SequenceIds:
                     one.duplicate()
                 else:
                     self.again.append(one)
+
+    def _forget(self) -> None:
+        """Producers that sent longest ago, and have nothing on its way."""
+        kept = {**dict.fromkeys(newest(self._stored)), **dict.fromkeys(self._sent)}
+        self._stored = {name: last for name, last in self._stored.items() if name in kept}
+        self.of_segment = newest(self.of_segment)
+        self._new_bytes = 0
 
     def drop(
         self,
@@ -339,8 +358,11 @@ class SequenceIds:
         counted = [run for run in under_way if run.chunk is not Chunk.EARLIER]
         for name in names:
             sent = [run.last_sequence_id for run in counted if run.producer_name == name]
-            last = max([*sent, self._stored.get(name, -1)])
-            self._sent[name] = last
+            last = max([*sent, -1])
+            if last > self._stored.get(name, -1):
+                self._sent[name] = last
+            else:
+                self._sent.pop(name, None)
         return out
 
     def take_again(self) -> list[Waiting]:
