@@ -25,8 +25,11 @@ from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
 from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 
 METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
+BYTES_AS_A_MESSAGE = 400
+"""So many bytes take as long to decompress as a message to walk (ZLIB; others are faster)."""
 NO_TRANSACTIONS = "there are no transactions here"
 SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
@@ -55,6 +58,7 @@ class Intake:
         self._bytes_max = message_bytes_max + METADATA_BYTES_MAX
         self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
         self._shapes: dict[bytes, Shape] = {}
+        self._walked = 0  # messages in this step
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
 
     def add(self, producer: Producer) -> None:
@@ -108,6 +112,15 @@ class Intake:
             self._runs[producer.id] = run
         return len(found.sends)
 
+    def begin_step(self) -> None:
+        """The loop did what else there was to do."""
+        self._walked = 0
+
+    @property
+    def step_is_over(self) -> bool:
+        """Whether so much was walked for sequence ids that others are to have their turn."""
+        return self._walked >= WALKED_MESSAGES_MAX
+
     def take(self, part: Any, batch: bytes) -> None:
         producer = self.producers.get(part.producer_id)
         if producer is None or not producer.may_send:
@@ -126,9 +139,13 @@ class Intake:
         if parsed is None:
             return
         name, batched = parsed.metadata.producer_name, parsed.batched
-        last = parsed.last_sequence_id if producer.partition.log.deduplicates else NO_ID
-        given = (send, batch, name, batched, parsed.messages, last)
         unpacked = pulsar_batch.unpacked_bytes(parsed)
+        last = NO_ID
+        if producer.partition.log.deduplicates:
+            last = parsed.last_sequence_id
+            if parsed.walks:
+                self._walked += parsed.messages + unpacked // BYTES_AS_A_MESSAGE
+        given = (send, batch, name, batched, parsed.messages, last)
         run = self._runs.get(producer.id)
         if run is None or not run.add(*given, unpacked):
             if run is not None:

@@ -80,11 +80,17 @@ class Client:
 
     def take_more(self) -> None:
         """Of the commands that came, in their order, until so much is under way that the others are
-        to wait, or FRAMES_MAX in this step of the loop; what a producer sent in one go is handed on
-        in one. Raises MalformedFrame."""
+        to wait, or as many as one step of the loop takes: FRAMES_MAX, less where batches take long;
+        what a producer sent in one go is handed on in one. Raises MalformedFrame."""
         taken = 0
+        self.intake.begin_step()
         try:
-            while self._untaken and not self._is_full and taken < FRAMES_MAX:
+            while (
+                self._untaken
+                and not self._is_full
+                and taken < FRAMES_MAX
+                and not self.intake.step_is_over
+            ):
                 data, spans = self._untaken[0]
                 count = self.intake.take_alike(data, spans, self._at)
                 if not count:
@@ -96,7 +102,7 @@ class Client:
                     self._at = 0
         finally:
             self.intake.hand_on()
-        if taken == FRAMES_MAX and self._untaken:
+        if self._untaken and (taken == FRAMES_MAX or self.intake.step_is_over):
             asyncio.get_running_loop().call_soon(self.wire.go_on)
 
     def _take(self, frame: Frame) -> None:

@@ -1,12 +1,20 @@
 """SENDs that would take too much memory or time: they are refused, and those around them taken."""
 
 import asyncio
+from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
-from tests.unit.spark_ledger.broker.test_connection import LONG, runs_of, sent
+from tests.unit.spark_ledger.broker.test_connection import (
+    LONG,
+    Partition,
+    connected,
+    runs_of,
+    sent,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,3 +46,41 @@ def test_of_a_batch_too_long_to_walk_deduplication_needs_the_highest_sequence_id
     for one in refused:
         assert f"a batch of {len(many)} messages" in one.message
     assert sum(len(numbers) for _, numbers in runs) == 3 - len(refused)
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def zeros(count, sequence_id):
+    """A batch of many messages in few bytes, whose last sequence id is to be found."""
+    compress = pa.Codec("zstd").compress
+    return batch_of(
+        [message(bytes(200))] * count,
+        sequence_id=sequence_id,
+        names_highest=False,
+        compression=3,
+        compress=lambda data: compress(data, asbytes=True),
+    )
+
+
+def test_a_client_whose_batches_take_long_to_walk_leaves_turns_to_others():
+    frames = [sent(1, 100 + 8000 * n, zeros(8000, 100 + 8000 * n)) for n in range(12)]
+    assert len(b"".join(frames)) < 256 << 10, "so much comes in one read"
+
+    async def main():
+        async with connected() as (connection, _):
+            partition = Partition(deduplication=True)
+            partition.produce(connection, 1)
+            steps = []
+            connection.data_received(b"".join((*frames, sent(1, 10**6))))
+            async with asyncio.timeout(30):
+                while not steps or steps[-1] < 13:
+                    steps.append(sum(len(numbers) for _, numbers in partition.runs))
+                    assert connection.is_read == (steps[-1] == 13)
+                    await asyncio.sleep(0)
+            connection.close()
+            return steps, [number for _, numbers in partition.runs for number in numbers]
+
+    steps, numbers = asyncio.run(main())
+    assert max(after - before for before, after in pairwise([0, *steps])) == 2  # of 20,000 messages
+    assert numbers == [*(100 + 8000 * n for n in range(12)), 10**6]
