@@ -44,7 +44,7 @@ def parse(text: str) -> PartitionName:
 
 def fault_of_name(of: str, name: str | bytes) -> str | None:
     """Why a name is refused that a client gave to a producer, a consumer, a subscription or a
-    chunked message: each takes memory here for as long as it is used (hazard 94). Bytes: it is not
+    chunked message: each takes memory here for as long as it is used (hazard 95). Bytes: it is not
     UTF-8."""
     size = len(name.encode() if isinstance(name, str) else name)
     if size <= PRODUCER_NAME_BYTES_MAX:

@@ -1,7 +1,7 @@
 """How far producers have come: what is remembered of them by name, those that sent last. Pure.
 
 Always true: clients choose the names, so what is remembered has a limit in bytes beside its limit
-in names (hazard 94): as JSON, which is how a seal and a checkpoint have it. In a commit and in a
+in names (hazard 95): as JSON, which is how a seal and a checkpoint have it. In a commit and in a
 state all partitions of a topic share PRODUCERS_TOGETHER_BYTES_MAX: a commit's body and a
 checkpoint's root are within their own limits then.
 """
