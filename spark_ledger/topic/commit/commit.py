@@ -49,6 +49,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.blobs import Blobs, HeldLedgers, moved_segments, pack
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.log.producers import with_fewer_producers
 from spark_ledger.topic.log.records import Commit, Head, IntentState, Spilled, TxnRecord
 from spark_ledger.topic.log.segment_table import Chunk
 from spark_ledger.topic.log.state import Tables, TopicState
@@ -320,7 +321,7 @@ class _Commit:
 
     def _planned(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
         snapshot = view.intent.record.snapshots.get(topic_id)
-        actions = commit_draft.with_fewer_producers(drafts[topic_id])
+        actions = with_fewer_producers(drafts[topic_id])
         return commit_draft.with_snapshots(actions, snapshot)
 
     async def _step(

@@ -20,7 +20,7 @@ from spark_ledger import errors
 from spark_ledger.metadata.store import Check
 from spark_ledger.topic.commit import replay
 from spark_ledger.topic.commit.replay import QueryBatch
-from spark_ledger.topic.log import producers, records
+from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import (
     Action,
     Append,
@@ -305,20 +305,6 @@ def with_snapshots(actions: Actions, snapshot: int | None) -> Actions:
             action = replace(action, snapshot=snapshot)
         noted.append(action)
     return tuple(noted)
-
-
-def with_fewer_producers(actions: Actions) -> Actions:
-    """The seals with the producers that sent last, which fit into one commit together."""
-    sealing = [a for a in actions if isinstance(a, SealLive) and a.producers]
-    most = producers.bytes_of_each(len(sealing))
-
-    def cut(action: Action) -> Action:
-        if not isinstance(action, SealLive) or not action.producers:
-            return action
-        kept = producers.newest(dict(action.producers), most)
-        return replace(action, producers=tuple(kept.items()))
-
-    return tuple(map(cut, actions)) if sealing else actions
 
 
 def taken_away(state: TopicState, action: Action) -> list[Range]:

@@ -189,7 +189,7 @@ async def _read_producers(
     within one of many messages."""
     async for entry in _entries(reader, ids, without_damaged):
         try:
-            await _note_producers(entry.payload, producers)
+            await note_producers(entry.payload, producers)
         except errors.BadEntry as why:
             place = (reader.ledger_id, entry.header.entry_id)
             _log.warning("the producers of entry %d:%d cannot be read: %s", *place, why.what)
@@ -215,7 +215,7 @@ async def _entries(
             return
 
 
-async def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
+async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
     """Raises errors.BadEntry."""
     from spark_ledger.topic.entry import pulsar_batch
 

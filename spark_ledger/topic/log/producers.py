@@ -7,7 +7,10 @@ checkpoint's root are within their own limits then.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from spark_ledger.topic.log.actions import Action, SealLive
 
 PRODUCER_NAME_BYTES_MAX = 1024
 """In UTF-8. A broker takes no producer of a longer name."""
@@ -55,3 +58,17 @@ def with_last(
     for name, sequence_id in more:
         last[name] = max(sequence_id, last.pop(name, sequence_id))
     return newest(last, bytes_max)
+
+
+def with_fewer_producers(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """The seals among the actions with the producers that sent last, which fit into one commit
+    together."""
+    sealing = [a for a in actions if isinstance(a, SealLive) and a.producers]
+    most = bytes_of_each(len(sealing))
+
+    def cut(action: Action) -> Action:
+        if not isinstance(action, SealLive) or not action.producers:
+            return action
+        return replace(action, producers=tuple(newest(dict(action.producers), most).items()))
+
+    return tuple(map(cut, actions))

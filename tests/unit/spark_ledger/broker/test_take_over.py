@@ -96,7 +96,7 @@ def test_an_entry_of_many_messages_is_read_in_several_steps(monkeypatch):
 
     async def main():
         known, turns = {}, 0
-        reading = asyncio.ensure_future(seal._note_producers(payload, known))
+        reading = asyncio.ensure_future(seal.note_producers(payload, known))
         while not reading.done():
             await asyncio.sleep(0)
             turns += 1

@@ -2,7 +2,6 @@
 
 import pytest
 
-from spark_ledger.topic.commit.draft import with_fewer_producers
 from spark_ledger.topic.log import actions, checkpoint, producers, records, state
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from spark_ledger.topic.log.checkpoint import Root
@@ -89,7 +88,7 @@ def test_a_state_keeps_what_all_partitions_of_its_topic_can_keep(monkeypatch):
 def test_seals_of_many_partitions_fit_into_one_commit(monkeypatch):
     monkeypatch.setattr(producers, "PRODUCERS_TOGETHER_BYTES_MAX", 100_000)
     sealing = [SealLive(p, 7 + p, None, many(60)) for p in range(10)]
-    planned = with_fewer_producers((*sealing, OPEN))
+    planned = producers.with_fewer_producers((*sealing, OPEN))
     assert planned[-1] == OPEN
     assert [(one.partition, one.ledger_id) for one in planned[:-1]] == [
         (one.partition, one.ledger_id) for one in sealing
