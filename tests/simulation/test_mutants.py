@@ -16,6 +16,7 @@ from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.mutants.command import main
 from tests.simulation.mutants.mutant import MutantBroken, stored_seeds
+from tests.simulation.mutants.reach import REACHED
 from tests.simulation.mutants.search import search
 from tests.simulation.warm import quiet
 
@@ -131,3 +132,10 @@ def test_the_command_prints_for_each_mutant_whether_it_is_caught_and_after_how_m
     assert 1 <= told["seeds"] <= 100
     assert main(["--seeds-max", "0", *few]) == 1
     assert "0 of 1 caught" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "mutant", [*MUTANTS, *(mutant for mutant, _ in REACHED)], ids=lambda mutant: mutant.name
+)
+def test_each_bug_replaces_what_there_is(mutant):
+    assert mutant.attribute in vars(mutant.owner)

@@ -402,7 +402,7 @@ EVERY = (
         *(serves_what_is_sent, SERVES),
     ),
     Mutant(
-        *("duplicate told before the first is stored", "hazard 31", LiveWriter, "settled"),
+        *("duplicate reported before the first is stored", "hazard 31", LiveWriter, "settled"),
         *(tells_duplicates_at_once, CUT),
     ),
     Mutant(
@@ -411,7 +411,7 @@ EVERY = (
     ),
     Mutant("epoch not raised", "hazard 45", ownership, "_encoded", keeps_the_epoch, SERVES),
     Mutant(
-        *("nobody asks who owns", "hazard 30", TopicCommits, "check_owner"),
+        *("no owner checks that it owns", "hazard 30", TopicCommits, "check_owner"),
         *(never_asks_who_owns, SERVES),
     ),
     Mutant(
@@ -484,7 +484,7 @@ AT_POINTS: Mapping[str, tuple[str, ...]] = {
     "epoch not raised": ("broker that comes back",),
     "late seal of an earlier segment": ("commit past an owner",),
     "goes on after a hold without a commit": ("commit past an owner",),
-    "nobody asks who owns": ("broker beside its successor",),
+    "no owner checks that it owns": ("broker beside its successor",),
     "opened under the next intent": ("broker whose intent ended",),
     "seek in memory alone": ("broker that comes back",),
     "partition as it was known before": ("broker that comes back",),

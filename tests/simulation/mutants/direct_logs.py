@@ -179,7 +179,7 @@ MUTANTS = (
     Mutant("data of a place not synced", SYNC, G, "append", no_sync_of_the_data, PLACED),
     Mutant("name of its log not synced", SYNC, L, "_begin", no_sync_of_the_name, PLACED),
     Mutant("mark of its log not synced", SYNC, L, "_begin", no_sync_of_the_mark, PLACED),
-    Mutant("place in a directory nobody was told of", SYNC, P, "_name", tells_nobody, PLACED),
+    Mutant("place in a directory that no record names", SYNC, P, "_name", tells_nobody, PLACED),
     Mutant(
         "direct logs not read at a start",
         "BP-46, 2",
@@ -217,6 +217,11 @@ MUTANTS = (
         ROLLED,
     ),
     Mutant(
-        "nobody waits for large entries", "direct writes", P, "_before", waits_for_nothing, AGAIN
+        "no request waits for large entries",
+        "direct writes",
+        P,
+        "_before",
+        waits_for_nothing,
+        AGAIN,
     ),
 )

@@ -256,7 +256,7 @@ def left_by_its_writer(_: Any) -> Any:
 M = Mutant
 MUTANTS = (
     M(
-        *("copies before anybody is named", "BK#1534", slots._Move, "run"),
+        *("copies before a bookie is named", "BK#1534", slots._Move, "run"),
         *(nobody_is_named, HEALS),
     ),
     M(
@@ -267,7 +267,7 @@ MUTANTS = (
         *("end of an open ledger repaired", "BK#3329", transitions, "is_settled"),
         *(everything_is_settled, HEALS),
     ),
-    M("who joins is left unfenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
+    M("joining bookie left unfenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
     M(
         *("back and not looked at", "protocol 1.10", worker, "_holds"),
         *(reasons_hold_for_ever, HEALS),
@@ -293,7 +293,7 @@ MUTANTS = (
     M("copies not synced", "page cache", add, "_lane", copies_ride_with_adds, CACHED),
     M("everything copied again", "protocol 1.9", Copies, "_lacking", everything_is_copied, HEALS),
     M(
-        *("nobody leaves", "protocol 1.9", worker.Worker, "_withdraw"),
+        *("no joining bookie leaves", "protocol 1.9", worker.Worker, "_withdraw"),
         *(nobody_leaves, BLIND),
     ),
     M(
@@ -317,7 +317,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         M(
-            *("who joins is no keeper", "BK#4844", LedgerRecord, "names"),
+            *("joining bookie is no keeper", "BK#4844", LedgerRecord, "names"),
             *(who_joins_is_no_keeper, HEALS),
         ),
         ("healing, drained, and garbage goes",),

@@ -72,7 +72,7 @@ MUTANTS = (
         BEREFT,
     ),
     Mutant(
-        "limbo of all cleared and nobody put in it",
+        "limbo of all cleared and no ledger put in it",
         "BP-46",
         bookie_limbo.Limbo,
         "_judge",

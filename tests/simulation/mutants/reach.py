@@ -54,7 +54,7 @@ EQUIVALENT = {
     "bodies unchecked": "a process that may delete the body's ledger first ends the intent, which"
     " the multi checks, or waits for a later version of the same run",
     "growth to less": "applied, it changes nothing",
-    "log trimmed before it is said": "only commits below the previous checkpoint go, which no"
+    "log trimmed before it is recorded": "only commits below the previous checkpoint go, which no"
     " process folds, and a trim that finds some of them gone goes on",
     "take-over in the same epoch": "each claim has a random token of its own, compared"
     " together with the epoch, and the record is written at its version",

@@ -10,7 +10,7 @@ from typing import Any
 from bookie_server.disk.interface import Disk
 from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import Journal
-from bookie_server.ledgers import limbo
+from bookie_server.ledgers import registry
 from bookie_server.ledgers.limbo import Limbo
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.entry_log import COMPACTING, FOLDER, EntryLogs, _copy_path, _path
@@ -394,7 +394,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST),
         WALKS,
     ),
-    (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), WALKS),
+    (T("walk fences no ledger", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), WALKS),
     (T("any revision clears", "limbo", Limbo, "respond", any_revision_clears, LOST), ()),
     (
         T(
@@ -403,5 +403,5 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         ("repair of limbo",),
     ),
-    (T("limbo reason found last", "limbo", limbo, "worse", torn_covers_lost, LOST), ()),
+    (T("limbo reason found last", "limbo", registry, "worse", torn_covers_lost, LOST), ()),
 )

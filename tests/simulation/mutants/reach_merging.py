@@ -14,8 +14,8 @@ def bodies_before_rows(send: Any) -> Any:
     ledgers of a merge have records."""
 
     async def sent(self: Any, view: Any, drafts: Any, steps: Any) -> Any:
-        others = [one for one in self._wanted.checks if not one.path.startswith(paths.LEDGERS)]
-        self._wanted = replace(self._wanted, checks=others)
+        others = [one for one in self._request.checks if not one.path.startswith(paths.LEDGERS)]
+        self._request = replace(self._request, checks=others)
         outcome = await send(self, view, drafts, steps)
         for held in self._payloads._held.values():
             held._named_once = False

@@ -400,7 +400,7 @@ def deletes_the_name_first(delete_once: Any) -> Any:
 
 BESIDE = ("commit beside a janitor",)
 COMMITS = ("commit", "commit of bodies in ledgers", "overwrite", "commit to two topics")
-JANITOR = ("janitor", "janitor and who wakes", "janitor beside a deleted topic")
+JANITOR = ("janitor", "janitor and a broker that wakes", "janitor beside a deleted topic")
 CURSORS = ("take-over of a cursor", "seek", "deletion of a cursor")
 CHECKPOINTS = ("checkpoint", "checkpoint in ledgers", "checkpoint beside a janitor")
 T = Mutant
@@ -413,7 +413,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (T("older run goes on", "hazard 11", Intents, "_mint", the_older_run_goes_on, CHURN), COMMITS),
     (
         T("condemned by a lost answer", "T4", Intents, "_end", condemned_without_looking, CHURN),
-        ("janitor and who wakes",),
+        ("janitor and a broker that wakes",),
     ),
     (
         T(
@@ -476,7 +476,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("log trimmed before it is said", "hazard 6", checkpointer, "_trim_some"),
+            *("log trimmed before it is recorded", "hazard 6", checkpointer, "_trim_some"),
             *(trims_without_a_mark, CHURN),
         ),
         CHECKPOINTS,

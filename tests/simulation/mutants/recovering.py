@@ -183,5 +183,5 @@ MUTANTS = (
         refusal_is_negative,
         WRONG_TOKENS,
     ),
-    Mutant("a recovery begun is nobody's", "BK#3405", client, "recover", never_joins, SHARED),
+    Mutant("a recovery begun is left alone", "BK#3405", client, "recover", never_joins, SHARED),
 )

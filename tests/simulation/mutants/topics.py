@@ -289,12 +289,12 @@ MUTANTS = (
         *("merge reverses rows", "hazard 9, 39", _Encoding, "add", rows_out_of_order, LONG),
     ),
     Mutant(
-        *("no-op whoever recorded the version", "hazard 11", commit._Commit, "_record"),
+        *("no-op whichever run recorded the version", "hazard 11", commit._Commit, "_record"),
         *(always_of_this_run, ZOMBIES),
     ),
     Mutant("replay whatever its rows", "hazard 11", replay, "same", same_whatever_it_is, REWINDS),
     Mutant(
-        *("replay told by its number of rows", "hazard 11", replay, "same"),
+        *("replay recognised by its number of rows", "hazard 11", replay, "same"),
         *(same_number_of_rows, REWINDS),
     ),
     Mutant(
@@ -319,7 +319,7 @@ MUTANTS = (
         *(keeps_by_another_clock, CHURN),
     ),
     Mutant(
-        *("step back told to nobody", "hazard 37", Subscriptions, "holds"),
+        *("step back that no trim sees", "hazard 37", Subscriptions, "holds"),
         *(goes_back_without_a_word, CHURN),
     ),
     Mutant(

@@ -262,6 +262,6 @@ DEEDS = (
     Deed("deletion", two_batches, deletes, others_use_it),
     Deed("creation", two_batches, creates, others_create),
     Deed("janitor", much_to_clean, cleans, others_clean_and_commit),
-    Deed("janitor and who wakes", much_to_clean, condemns, others_clean_and_commit),
+    Deed("janitor and a broker that wakes", much_to_clean, condemns, others_clean_and_commit),
     Deed("janitor beside a deleted topic", a_deleted_topic, cleans, others_clean_and_commit),
 )

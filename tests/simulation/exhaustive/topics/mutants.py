@@ -124,7 +124,7 @@ RULES = (
         ((commit._Commit, "run", key_of_each_topic),),
     ),
     Rule(
-        *("no-op whoever recorded the version", "11", "runs"),
+        *("no-op whichever run recorded the version", "11", "runs"),
         ((commit._Commit, "_record", always_of_this_run),),
     ),
     Rule(
