@@ -1,8 +1,8 @@
 """A broker: which partitions it has, where clients are sent, what may wait in its memory.
 
-Always true: a topic is opened once however many ask for it, and a partition of it only while the
-record says that it is this broker's; bytes that producers sent and that are not stored yet are
-WAITING_BYTES_MAX at most, beyond which connections are not read.
+Always true: a topic is opened once, however many clients ask for it, and a partition of it only
+while the record names this broker as its owner. At most WAITING_BYTES_MAX bytes from producers wait
+to be stored; beyond that the broker does not read from connections.
 """
 
 import asyncio
@@ -70,31 +70,31 @@ class StoreClock:
     async def measure(self, client: TopicClient) -> None:
         """Measure again, CLOCK_EVERY_S after the last time. The clock may be wrong by half of what
         the answer took: after an answer that took longer than CLOCK_WITHIN_MS the store is asked
-        again, and the fastest answer counts. Raises StoreError where there is none."""
+        again, and the fastest answer counts. Raises StoreError if the store never answers."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._measured_s + CLOCK_EVERY_S:
             return
-        found: list[tuple[int, int]] = []
+        samples: list[tuple[int, int]] = []
         for _ in range(CLOCK_TRIES):
             asked_ms, asked_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
             try:
                 store_ms = await store_now_ms(client.store)
             except StoreError:
-                if not found:
+                if not samples:
                     raise
                 break
             took_ms = (time.monotonic_ns() - asked_ns) // 1_000_000
             if store_ms:
-                found.append((took_ms, store_ms - asked_ms - took_ms // 2))
+                samples.append((took_ms, store_ms - asked_ms - took_ms // 2))
             if store_ms and took_ms <= CLOCK_WITHIN_MS:
                 break
-        if found:
-            _, self._off_ms = min(found)
+        if samples:
+            _, self._off_ms = min(samples)
             self._measured_s = now_s
 
 
 class Broker:
-    """On one event loop. `url` is what clients are told."""
+    """On one event loop. `url` is the address that clients get."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class Broker:
         self._store_is_away = False
         self._guard, self._cluster_s = ClusterGuard(ledgers.metadata), float("-inf")
         self._others_return_s = float("-inf")
-        """Until then nobody is taken for dead: all brokers may have lost the store, and register
+        """Until then no broker counts as dead: all brokers may have lost the store, and register
         again."""
         self.failure: errors.BadConfig | None = None
-        """Why it is to end, although it was not told to."""
+        """Why the process is to end, although no signal asked for it."""
         self.on_failure: Callable[[], None] = lambda: None
 
     async def start(self, listen: Callable[[], None] = lambda: None) -> None:
@@ -241,9 +241,9 @@ class Broker:
     async def find(self, name: TopicName, *, create: bool) -> TopicInfo:
         """The topic, made where settings and the client allow it. Raises Refusal,
         errors.Unavailable."""
-        found = await self.client.topics.find(name.full)
-        if found is not None:
-            return found
+        info = await self.client.topics.find(name.full)
+        if info is not None:
+            return info
         partitions = await self._partitions_to_be(name, create=create)
         with suppress(errors.TopicExists):
             own = {"partitioned": partitions > 0}
@@ -260,18 +260,18 @@ class Broker:
                 ServerError.TOPIC_NOT_FOUND,
                 f"there is no namespace '{namespace}': `spark-ledger namespace set` makes it",
             )
-        may, wanted = self._auto_create(policies or NamespacePolicies())
+        may, partitions = self._auto_create(policies or NamespacePolicies())
         if not (create and may):
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
-        return wanted
+        return partitions
 
     def _auto_create(self, namespace: NamespacePolicies) -> tuple[bool, int]:
         """Whether a topic is made by naming it, and with how many partitions."""
-        may, wanted = namespace.auto_create, namespace.auto_create_partitions
+        may, partitions = namespace.auto_create, namespace.auto_create_partitions
         settings = self.settings
         return (
             settings.auto_create if may is None else may,
-            settings.auto_create_partitions if wanted is None else wanted,
+            settings.auto_create_partitions if partitions is None else partitions,
         )
 
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
@@ -453,7 +453,7 @@ class Broker:
     async def _watch(self) -> None:
         """See other brokers die, and take what falls on this one of what they had; see others
         come, and give them what falls on them."""
-        known: frozenset[str] = frozenset()
+        alive_before: frozenset[str] = frozenset()
         loop = asyncio.get_running_loop()
         give_s = loop.time() + SETTLE_S
         while True:
@@ -462,11 +462,11 @@ class Broker:
                     await asyncio.sleep(PROBE_EVERY_S)
                     continue
                 alive = await self.ownership.probe()
-                if known - alive or self.ownership.has_buried:
+                if alive_before - alive or self.ownership.has_buried:
                     await self.take_over()
-                if known != alive:
+                if alive_before != alive:
                     give_s = loop.time() + SETTLE_S
-                known = alive
+                alive_before = alive
                 if loop.time() >= give_s:
                     gave = await self.give()
                     give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
@@ -510,11 +510,11 @@ class Broker:
         return count
 
     async def take_over(self) -> None:
-        """Serve what brokers that are gone had, and what nobody has."""
+        """Serve the partitions of brokers that are gone, and those without an owner."""
         for topic_id, owners in (await self.ownership.take_over()).items():
             try:
                 await self._serve(topic_id, owners)
-            except errors.LedgerError as error:  # who looks it up finds it here, and tries again
+            except errors.LedgerError as error:  # a client's lookup leads here, and it tries again
                 _log.warning("topic %s is not served yet: %s", topic_id, error)
             except Exception:
                 _log.exception("topic %s is not served yet: a defect", topic_id)

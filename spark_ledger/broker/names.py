@@ -75,13 +75,13 @@ def nothing(partition: int) -> MessageId:
     return MessageId(ledgerId=NOWHERE, entryId=NOWHERE, partition=partition)
 
 
-def offset_of(found: MessageId, ledger: int) -> int:
+def offset_of(id_: MessageId, ledger: int) -> int:
     """The offset that an id names. Raises Refusal for an id of another topic."""
-    if found.ledgerId != ledger:
+    if id_.ledgerId != ledger:
         raise Refusal(
             ServerError.NOT_ALLOWED,
-            f"message id {signed(found.ledgerId)}:{signed(found.entryId)} is of another topic than"
+            f"message id {signed(id_.ledgerId)}:{signed(id_.entryId)} is of another topic than"
             f" this, whose ids begin with {ledger}",
         )
-    offset: int = signed(found.entryId) + max(0, found.batch_index)
+    offset: int = signed(id_.entryId) + max(0, id_.batch_index)
     return offset

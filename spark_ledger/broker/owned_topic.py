@@ -101,19 +101,21 @@ class OwnedTopic:
         async with self._owning:
             for number, epoch in epochs.items():
                 self.learn(number, epoch)
-            known = {**self._partitions, **self._leaving}
-            new = {n: epoch for n, epoch in epochs.items() if n not in known and not self._ended}
+            open_here = {**self._partitions, **self._leaving}
+            new = {
+                n: epoch for n, epoch in epochs.items() if n not in open_here and not self._ended
+            }
             self._commits.epochs.update(new)
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
             if new:
                 await self._follower.beyond((await self._commits.state()).next - 1)
             failed = {}
-            for number, one in zip(new, opened, strict=True):
-                if isinstance(one, OwnedPartition):
-                    self._partitions[number] = one
+            for number, outcome in zip(new, opened, strict=True):
+                if isinstance(outcome, OwnedPartition):
+                    self._partitions[number] = outcome
                 else:
                     self._commits.epochs.pop(number, None)
-                    failed[number] = one
+                    failed[number] = outcome
             return failed
 
     async def _open(self, number: int) -> OwnedPartition:
@@ -133,11 +135,11 @@ class OwnedTopic:
         return number in self._partitions
 
     def partition(self, number: int) -> OwnedPartition:
-        """Raises Refusal where this broker does not have it."""
-        found = self._partitions.get(number)
-        if found is None:
+        """Raises Refusal if this broker does not have the partition."""
+        partition = self._partitions.get(number)
+        if partition is None:
             raise elsewhere(self.info, number)
-        return found
+        return partition
 
     def _heard(self, another_store: bool) -> None:
         for number, partition in list(self._partitions.items()):
@@ -147,8 +149,8 @@ class OwnedTopic:
             partition.log.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
-        """Give up the partitions that other brokers have by now, and the topic if there is none
-        left. The rest as TopicCommits.lost. Raises errors.Unavailable."""
+        """Give up the partitions that other brokers have by now, and the topic once it has no
+        partition left. The rest as TopicCommits.lost. Raises errors.Unavailable."""
         await self._look_for_lost(fresh=fresh, watch=watch)
         async with self._owning:
             if not self._partitions and not self._leaving and not self._ended:
@@ -161,8 +163,8 @@ class OwnedTopic:
         self._lose([number for number in lost if number in self._partitions])
 
     def learn(self, number: int, epoch: int) -> None:
-        """The record says that this broker has the partition in that epoch. One of an epoch before
-        was another's meanwhile: what is known of it here is not true any more."""
+        """In the record this broker has the partition in that epoch. If this broker has it open in
+        an earlier epoch, another broker had it meanwhile: the state here is no longer true."""
         if self.has(number) and self._commits.epochs[number] < epoch:
             self._lose([number])
 
@@ -361,9 +363,9 @@ class OwnedTopic:
         self._aside(consumer.close())
 
     async def released(self, name: str) -> None:
-        """Wait until a subscription that nobody uses here any more is written and released, for
-        LET_GO_S at most; it is released all the same. One that was sought is kept for the
-        consumers that it sent away."""
+        """Wait until a subscription without consumers here is written and released, for LET_GO_S at
+        most; the release goes on after that. A subscription that was sought is kept for the
+        consumers that the seek sent away."""
         subscription = self._subscriptions.get(name)
         if subscription is not None and not subscription.used and not subscription.sought:
             await asyncio.wait([self._aside(self._release(name))], timeout=LET_GO_S)
@@ -402,17 +404,17 @@ class OwnedTopic:
 
     def subscription(self, name: str) -> Subscription:
         """Raises Refusal."""
-        found = self._subscriptions.get(name)
-        if found is None:
+        subscription = self._subscriptions.get(name)
+        if subscription is None:
             raise Refusal(
                 ServerError.SUBSCRIPTION_NOT_FOUND, f"subscription '{name}' is not used here"
             )
-        return found
+        return subscription
 
     async def seek(self, name: str, place: PlaceInPartition, offset: int) -> None:
         """Put the subscription to the offset in that partition; its consumers there are sent away.
-        A durable one is there when this returns, whoever has the partition next. Raises Refusal,
-        Deposed, errors of the topic layer."""
+        If it is durable, its position is stored when this returns, for later owners of the
+        partition too. Raises Refusal, Deposed, errors of the topic layer."""
         subscription = self.subscription(name)
         subscription.seek(place, offset)
         if subscription.cursor is not None:
@@ -425,10 +427,10 @@ class OwnedTopic:
         async with self._turn(name):
             subscription = self.subscription(name)
             others = [
-                one
-                for one in subscription.consumers
-                if one is not consumer
-                and (one.place is consumer.place or one.link is not consumer.link)
+                other
+                for other in subscription.consumers
+                if other is not consumer
+                and (other.place is consumer.place or other.link is not consumer.link)
             ]
             if others:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")

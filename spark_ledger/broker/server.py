@@ -1,4 +1,4 @@
-"""The broker as a process: it listens, serves until told to stop, and leaves in good order."""
+"""The broker as a process: it listens, serves until a signal stops it, and leaves in good order."""
 
 import asyncio
 import contextlib
@@ -57,9 +57,9 @@ async def _work(
     connections: dict[Connection, None] = {}
 
     def accept() -> Connection:
-        one = Connection(broker, lambda gone: connections.pop(gone, None))
-        connections[one] = None
-        return one
+        connection = Connection(broker, lambda gone: connections.pop(gone, None))
+        connections[connection] = None
+        return connection
 
     def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
         return answer_http(broker, reader, writer)

@@ -18,13 +18,13 @@ _BITS = 64
 
 
 class Acks:
-    """Always true: `ranges` are offsets beyond the mark that are acknowledged, apart from each
-    other and rising, RANGES_MAX at most: of more, the highest are forgotten and come again.
+    """Always true: `ranges` are acknowledged offsets beyond the mark, apart from each other and
+    rising, RANGES_MAX at most: of more, the highest are forgotten and their messages come again.
     Acknowledging twice changes nothing.
 
-    `durable` is where a consumer that comes later begins: one past the last row below the mark that
-    is acknowledged. Offsets without a row between both may be the first chunks of a message that
-    nobody has acknowledged: a consumer passes over them, and retention is to leave them."""
+    `durable` is where a later consumer begins: one past the last acknowledged row below the mark.
+    Offsets between `durable` and the mark have no rows, but may be the first chunks of a message
+    that is not acknowledged: a consumer passes over them, and retention must leave them."""
 
     def __init__(self, mark: int) -> None:
         self.mark = self.durable = mark
@@ -57,16 +57,16 @@ class Acks:
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """What of [start, end) is not acknowledged."""
-        found, at = [], max(start, self.mark)
+        gaps, at = [], max(start, self.mark)
         for i in range(bisect_right(self._ends, at), len(self._starts)):
             if self._starts[i] >= end or at >= end:
                 break
             if at < self._starts[i]:
-                found.append((at, self._starts[i]))
+                gaps.append((at, self._starts[i]))
             at = self._ends[i]
         if at < end:
-            found.append((at, end))
-        return found
+            gaps.append((at, end))
+        return gaps
 
     def _add(self, start: int, end: int, row_end: int) -> bool:
         if start <= self.mark:
@@ -144,8 +144,8 @@ def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[i
 
 
 def acked_in(words: Sequence[int], start: int, messages: int) -> list[tuple[int, int]]:
-    """The offsets of the batch at `start` that an ack's set says are acknowledged: bits that are
-    not set. RANGES_MAX stretches of them at most: more would be forgotten anyway."""
+    """The offsets of the batch at `start` that an ack's set acknowledges: those whose bits are not
+    set. RANGES_MAX stretches of them at most: more would be forgotten anyway."""
     given = np.array(words[: -(-messages // _BITS)], dtype="<i8").view(np.uint8)
     bits = np.ones(messages + 2, dtype=np.int8)  # and one beside each end
     bits[1:-1] = 0

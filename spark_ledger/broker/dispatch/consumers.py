@@ -1,4 +1,4 @@
-"""Subscriptions in their broker's hands: who consumes, from where, and what is acknowledged.
+"""Subscriptions in their broker: their consumers, where these begin, and what is acknowledged.
 
 Always true: at most one consumer of a partition is active: the only one (Exclusive, Reader), or of
 a Failover subscription the one at place `partition mod n` of those by priority, then name; the
@@ -6,9 +6,9 @@ next one begins at the mark, so what was not acknowledged comes again (at least 
 subscription is a cursor of the topic layer, of kind CONSUMER: acknowledging moves it in the
 background, a second apart at most, and the last one to leave writes where it is. What is sent is
 bounded by the permits that the consumer gave, and by the connection's room. A message's chunks are
-sent with its last one, all with its id, wherever the consumer began: so none is sent of a message
-that is not whole, and its other offsets need no acknowledgement. Only up to where all is
-acknowledged is made durable, and without a seek that never goes back.
+sent with its last one, all with its id, wherever the consumer began: so the broker never sends part
+of an incomplete message, and a client acknowledges only the last chunk. The durable position is
+never beyond the first offset that is not acknowledged, and only a seek moves it back.
 """
 
 import asyncio
@@ -127,30 +127,30 @@ class Consumer:
         for lo, hi in self.acknowledged(message_id, offset):
             yield hi <= partition.end and acks.add(lo, hi)
 
-    def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
-        """The offsets that an id acknowledges by itself: one message of a batch, or a batch, all or
-        what its set says. What a batch has is known from when it was sent, never from the id. A
-        batch that was not sent to this consumer (another broker sent it, say): a set is not
-        believed, and an id without one acknowledges one message."""
-        start = signed(found.entryId)
+    def acknowledged(self, message_id: MessageId, offset: int) -> list[tuple[int, int]]:
+        """The offsets that an id acknowledges by itself: one message of a batch, a whole batch, or
+        the part of it in the id's set. How many messages a batch has is known from when it was
+        sent, never from the id. For a batch that was not sent to this consumer (another broker sent
+        it, for example) a set is ignored, and an id without a set acknowledges one message."""
+        start = signed(message_id.entryId)
         messages = self._sent.messages(start)
-        if found.ack_set:
-            return [] if messages is None else acked_in(found.ack_set, start, messages)
-        if found.batch_index >= 0:
-            inside = messages is None or found.batch_index < messages
+        if message_id.ack_set:
+            return [] if messages is None else acked_in(message_id.ack_set, start, messages)
+        if message_id.batch_index >= 0:
+            inside = messages is None or message_id.batch_index < messages
             return [(offset, offset + 1)] if inside else []
         return [(start, start + (messages or 1))]
 
-    def acknowledged_up_to(self, found: MessageId, offset: int) -> int:
+    def acknowledged_up_to(self, message_id: MessageId, offset: int) -> int:
         """One past the last offset that a cumulative ack names, by what was sent, as above. An id
         that is no batch of those sent names the last message before a batch (its consumer is in the
         middle of that)."""
-        start = signed(found.entryId)
+        start = signed(message_id.entryId)
         messages = self._sent.messages(start)
-        if found.ack_set:
-            parts = acked_in(found.ack_set, start, messages or 0)
+        if message_id.ack_set:
+            parts = acked_in(message_id.ack_set, start, messages or 0)
             return parts[0][1] if parts and parts[0][0] == start else start
-        if found.batch_index >= 0:
+        if message_id.batch_index >= 0:
             return offset + 1 if messages is None else min(offset + 1, start + messages)
         return start + (messages or 1)
 
@@ -171,9 +171,9 @@ class Consumer:
                 await self._until_it_may_send()
                 rewound = self._rewound
                 self._pass_over(self.place.partition.start)
-                found = await self._read()
+                batches = await self._read()
                 if rewound == self._rewound:
-                    await self._send_all(found)
+                    await self._send_all(batches)
                 await asyncio.sleep(0)
                 pause_s, self._lossy = RETRY_S, False
             except (errors.Unavailable, errors.DataUnavailable, errors.RowsTrimmed) as error:
@@ -238,11 +238,11 @@ class Consumer:
             await self._wake.wait()
         await self.link.room()
 
-    async def _send_all(self, found: list[Stored]) -> None:
-        if not found:  # a hole up to what is confirmed, or it is known in a moment
+    async def _send_all(self, batches: list[Stored]) -> None:
+        if not batches:  # a hole up to what is confirmed, or it is known in a moment
             await self._over_hole()
         rewound = self._rewound
-        for count, batch in enumerate(found, 1):
+        for count, batch in enumerate(batches, 1):
             await self.link.room()
             if not count % STEP_BATCHES_MAX:
                 await asyncio.sleep(0)
@@ -268,9 +268,9 @@ class Consumer:
     async def _over_hole(self) -> None:
         held = self.place.partition.held
         nexts = [
-            one.lo
-            for one in held.intervals.between(self._position, held.end_offset)
-            if one.source is not None and one.lo >= self._position
+            interval.lo
+            for interval in held.intervals.between(self._position, held.end_offset)
+            if interval.source is not None and interval.lo >= self._position
         ]
         if nexts:
             self._pass_over(nexts[0])
@@ -375,7 +375,8 @@ class Subscription:
         return partition in self._places
 
     def leave_partition(self, partition: int) -> list[Consumer]:
-        """Forget where it is there, which another broker knows from now on; who consumed there."""
+        """Forget the position in that partition, which another broker has from now on; returns the
+        partition's consumers."""
         place = self._places.pop(partition, None)
         return [] if place is None else list(place.consumers)
 
@@ -422,13 +423,13 @@ class Subscription:
 
     def _choose(self, place: PlaceInPartition) -> None:
         active = place.active(self.kind)
-        for one in place.consumers:
-            one.activate(one is active)
+        for consumer in place.consumers:
+            consumer.activate(consumer is active)
             if self.kind is SubscriptionType.FAILOVER:
                 change = command(
-                    "active_consumer_change", consumer_id=one.id, is_active=one is active
+                    "active_consumer_change", consumer_id=consumer.id, is_active=consumer is active
                 )
-                one.link.send(encode(change))
+                consumer.link.send(encode(change))
 
     def moved(self, place: PlaceInPartition) -> None:
         """Make durable where it is."""

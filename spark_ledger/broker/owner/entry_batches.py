@@ -50,16 +50,16 @@ def batches_in(fetched: FetchedEntry) -> Iterator[list[Stored]]:
 
 def _as_they_came(body: memoryview, header: Header, piece: np.void) -> Iterator[list[Stored]]:
     _, _, skip, take, lo = piece.tolist()
-    hi, at, found = lo + take, lo - skip, list[Stored]()
+    hi, at, step = lo + take, lo - skip, list[Stored]()
     for count, (messages, data) in enumerate(pulsar_batch.unframed(body, header.rows), 1):
         if at + messages > lo and at < hi:
             batched = messages > 1 or _is_batched(data)
-            found.append(Stored(at, messages, bytes(data), batched))
+            step.append(Stored(at, messages, bytes(data), batched))
         at += messages
         if not count % STEP_BATCHES_MAX:
-            yield found
-            found = []
-    yield found
+            yield step
+            step = []
+    yield step
 
 
 def _is_batched(data: memoryview) -> bool:
@@ -76,8 +76,8 @@ def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void) -> Iterator[
     end = min(rows, start + -(-(skip + take - start) // ROWS_MAX) * ROWS_MAX)
     base = offset - skip
     piece_of_batches = (partition, first_row, start, end - start, base + start)
-    wanted: Wanted = np.array([piece_of_batches], dtype=WANTED)
-    block = FetchedEntry(fetched.entry, wanted).block()
+    pieces: Wanted = np.array([piece_of_batches], dtype=WANTED)
+    block = FetchedEntry(fetched.entry, pieces).block()
     columns, times = block.record_batch, block.each_ms()
     ends = ends_of_steps(cells_of(columns))
     for at in range(0, end - start, ROWS_MAX):
@@ -104,10 +104,10 @@ def untyped(rows: pa.RecordBatch, typed: bool) -> pa.RecordBatch:
 
 def cells_of(rows: pa.RecordBatch) -> Longs:
     """How many values each row has: columns, fields, and elements of lists."""
-    found = np.zeros(rows.num_rows, dtype=np.int64)
+    counts = np.zeros(rows.num_rows, dtype=np.int64)
     for column in rows.columns:
-        found += _cells(column)
-    return found
+        counts += _cells(column)
+    return counts
 
 
 def _cells(column: pa.Array) -> "Longs | int":
@@ -118,16 +118,16 @@ def _cells(column: pa.Array) -> "Longs | int":
         return 1
     offsets = column.offsets.to_numpy()
     inside = [column.keys, column.items] if pa.types.is_map(kind) else [column.values]
-    found = np.ones(len(column), dtype=np.int64)
+    counts = np.ones(len(column), dtype=np.int64)
     for values in inside:
         cells = _cells(values)
         before = cells * np.arange(len(values) + 1) if isinstance(cells, int) else _sums(cells)
-        found += before[offsets[1:]] - before[offsets[:-1]]
-    return found
+        counts += before[offsets[1:]] - before[offsets[:-1]]
+    return counts
 
 
-def _sums(each: Longs) -> Longs:
-    return np.concatenate([[0], np.cumsum(each)])
+def _sums(numbers: Longs) -> Longs:
+    return np.concatenate([[0], np.cumsum(numbers)])
 
 
 def ends_of_steps(cells: Longs) -> Longs:

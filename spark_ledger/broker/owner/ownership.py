@@ -6,11 +6,11 @@
     /brokers/topics/<topic id>   {"brokers": {id: {"url": ..., "partitions": [[number, epoch]]}}},
                                  stays when the brokers go
 
-Always true: a partition has one owner in the record; that only says where clients are sent, and it
-changes by compare-and-set with the partition's epoch raised. That an owner's successor may write is
-decided by the fence of the live ledger (hazard 45: one ephemeral a process, however many topics),
-and no owner opens one in a commit that is made after the record has changed. A broker that finds
-another in the record gives the partition up, and keeps the others.
+Always true: a partition has one owner in the record, which only decides where clients are sent; it
+changes by compare-and-set with the partition's epoch raised. The fence of the live ledger decides
+that an owner's successor may write (hazard 45: one ephemeral a process, however many topics), and
+no owner opens a live ledger in a commit that is made after the record has changed. A broker that
+finds another one in the record gives the partition up, and keeps its other partitions.
 
 Whether another broker lives is asked in probes.py. A node that cannot be decoded is no broker, and
 hides no other one. Of two brokers that live and advertise one URL the one that was started later
@@ -72,10 +72,10 @@ class Owners:
         """The partitions of that broker, each with its epoch."""
         return {p: one.epoch for p, one in self.by_partition.items() if one.broker == broker}
 
-    def with_taken(self, broker: str, url: str, some: Iterable[int]) -> "Owners":
+    def with_taken(self, broker: str, url: str, numbers: Iterable[int]) -> "Owners":
         """With these partitions in that broker's hands."""
         made = dict(self.by_partition)
-        for number in some:
+        for number in numbers:
             before = made.get(number)
             made[number] = Owner(broker, 1 if before is None else before.epoch + 1, url)
         return Owners(made, self.version)
@@ -216,8 +216,9 @@ class Ownership:
         }
 
     async def keep(self) -> bool:
-        """Register again if the session that did is over, or another broker took this one for
-        dead; whether that was so. One that is registered says `incomplete` anew if it changed."""
+        """Register again if the session of the registration is over, or another broker took this
+        one for dead; returns whether that was so. If this broker is still registered, write
+        `incomplete` into its node when the count has changed."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False
         with reachable("looking whether this broker is registered"), suppress(NoNode):
@@ -243,8 +244,8 @@ class Ownership:
         return {broker_id: broker.url for broker_id, broker in registered.items()}
 
     async def bury(self, broker_id: str) -> None:
-        """It is dead: all brokers see it, whatever its session says. One that is not registers
-        again."""
+        """Remove the node of a dead broker, even if its session still lives: all brokers see that.
+        A broker that is not dead registers again."""
         _log.warning("broker %s does not answer: others take its partitions over", broker_id)
         with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
             await self._store.delete(paths.broker(broker_id))
@@ -255,12 +256,14 @@ class Ownership:
         brokers that are alive."""
         others = await self._others_alive()
         asked = neighbours(self.broker_id, others)
-        lives = await asyncio.gather(*(self._lives(one, others[one]) for one in asked))
-        for one, alive in zip(asked, lives, strict=True):
+        lives = await asyncio.gather(
+            *(self._lives(broker_id, others[broker_id]) for broker_id in asked)
+        )
+        for broker_id, alive in zip(asked, lives, strict=True):
             if not alive:
-                await self.bury(one)
+                await self.bury(broker_id)
                 self.has_buried = True
-                del others[one]
+                del others[broker_id]
         return frozenset(others)
 
     async def take_over(self) -> dict[str, Owners]:
@@ -311,8 +314,8 @@ class Ownership:
     async def check(self, topic_id: str, partition: int, epoch: int) -> Check:
         """What holds as long as the record is this one. Raises Deposed unless this broker has the
         partition in that epoch."""
-        found = await self.owners(topic_id, fresh=True)
-        now, version = found.of(partition), found.version
+        owners = await self.owners(topic_id, fresh=True)
+        now, version = owners.of(partition), owners.version
         if now is None or (now.broker, now.epoch) != (self.broker_id, epoch):
             raise Deposed(
                 f"broker {now.broker if now else 'none'} has partition {partition} of topic"
@@ -331,8 +334,8 @@ class Ownership:
         given = dict(list(given.items())[:some_max])
         after = now
         for to in sorted(set(given.values())):
-            some = [number for number, broker in given.items() if broker == to]
-            after = after.with_taken(to, others[to], some)
+            numbers = [number for number, broker in given.items() if broker == to]
+            after = after.with_taken(to, others[to], numbers)
         if given and not await self._put(topic_id, after):
             return 0
         return len(given)
@@ -351,9 +354,10 @@ class Ownership:
     async def choose(
         self, topic_id: str, partition: int = 0, partitions: int = 1, *, here: bool
     ) -> Owner:
-        """The owner to which clients of the partition are sent. One without a living owner gets
-        one: this broker if `here` (another broker has chosen it), else the one of those alive on
-        which it falls. Who takes one takes all of the topic's that fall on it and have none."""
+        """The owner to which clients of the partition are sent. A partition without a living owner
+        gets one: this broker if `here` (another broker has chosen it), else the living broker on
+        which it falls. A broker that takes a partition also takes the topic's other partitions that
+        fall on it and have no living owner."""
         for _ in range(TRIES_MAX):
             now = await self.owners(topic_id, fresh=True)
             owner = now.of(partition)
@@ -366,9 +370,9 @@ class Ownership:
                 del alive[owner.broker]
                 await self.bury(owner.broker)
                 self.has_buried = True
-            wanted = self.broker_id if here else self._falls_on(topic_id, partition, alive)
-            if wanted != self.broker_id:
-                return Owner(wanted, 0 if owner is None else owner.epoch, alive[wanted])
+            chosen = self.broker_id if here else self._falls_on(topic_id, partition, alive)
+            if chosen != self.broker_id:
+                return Owner(chosen, 0 if owner is None else owner.epoch, alive[chosen])
             vacant = self._vacant(topic_id, now, range(partitions), alive)
             await self._take(topic_id, now, [partition, *vacant])
         raise errors.CommitContended(f"brokers took topic {topic_id} from each other again")
@@ -410,20 +414,20 @@ class Ownership:
         return _chosen(f"{topic_id}/{partition}", [*others, self.broker_id])
 
     def _vacant(
-        self, topic_id: str, now: Owners, some: Iterable[int], others: Mapping[str, str]
+        self, topic_id: str, now: Owners, numbers: Iterable[int], others: Mapping[str, str]
     ) -> list[int]:
         """Those of these partitions without a living owner that fall on this broker."""
         there = {*others, self.broker_id}
         return [
             number
-            for number in some
-            if ((one := now.of(number)) is None or one.broker not in there)
+            for number in numbers
+            if ((owner := now.of(number)) is None or owner.broker not in there)
             and self._falls_on(topic_id, number, others) == self.broker_id
         ]
 
-    async def _take(self, topic_id: str, now: Owners, some: list[int]) -> bool:
+    async def _take(self, topic_id: str, now: Owners, numbers: list[int]) -> bool:
         """Try once to have these; False: the record is another by now, or it is not known."""
-        mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(some))
+        mine = now.with_taken(self.broker_id, self.url, dict.fromkeys(numbers))
         return await self._put(topic_id, mine)
 
     async def _put(self, topic_id: str, owners: Owners) -> bool:
@@ -454,8 +458,8 @@ class Ownership:
 
 
 def _chosen(what: str, brokers: list[str]) -> str:
-    """The same one for all who ask: partitions spread over brokers, and stay where they are when
-    another broker comes or goes."""
+    """The same broker in every process: partitions spread over brokers, and stay where they are
+    when another broker comes or goes."""
 
     def weight(broker: str) -> bytes:
         return hashlib.blake2b(f"{what}/{broker}".encode(), digest_size=8).digest()

@@ -1,13 +1,13 @@
-"""One partition in its owner's hands: batches from any offset on, whoever wrote them.
+"""One partition in its owner: batches from any offset on, of Pulsar's producers and of Spark.
 
     the tail in memory -> the live ledger -> what commits hold
 
 Always true: nothing beyond what is confirmed is given out (rows of commits, and what Qa bookies
 have synced of the live ledger); batches come in the order of offsets, and the first may begin
 before the offset asked for; offsets that no batch has are holes. A chunk of a message is a batch
-here, with an offset of its own. The newest batches are kept in memory for those who read at the end
-(tail.py). What is read from ledgers is made into batches in steps that are bounded
-(entry_batches.py), and between two of them the loop does what else there is to do.
+here, with an offset of its own. The newest batches are kept in memory for consumers at the end
+(tail.py). Entries read from ledgers become batches in bounded steps (entry_batches.py), and between
+two steps the event loop does its other work.
 """
 
 import asyncio
@@ -122,8 +122,8 @@ class Partition:
 
     @property
     def start(self) -> int:
-        """The first offset that is kept: what lies below it in memory is not given out. While the
-        metadata store is away it is where it was."""
+        """The first offset that is kept: batches below it are not given out of memory. While the
+        metadata store is away the offset stays where it was."""
         with suppress(errors.Unavailable):
             self._start = max(self._start, self.held.start_offset)
         return self._start
@@ -181,38 +181,38 @@ class Partition:
         each foreign entry. Raises as task_reader.fetch_kept."""
         await self._compare()
         offset = max(offset, self.start)
-        found = self._tail.since(offset, bytes_max)
-        if not found:  # what a consumer had no permits for comes again
-            found = self._read.since(offset, bytes_max)
-        if found:
-            return found
+        batches = self._tail.since(offset, bytes_max)
+        if not batches:  # what a consumer had no permits for comes again
+            batches = self._read.since(offset, bytes_max)
+        if batches:
+            return batches
         try:
-            await self._fetch(found, offset, bytes_max, lossy)
+            await self._fetch(batches, offset, bytes_max, lossy)
         except LOST as error:
-            if not found and not lossy:  # a read of several ledgers fails before its first row
-                await self._fetch(found, offset, bytes_max, lossy=True)
-                found = self._before_gap(found, offset)
-            if not found:
+            if not batches and not lossy:  # a read of several ledgers fails before its first row
+                await self._fetch(batches, offset, bytes_max, lossy=True)
+                batches = self._before_gap(batches, offset)
+            if not batches:
                 raise error
         except Exception:
-            if not found:
+            if not batches:
                 raise
         end = self.held.end_offset
-        if lossy and not found and offset < end:
+        if lossy and not batches and offset < end:
             following = min(end, offset + PLANNED_ROWS_MAX)
             return await self.read(following, lossy=True) or [Stored(following, 0, b"", False)]
-        return found
+        return batches
 
-    async def _fetch(self, found: list[Stored], offset: int, bytes_max: int, lossy: bool) -> None:
+    async def _fetch(self, batches: list[Stored], offset: int, bytes_max: int, lossy: bool) -> None:
         size = 0
         for task in await self._planned(offset):
             async with aclosing(fetch_kept(self._client, task, lossy=lossy)) as runs:
                 async for run in runs:
                     for fetched in run:
-                        for batches in self._batches(fetched, lossy):
-                            found += batches
-                            self._read.add_read(batches)
-                            size += sum(len(one.data) for one in batches)
+                        for step in self._batches(fetched, lossy):
+                            batches += step
+                            self._read.add_read(step)
+                            size += sum(len(batch.data) for batch in step)
                             await asyncio.sleep(0)
                             if size >= max(bytes_max, READ_BYTES_MAX):
                                 return
@@ -250,8 +250,7 @@ class Partition:
             yield [Stored(rows.hi, 0, b"", False)]
 
     async def last(self) -> Stored | None:
-        """The last batch with a row that is confirmed, None where there is none. Raises as
-        `_read_at`."""
+        """The last batch with a confirmed row, None in an empty partition. Raises as `_read_at`."""
         await self._compare()
         until = end = self.end
         if self._last is not None and self._last_until == end and not self._is_gone(self._last.end):
@@ -260,11 +259,11 @@ class Partition:
             if self._is_gone(end):
                 end = self._before_hole(end)
                 continue
-            found = [one for one in await self._read_at(end - 1) if one.offset < end]
-            if found and found[-1].has_rows:
-                self._last, self._last_until = found[-1], until
+            batches = [one for one in await self._read_at(end - 1) if one.offset < end]
+            if batches and batches[-1].has_rows:
+                self._last, self._last_until = batches[-1], until
                 return self._last
-            end = found[-1].offset if found else self._before_hole(end)
+            end = batches[-1].offset if batches else self._before_hole(end)
         return None
 
     def _is_gone(self, end: int) -> bool:
@@ -285,17 +284,18 @@ class Partition:
         more. Raises as `_read_at`."""
         if offset < self.start:
             return None
-        found = await self._read_at(offset, 1)
-        return found[0] if found and found[0].offset == offset and not found[0].has_rows else None
+        batches = await self._read_at(offset, 1)
+        chunk = batches[0] if batches else None
+        return chunk if chunk and chunk.offset == offset and not chunk.has_rows else None
 
     async def _read_at(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
         """As `read`, of an offset that is confirmed: none only where no batch has it. Raises as
         `read` and `_readable`."""
-        found = await self.read(offset, bytes_max)
-        if not found:
+        batches = await self.read(offset, bytes_max)
+        if not batches:
             await self._readable(offset)
-            found = await self.read(offset, bytes_max)
-        return found
+            batches = await self.read(offset, bytes_max)
+        return batches
 
     def _before_hole(self, end: int) -> int:
         """The end of the last rows that are kept below `end`."""
@@ -304,9 +304,9 @@ class Partition:
         return max(ends, default=self.start)
 
     async def since(self, ms: int) -> int:
-        """The first offset written at or after `ms` by its owner's clock, or, of what Spark wrote,
-        committed then; the end if there is none. Raises as seek_target.exactly, and
-        errors.Unavailable where a ledger that ended is not sealed."""
+        """The first offset written at or after `ms` by its owner's clock or, for rows of Spark,
+        committed then; the end if no offset is so late. Raises as seek_target.exactly, and
+        errors.Unavailable if a ledger that ended is not sealed."""
         ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
         await self._readable(self.end - 1)
         live, (confirmed, last_entry) = self.open_end.live, self.open_end.confirmed
@@ -315,10 +315,10 @@ class Partition:
         state = self._state()
         held = state.partitions[self.number]
         read = await self._client.chunks.load(chunks_needed(state, CommittedSince(ms)))
-        found, rows = offset_since(held, ms, read), rows_around(held, ms, read)
-        if live is not None and found == held.end_offset < confirmed:  # no commit is so late
-            rows = LiveRows(live, found, confirmed, last_entry)
-        return found if rows is None else await since_in(self._client.ledgers, rows, ms)
+        first, rows = offset_since(held, ms, read), rows_around(held, ms, read)
+        if live is not None and first == held.end_offset < confirmed:  # no commit is so late
+            rows = LiveRows(live, first, confirmed, last_entry)
+        return first if rows is None else await since_in(self._client.ledgers, rows, ms)
 
     async def _readable(self, offset: int) -> None:
         """Return once the offset is in a commit or in the ledger at hand: for a moment it may be in
@@ -349,5 +349,5 @@ class Partition:
         live, (confirmed, last_entry) = self.open_end.live, self.open_end.confirmed
         if live is None or not self._is_live(offset):
             return []
-        wanted = LiveRows(live, offset, min(confirmed, offset + PLANNED_ROWS_MAX), last_entry)
-        return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
+        rows = LiveRows(live, offset, min(confirmed, offset + PLANNED_ROWS_MAX), last_entry)
+        return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, rows)]

@@ -7,11 +7,11 @@ its whole time): one that is stopped or hangs has a port that accepts, and a ses
 but its loop answers nothing. An answer counts for FRESH_S, and a broker is asked once at a time,
 however many callers want to know.
 
-To be wrong does no harm to what is stored: the fence decides who writes. But two brokers that
-cannot reach each other's address would bury each other for ever. So a broker that was buried and
-registers again within BACK_S is alive, and its burier spares it for SPARED_S, twice as long each
-time that it has to bury it again, SPARED_S_MAX at most. Another session is another registration:
-with the session that was spared ends the sparing, for then the store has seen it die.
+A wrong decision does no harm to stored data: the fence decides which broker writes. But two brokers
+that cannot reach each other's address would bury each other for ever. So a broker that was buried
+and registers again within BACK_S is alive, and its burier spares it for SPARED_S, twice as long
+after each further burial, SPARED_S_MAX at most. Another session is another registration: when the
+spared session ends, the sparing ends too, for then the store has seen that broker die.
 """
 
 import asyncio
@@ -97,8 +97,8 @@ class Probes:
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(self._ask_later(url, n * NEXT_S)) for n in range(PROBES_MAX)]
         try:
-            for one in asyncio.as_completed(asked):
-                heard = await one
+            for probe in asyncio.as_completed(asked):
+                heard = await probe
                 if heard is Heard.ANSWER:
                     self._note_answer(url, loop.time())
                 if heard is not Heard.NOTHING:

@@ -1,9 +1,9 @@
-"""The newest batches of partitions in memory, for those who read at the end. Pure.
+"""The newest batches of partitions in memory, for consumers at the end. Pure.
 
-Always true: of all partitions of a broker they take `bytes_max` at most, as memory counts and not
-as their bytes do (what came last is always kept); what goes first is what came first, of whichever
-partition. Batches are kept in blocks, of columns: each by itself in an object of its own took five
-times the bytes of a small message, and the collector of garbage looked through all of them.
+Always true: the batches of all partitions of a broker take at most `bytes_max` of memory, overhead
+included (the newest is always kept); the oldest go first, whatever their partition. Batches are
+kept in blocks of columns: as one object each, small messages took five times their bytes, and the
+garbage collector looked through all of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -152,8 +152,8 @@ class Tail:
             if at < len(batches) and batches[at][::3] == (last.end, first.batched):
                 continue
             alike = batches[begin:at]
-            counts, each = [one.messages for one in alike], [one.data for one in alike]
-            self.add(first.offset, counts, each, first.batched)
+            counts, payloads = [one.messages for one in alike], [one.data for one in alike]
+            self.add(first.offset, counts, payloads, first.batched)
             begin = at
 
     def _put(self, block: Block) -> None:
@@ -174,16 +174,16 @@ class Tail:
     def since(self, offset: int, bytes_max: int) -> list[Stored]:
         """The batches that follow each other from the one that begins at `offset`, of so many bytes
         about, STEP_BATCHES_MAX at most; none where that one is not here."""
-        found: list[Stored] = []
+        batches: list[Stored] = []
         size = 0
         while at := bisect_right(self._firsts, offset):
             before = offset
             for batch in self._blocks[at - 1].since(offset):
-                found.append(batch)
+                batches.append(batch)
                 offset = batch.end
                 size += len(batch.data)
-                if size >= bytes_max or len(found) >= STEP_BATCHES_MAX:
-                    return found
+                if size >= bytes_max or len(batches) >= STEP_BATCHES_MAX:
+                    return batches
             if offset == before:
                 break
-        return found
+        return batches

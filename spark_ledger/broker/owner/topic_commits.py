@@ -1,19 +1,20 @@
 """What a broker commits to a topic's log: opens and seals of all partitions that it has, together.
 
-Always true: one commit is under way for a topic at a time, and what partitions ask for meanwhile is
-the next one (hazard 16); where one of them cannot be committed, the others are, each by itself. All
-is under one intent of this broker, whose heartbeat says that it lives; where that has ended, what
-was made under it is not committed under the one that follows (hazard 4: a janitor deletes it).
-Where another broker has taken a partition nothing is opened there any more: what that one has not
-found when it looked does not come later (hazard 31).
+Always true: one commit is under way for a topic at a time, and what partitions ask for meanwhile
+goes into the next one (hazard 16); if one request cannot be committed, the others are, each by
+itself. All commits are under one intent of this broker, whose heartbeat shows that the broker is
+alive; a ledger made under an intent that has ended is not committed under the next intent (hazard
+4: a janitor deletes it). Once another broker has taken a partition, this one opens no ledger there:
+a ledger that the other broker did not find when it looked does not come later (hazard 31).
 
-A live segment past which somebody commits is held: its owner does not go on by itself for a while.
+A live segment past which a committer commits is held: its owner does not go on by itself for a
+while.
 
-    asked -> handed over, or refused -> over: in a commit, all who hold it gone, or too late
+    asked -> handed over, or refused -> over: in a commit, without a holder, or too late
 
-A hold begins once for a segment, however many ask, and all get one answer; who comes later does not
-prolong it. A commit past a hundred held segments of a topic is looked for in what its follower
-hears of, and in one look where nobody holds any more.
+A hold begins once for a segment, however many committers ask, and all get one answer; a later
+committer does not prolong it. However many segments of a topic are held, the owner finds the
+commits past them through the topic's follower, and looks once when the last hold ends.
 """
 
 import asyncio
@@ -81,7 +82,8 @@ class RollLimits:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s
 
     def is_long(self, live: LiveSegment | None, size: int, entries: int) -> bool:
-        """Whether a segment is sealed for who comes after its owner; its ledger has so much."""
+        """Whether a segment is sealed to bound what the owner's successor reads: its ledger has
+        that many bytes or entries."""
         return live is not None and (
             size - live.bytes_before >= self.bytes_read
             or entries - live.first_entry >= self.entries_read
@@ -142,11 +144,11 @@ class Hold:
         return live is not None and (live.ledger_id, live.opened) == (self.ledger_id, self.opened)
 
     def join(self) -> None:
-        """One more holds it."""
+        """One more committer holds the segment."""
         self._holders += 1
 
     def leave(self) -> None:
-        """One of those who hold it has gone."""
+        """One of the committers that hold the segment has gone."""
         self._holders -= 1
         if not self._holders:
             self.end()
@@ -205,8 +207,8 @@ class Holds:
 
 
 class TopicCommits:
-    """Of one broker that has partitions of a topic, each in the epoch that `epochs` says.
-    `clock_ms` is the store's time, about."""
+    """The commits of a broker for the partitions that it has of a topic, each in its epoch of
+    `epochs`. `clock_ms` is about the store's time."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class TopicCommits:
 
     @property
     def owner_name(self) -> str:
-        """What the log says of who opened a segment."""
+        """This broker's name in the log, as the owner of the segments that it opens."""
         return owner_name(self._ownership.broker_id)
 
     def now_ms(self) -> int:
@@ -269,8 +271,8 @@ class TopicCommits:
 
     async def past(self, partition: int, hold: Hold) -> TopicState | None:
         """As Holds.past."""
-        found = await self._holds.past(partition, hold)
-        return None if found is None else self._seen(found)
+        state = await self._holds.past(partition, hold)
+        return None if state is None else self._seen(state)
 
     async def intent(self) -> Intent:
         async with self._opening:
@@ -280,8 +282,8 @@ class TopicCommits:
             return self._intent
 
     async def renew_intent(self, ended: Intent | None) -> None:
-        """That intent may have ended: whoever needs one gets another. One that was opened meanwhile
-        stays: others work under it."""
+        """That intent may have ended: the next work opens another. An intent that was opened
+        meanwhile stays: other work is under it."""
         async with self._opening:
             if ended is not None and ended is self._intent:
                 await self.client.intents.try_finish(ended)
@@ -309,22 +311,22 @@ class TopicCommits:
     async def _make_ledgers(self) -> None:
         try:
             while self._wanted:
-                some = self._wanted[:LEDGERS_AT_ONCE]
+                futures = self._wanted[:LEDGERS_AT_ONCE]
                 self._wanted = self._wanted[LEDGERS_AT_ONCE:]
                 intent: Intent | None = None
                 try:
                     intent = await self.intent()
-                    made = await self._made(intent, len(some))
+                    made = await self._made(intent, len(futures))
                 except Exception as error:
                     if isinstance(error, errors.LedgerFenced):
                         await self.renew_intent(intent)
-                    _fail(some, error)
+                    _fail(futures, error)
                     continue
-                for future, one in zip(some, made, strict=True):
-                    if future.done():  # who asked waits no longer
-                        one[0].abandon()
+                for future, ledger in zip(futures, made, strict=True):
+                    if future.done():  # the partition that asked waits no longer
+                        ledger[0].abandon()
                     else:
-                        future.set_result(one)
+                        future.set_result(ledger)
         finally:
             self._making = None
 
@@ -378,10 +380,10 @@ class TopicCommits:
         made_under: Intent | None = None,
         owned: Check | None = None,
     ) -> None:
-        """Commit these, with what other partitions ask for. `made_under`: the intent of a ledger
-        that they open, `owned`: what `check_owner` said before. Raises as
-        TopicClient.commit_actions, and errors.LedgerFenced where that is not this broker's intent
-        any more."""
+        """Commit these actions, together with those of other partitions. `made_under`: the intent
+        of a ledger that they open, `owned`: what `check_owner` returned before. Raises as
+        TopicClient.commit_actions, and errors.LedgerFenced if `made_under` is no longer this
+        broker's intent."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append((tuple(actions), made_under, owned, future))
         if self._task is None:
@@ -391,19 +393,19 @@ class TopicCommits:
     async def _work(self) -> None:
         try:
             while self._asked:
-                some, self._asked = self._asked, []
-                await self._commit_all(some)
+                requests, self._asked = self._asked, []
+                await self._commit_all(requests)
         finally:
             self._task = None
 
-    async def _commit_all(self, some: list[_Asked]) -> None:
+    async def _commit_all(self, requests: list[_Asked]) -> None:
         intent: Intent | None = None
         try:
             intent = await self.intent()
-            some = _made_under(intent, some)
-            actions = [action for asked, *_ in some for action in asked]
+            requests = _made_under(intent, requests)
+            actions = [action for asked, *_ in requests for action in asked]
             if actions:
-                owned = dict.fromkeys(one for _, _, one, _ in some if one is not None)
+                owned = dict.fromkeys(one for _, _, one, _ in requests if one is not None)
                 opens = any(isinstance(action, OpenLive) for action in actions)
                 await self.client.commit_actions(
                     self.topic.id,
@@ -415,34 +417,34 @@ class TopicCommits:
         except Exception as error:
             if isinstance(error, errors.LedgerFenced):
                 await self.renew_intent(intent)
-            elif isinstance(error, _OF_ONE) and len(some) > 1:
-                for one in some:
-                    await self._commit_all([one])
+            elif isinstance(error, _OF_ONE) and len(requests) > 1:
+                for request in requests:
+                    await self._commit_all([request])
                 return
-            _fail([future for *_, future in some], error)
+            _fail([future for *_, future in requests], error)
         else:
-            for *_, future in some:
+            for *_, future in requests:
                 if not future.done():
                     future.set_result(None)
 
 
-def _made_under(intent: Intent, some: list[_Asked]) -> list[_Asked]:
-    """Those that open no ledger, or one that was made under the intent; the others fail."""
-    good = [one for one in some if one[1] is None or one[1].id == intent.id]
+def _made_under(intent: Intent, requests: list[_Asked]) -> list[_Asked]:
+    """The requests that open no ledger, or one that was made under the intent; the others fail."""
+    good = [one for one in requests if one[1] is None or one[1].id == intent.id]
     error = errors.LedgerFenced("the intent has ended that a ledger was made under")
-    _fail([one[-1] for one in some if one not in good], error)
+    _fail([one[-1] for one in requests if one not in good], error)
     return good
 
 
-def _fail(some: Sequence["asyncio.Future[Any]"], error: Exception) -> None:
-    for future in some:
+def _fail(futures: Sequence["asyncio.Future[Any]"], error: Exception) -> None:
+    for future in futures:
         if not future.done():
             future.set_exception(error)
 
 
 class _SharedLook:
-    """Who asks while a look is under way gets the next one: nothing that is older than its call,
-    and however many ask at once cost one."""
+    """A caller that asks while a look is under way gets the next look, never a state older than its
+    call; callers that ask at once share one look."""
 
     def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
         self._look = look
@@ -456,5 +458,5 @@ class _SharedLook:
 
     async def _work(self) -> TopicState:
         async with self._one:
-            self._next = None  # whoever asks from now on needs the next one
+            self._next = None  # callers from now on need the next look
             return await self._look()

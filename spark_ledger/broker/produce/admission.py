@@ -1,8 +1,8 @@
-"""Which producers a partition has: who may send, who waits, and who is fenced.
+"""Which producers of a partition may send, wait or are fenced.
 
 Always true: two exclusive producers, or two of one name, are never there together; a producer that
-was exclusive before another one is fenced, also where it comes back. Nothing here reads a clock or
-a socket: the caller tells the producers that go, and stores nothing more of them.
+was exclusive before another one is fenced, also when it comes back. Nothing here reads a clock or a
+socket: the caller sends the fenced producers away, and stores nothing more of them.
 """
 
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ class ChunkedMessage:
 
 class ChunksOfProducer:
     """The messages that a producer sends in chunks now. `drop` is the error by which its client
-    drops a message; what is given up is counted in `ownership`, which says so."""
+    drops a message; `ownership` counts the messages that are given up, and publishes the count."""
 
     def __init__(self, producer: Producer, ownership: Ownership, drop: ServerError) -> None:
         self._producer = producer
@@ -183,31 +183,31 @@ class ChunksOfProducer:
 
     def _check(self, parsed: pulsar_batch.Batch, message: ChunkedMessage | None) -> None:
         """Raises Refusal."""
-        said = parsed.metadata
-        refused = self._damaged or self._refused.has(self._producer.name, said.uuid)
-        if message is None and said.chunk_id > 0 and refused:
+        metadata = parsed.metadata
+        refused = self._damaged or self._refused.has(self._producer.name, metadata.uuid)
+        if message is None and metadata.chunk_id > 0 and refused:
             raise Refusal(self._drop, "a chunk of a message that was refused")
         came = len(parsed.data) - parsed.payload_at + (0 if message is None else message.bytes)
-        size = max(said.total_chunk_msg_size, said.uncompressed_size, came)
+        size = max(metadata.total_chunk_msg_size, metadata.uncompressed_size, came)
         if size > pulsar_batch.CHUNKED_BYTES_MAX:
             most = pulsar_batch.CHUNKED_BYTES_MAX
             raise Refusal(
                 self._drop, f"a message of {size} bytes in chunks, at most {most} are taken"
             )
-        count = said.num_chunks_from_msg
+        count = metadata.num_chunks_from_msg
         if count > pulsar_batch.CHUNKS_MAX:
             most = pulsar_batch.CHUNKS_MAX
             raise Refusal(self._drop, f"a message in {count} chunks, at most {most} are taken")
-        if parsed.batched or not 0 <= said.chunk_id < count:
-            raise Refusal(self._drop, f"chunk {said.chunk_id} of {count}")
+        if parsed.batched or not 0 <= metadata.chunk_id < count:
+            raise Refusal(self._drop, f"chunk {metadata.chunk_id} of {count}")
         if message is None:
             return
         expected = len(message.offsets)
-        if said.chunk_id > expected or count != message.count:
+        if metadata.chunk_id > expected or count != message.count:
             raise Refusal(
                 self._drop,
-                f"chunk {said.chunk_id} of {count}, where chunk {expected} of {message.count} was"
-                " to come",
+                f"chunk {metadata.chunk_id} of {count}, where chunk {expected} of {message.count}"
+                " was to come",
             )
 
 

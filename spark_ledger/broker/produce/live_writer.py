@@ -8,19 +8,19 @@ Always true:
   always have;
 - batches sent to a ledger that failed or was fenced are decided by its CLOSED record alone: those
   in it are stored, the others go to the next ledger, once and in order (hazard 31);
-- who commits past the live segment is handed it over: the owner stops, and that commit seals what
-  is there and opens the same ledger again after it; where that does not come, this owner does both,
-  after the hold, so that a late one is refused. What was fenced instead is reopened after the
-  commit of who did it, or after HOLD_S (hazard 29);
+- the owner hands the live segment to a committer that asks for it: the owner stops, and the commit
+  seals the segment and reopens its ledger; if no commit comes before the hold ends, this owner does
+  both, so that a late commit is refused. A partition whose ledger was fenced instead is reopened
+  after the commit of the fencing process, or after HOLD_S (hazard 29);
 - each segment takes what waits before it is handed over, so producers go on between two commits;
-- an entry of a segment that is not its ledger's first says its offset, for readers of an old log;
+- an entry of a segment that is not its ledger's first has its offset, for readers of an old log;
 - seal + open is one commit; a partition without batches for IDLE_S has no ledger open;
 - batches share an entry while INFLIGHT_ENTRIES_MAX are under way; a chunk has one by itself;
-- what a producer sent that has gone is not sent to a ledger any more; what is under way is decided;
-- the chunks of a message are stored before its last one, whichever ledgers they go to, and that is
-  sent with the offsets that they have then;
+- waiting batches of a producer that has gone are not sent to a ledger; those under way are decided;
+- the chunks of a message are stored before its last one, whichever ledgers they go to, and the last
+  one is sent with the offsets of the others;
 - with deduplication no batch is stored twice: seals have each producer's last sequence id.
-Who appends bounds the bytes that wait (connection.py); entries under way are bounded here.
+Connections bound the bytes that wait (connection.py); entries under way are bounded here.
 """
 
 import asyncio
@@ -159,9 +159,9 @@ class LiveWriter:
             self._ids.begin((await self._commits.state()).partitions[self._number].producers)
 
     def hand_over(self, ledger_id: int, opened: int, until_s: float) -> Hold | None:
-        """Stop the live segment that commit `opened`, or a later one, began in that ledger, for who
-        commits past it, and hold until `until_s` of the loop's clock, or until nobody does any
-        more. None if it is not to be handed over. The caller leaves the hold."""
+        """Stop the live segment that commit `opened`, or a later one, began in that ledger, for a
+        committer, and hold until `until_s` of the loop's clock, or until the last committer leaves.
+        None if the segment is not to be handed over. The caller leaves the hold."""
         asked, live, following = self._asked, self.live, self._next
         if asked is None and live is not None:
             if live.ledger_id != ledger_id or self._closing:
@@ -234,10 +234,10 @@ class LiveWriter:
             await self._until_idle()
         except errors.LedgerError as error:
             self._end(error)
-        except asyncio.CancelledError:  # who closes waits no longer
+        except asyncio.CancelledError:  # `close` waits no longer
             self._end(errors.LedgerClosed(GIVEN_UP))
             raise
-        except Exception as error:  # a defect: whoever waits is told
+        except Exception as error:  # a defect: what waits fails with it
             _log.exception("partition %d of topic %s ends", self._number, self._commits.topic.name)
             self._end(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
         finally:
@@ -277,7 +277,7 @@ class LiveWriter:
                 await self._leave()
 
     def _take_asked(self) -> None:
-        """Who asked for the segment before it was read back comes after what waited by then."""
+        """A committer that asked before the segment was read back comes after what waited then."""
         live, asked, self._asked_next = self.live, self._asked_next, None
         if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
             asked.opened, self._asked = live.opened, asked
@@ -290,7 +290,7 @@ class LiveWriter:
             runs, size, rows = taken(self._queue, self._joining.bytes_max)
             try:
                 self._send_entry(runs, size, rows)
-            except Exception:  # a defect: they are told with all that waits
+            except Exception:  # a defect: these fail with all that waits
                 self._queue.extendleft(reversed(runs))
                 raise
 
@@ -379,8 +379,8 @@ class LiveWriter:
     # -- the end of a segment ------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Hand the segment over, of which all is stored; its seal is committed next, and with it
-        the opening of another one in the same ledger, by whoever is first."""
+        """Hand the segment over, whose entries are all stored. The next commit, of this owner or of
+        a committer, has its seal and the opening of another segment in the same ledger."""
         writer, live, intent = self._writer, self.live, self._intent
         assert writer is not None and live is not None and intent is not None
         assert self._confirmed == self._sent, "nothing is under way"
@@ -413,9 +413,10 @@ class LiveWriter:
         assert writer is not None and live is not None
         fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
-        known = await self._commits.recovered(writer.ledger_id, self._number, lambda: self._closing)
+        ledger_id = writer.ledger_id
+        recovered = await self._commits.recovered(ledger_id, self._number, lambda: self._closing)
         first = self._entries - len(self._inflight)
-        there = stored_from(first, writer.ledger_id, known.record, self._confirmed)
+        there = stored_from(first, ledger_id, recovered.record, self._confirmed)
         for _ in range(there):
             self._is_stored(self._inflight.popleft())
         refused = self._joining.refused(self._inflight, first + there)
@@ -425,7 +426,7 @@ class LiveWriter:
         self._entries = first + there
         self._inflight.clear()
         self.drop(refused)  # and those of what was under way
-        self._forget(known.version, ended_at(known, self._entries, self._sent))
+        self._forget(recovered.version, ended_at(recovered, self._entries, self._sent))
         if fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S
             self._hold = Hold(live.ledger_id, live.opened, until_s)
@@ -434,8 +435,8 @@ class LiveWriter:
     def _forget(self, version: int, has: Extent) -> None:
         """The segment at hand is over; its seal goes into the next commit."""
         assert self.live is not None
-        known = (self._ids.of_segment, self._rowless_confirmed)
-        self._ended = seal_of(self.live, version, has, self._written_ms, *known)
+        ids_and_rowless = (self._ids.of_segment, self._rowless_confirmed)
+        self._ended = seal_of(self.live, version, has, self._written_ms, *ids_and_rowless)
         self._writer, self.live = None, None
         self._start_over()
 
@@ -447,8 +448,8 @@ class LiveWriter:
         self._rowless = self._rowless_confirmed = NONE
 
     def _hand(self) -> None:
-        """Tell who asked what seals the segment, and where this owner goes on: if the ledger is
-        CLOSED, in none that it has already."""
+        """Answer the committers with the seal of the segment and the opening of the next one in the
+        same ledger; without an opening if the ledger is CLOSED."""
         asked, ended = self._asked, self._ended
         if asked is None or ended is None:
             return
@@ -518,11 +519,11 @@ class LiveWriter:
         self._goes_on(live, state)
 
     async def _held(self) -> TopicState:
-        """The topic, not older than this call; while there is a hold, once what is held is over: by
-        a commit, mostly, which this process hears of without asking."""
+        """The topic, not older than this call; during a hold, once the held segment is over: mostly
+        by a commit that this process hears of without asking."""
         hold = self._hold
-        found = None if hold is None else await self._commits.past(self._number, hold)
-        return found or await self._commits.state()
+        state = None if hold is None else await self._commits.past(self._number, hold)
+        return state or await self._commits.state()
 
     def _is_sealed(self) -> None:
         """The ledger to which an entry was under way when the work failed."""

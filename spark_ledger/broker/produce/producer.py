@@ -30,7 +30,7 @@ NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
 RUN_UNPACKED_MAX = 8 << 20
 RUN_MESSAGES_MAX = 1 << 24
-"""Of several batches; one may be larger. Messages are what a client says."""
+"""Limits of several batches; one alone may be larger. Messages are as the client counts them."""
 OVERHEAD_BYTES = 1024
 """What a batch that waits takes beside its bytes, about."""
 
@@ -89,8 +89,8 @@ class ChunkedSends(Protocol):
 
 
 class Producer:
-    """Of one partition, on one connection. `topic_epoch`: of an exclusive one which of those that
-    followed each other it is, 0 of one that is new. `leave` tells its topic that it has gone."""
+    """Of one partition, on one connection. `topic_epoch` numbers the exclusive producers that
+    followed each other; it is 0 for a new one. `leave` takes the producer out of its partition."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Producer:
         self.leave = leave
         self.schema_version = schema_version
         self.may_send = False
-        """Its client is told so, or will be in this turn of the loop."""
+        """Its client has this answer, or gets it in this turn of the loop."""
         self.chunks: ChunkedSends | None = None
         """Of the messages that it sends in chunks, once it has sent some."""
         self.sends = 0
@@ -268,34 +268,36 @@ class Run:
 
     @property
     def after(self) -> int | None:
-        """Above which the next sequence id is to be; None where nobody looks at them."""
+        """The next sequence id is to be above this one; None without deduplication."""
         if not self.producer.partition.log.deduplicates:
             return None
         return self._last_sequence_ids[-1] if self.batches else NO_ID
 
-    def extend(self, found: Alike) -> None:
+    def extend(self, alike: Alike) -> None:
         """Lone messages of its producer that `room` and `after` allow."""
-        count = len(found.sends)
-        self._sends += found.sends
-        self.batches += found.batches
+        count = len(alike.sends)
+        self._sends += alike.sends
+        self.batches += alike.batches
         self.counts += [1] * count
         self.messages += count
-        size = sum(map(len, found.batches))
+        size = sum(map(len, alike.batches))
         self.size += size
-        self.unpacked += size + found.unpacked
-        said = found.said if self.producer.partition.log.deduplicates else repeat(NO_ID, count)
-        self._last_sequence_ids += said
+        self.unpacked += size + alike.unpacked
+        sequence_ids = (
+            alike.sequence_ids if self.producer.partition.log.deduplicates else repeat(NO_ID, count)
+        )
+        self._last_sequence_ids += sequence_ids
 
     def each(self) -> "list[Run]":
-        found = list[Run]()
+        runs = list[Run]()
         columns = (self._sends, self.batches, self.counts, self._last_sequence_ids)
         for send, data, messages, last in zip(*columns, strict=True):
-            one = Run(self.producer, self.producer_name, self.batched)
+            run = Run(self.producer, self.producer_name, self.batched)
             about = self.unpacked * len(data) // self.size
-            one.add(send, data, self.producer_name, self.batched, messages, last, about)
-            one._number = self._number + len(found)
-            found.append(one)
-        return found
+            run.add(send, data, self.producer_name, self.batched, messages, last, about)
+            run._number = self._number + len(runs)
+            runs.append(run)
+        return runs
 
     def sent(self, offset: int) -> None:
         """What is stored does not depend on it."""
@@ -309,8 +311,8 @@ class Run:
 
     def _received(self, ledger: int, entries: Iterable[int]) -> None:
         producer = self.producer
-        said: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
-        frames = receipts(said, ledger, producer.partition.log.shown)
+        sent: Iterable[tuple[Send, int]] = zip(self._sends, entries, strict=False)
+        frames = receipts(sent, ledger, producer.partition.log.shown)
         producer.answer(self._number, len(self._sends), frames)
         producer.connection.stored(self.waiting_bytes)
 

@@ -147,7 +147,7 @@ def _reply(client: Caller, part: Any, name: str, **fields: Any) -> None:
 def _refusing(
     name: str, code: str = "error", message: str = "message", **fields: Any
 ) -> Callable[[Caller, Any, Refusal], None]:
-    """By a response of that name, which says why in these fields."""
+    """By a response of that name, with the reason in these fields."""
 
     def refuse(client: Caller, part: Any, refused: Refusal) -> None:
         why = {code: refused.code, message: refused.message}
@@ -200,9 +200,9 @@ async def _producer(client: Caller, part: Any) -> None:
         )
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
     schema_version = await _version_to_send(client.broker, topic.info, part)
-    known = client.producers.get(part.producer_id)
-    if known is not None:
-        client.intake.remove(known)
+    existing = client.producers.get(part.producer_id)
+    if existing is not None:
+        client.intake.remove(existing)
     made = Producer(
         client.wire,
         part.producer_id,
@@ -241,10 +241,10 @@ def _check_schema(part: Any) -> None:
 
 
 async def _close_producer(client: Caller, part: Any) -> None:
-    known = client.producers.get(part.producer_id)
-    if known is not None:
-        client.intake.remove(known)
-        await known.partition.writer.settled(lambda producer: producer is known)
+    existing = client.producers.get(part.producer_id)
+    if existing is not None:
+        client.intake.remove(existing)
+        await existing.partition.writer.settled(lambda producer: producer is existing)
     _reply(client, part, "success")
 
 
@@ -285,9 +285,9 @@ async def _subscribe(client: Caller, part: Any) -> None:
             part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
 
-    known = client.consumers.get(part.consumer_id)
-    if known is not None:
-        client.forget_consumer(known[0])
+    existing = client.consumers.get(part.consumer_id)
+    if existing is not None:
+        client.forget_consumer(existing[0])
     before = topic.consumers_before(part.subscription, kind, partition.number)
     await _are_there(one.link for one in before if one.link is not client.wire)
     consumer = await topic.subscribe(
@@ -316,29 +316,29 @@ async def _start(client: Caller, partition: Partition, part: Any) -> int:
     return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
 
 
-def offset_named(partition: Partition, found: MessageId) -> int:
+def offset_named(partition: Partition, id_: MessageId) -> int:
     """The offset that an id, or one of the two ends, means: of a message in a batch its own, since
     a merge may have put rows of Spark into other batches. Raises Refusal."""
-    place = (signed(found.ledgerId), signed(found.entryId))
+    place = (signed(id_.ledgerId), signed(id_.entryId))
     if place == (EARLIEST, EARLIEST):
         return partition.start
     if LATEST in place:
         return partition.end
-    offset = offset_of(found, partition.ledger)
+    offset = offset_of(id_, partition.ledger)
     return min(max(offset, partition.start), partition.end)
 
 
 def _of(client: Caller, part: Any) -> Consuming:
-    found = client.consumers.get(part.consumer_id)
-    if found is None:
+    consuming = client.consumers.get(part.consumer_id)
+    if consuming is None:
         raise Refusal(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {part.consumer_id}")
-    return found
+    return consuming
 
 
 async def _close_consumer(client: Caller, part: Any) -> None:
-    found = client.consumers.get(part.consumer_id)
-    if found is not None:
-        consumer, topic, name = found
+    consuming = client.consumers.get(part.consumer_id)
+    if consuming is not None:
+        consumer, topic, name = consuming
         client.forget_consumer(consumer)
         await topic.released(name)  # a query may begin behind the last one
     _reply(client, part, "success")
@@ -367,20 +367,20 @@ async def _get_last_message_id(client: Caller, part: Any) -> None:
     last = await place.partition.last()
     number, ledger = place.partition.shown, place.partition.ledger
     if last is None:
-        found = names.nothing(number)
+        last_id = names.nothing(number)
     else:
         index = last.messages - 1 if last.batched else names.NO_BATCH
-        found = message_id(ledger, last.offset, number, index)
+        last_id = message_id(ledger, last.offset, number, index)
         if last.batched:
-            found.batch_size = last.messages
+            last_id.batch_size = last.messages
     mark = message_id(ledger, marked_entry(place.acks.mark, last), number)
-    fields = {"last_message_id": found, "consumer_mark_delete_position": mark}
+    fields = {"last_message_id": last_id, "consumer_mark_delete_position": mark}
     _reply(client, part, "last_message_id_response", **fields)
 
 
 def marked_entry(mark: int, last: Stored | None) -> int:
-    """The entry of the last batch of which all lies below the mark, as clients compare it with that
-    of the partition's last batch: they take it for an entry, never for a message within one."""
+    """The entry of the last batch that is wholly below the mark. Clients compare it with the entry
+    of the partition's last batch, and never take it for a message within a batch."""
     if last is None or mark <= last.offset:
         return mark - 1
     return last.offset if mark >= last.end else last.offset - 1
@@ -418,14 +418,15 @@ async def _get_schema(client: Caller, part: Any) -> None:
     if version or not part.HasField("schema_version"):
         clients = (await broker.client.schemas.of(topic)).head.clients
         if clients is None or version not in (b"", CLIENTS_VERSION):
-            which = f"version {version.hex()} of its schema" if clients else "schema"
-            why = f"topic {topic.name} has no {which} for Pulsar"
+            missing = f"version {version.hex()} of its schema" if clients else "schema"
+            why = f"topic {topic.name} has no {missing} for Pulsar"
             raise Refusal(ServerError.TOPIC_NOT_FOUND, why)
         version, kind = CLIENTS_VERSION, SchemaType[clients.name]
     response = command("get_schema_response", request_id=part.request_id)
-    said = response.get_schema_response
-    said.schema_version = version
-    said.schema.name, said.schema.type, said.schema.schema_data = topic.name.name, kind, b""
+    answer = response.get_schema_response
+    answer.schema_version = version
+    schema = answer.schema
+    schema.name, schema.type, schema.schema_data = topic.name.name, kind, b""
     client.wire.send(encode(response))
 
 

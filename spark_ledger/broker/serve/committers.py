@@ -1,8 +1,8 @@
-"""Who commits past live segments, on a connection of its own to the broker's port: it asks for
-them, holds them while it commits, and closes (hand_over.py has the frames).
+"""A committer's own connection to the broker's port: the committer asks for live segments past
+which it commits, holds them while it commits, and closes (hand_over.py has the frames).
 
-Always true: a connection asks once, and ends after LASTS_S whatever happens; when it ends, nothing
-is held for it any more.
+Always true: a connection asks once, and ends after LASTS_S whatever happens; when it ends, no
+segment is held for it any more.
 """
 
 import asyncio
@@ -65,8 +65,10 @@ class CommitterConnection(asyncio.Protocol):
 
     def _answer(self) -> None:
         """With what is handed over by now; other live segments are not."""
-        some = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
-        self._transport.write(hand_over.encode_answer([one for one in some if one is not None]))
+        answers = [hold.answer.result() for hold in self._holds or () if hold.answer.done()]
+        self._transport.write(
+            hand_over.encode_answer([answer for answer in answers if answer is not None])
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self.read_or_not()
 
     def _becomes_a_committers(self, data: bytes) -> None:
-        """It is no client of Pulsar, but who commits past live segments."""
+        """The peer is no client of Pulsar, but a committer that commits past live segments."""
         other = CommitterConnection(self._broker, self._transport)
         self._transport.set_protocol(other)
         self.connection_lost(None)

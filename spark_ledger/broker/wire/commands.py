@@ -104,10 +104,10 @@ def command(name: str, **fields: Any) -> BaseCommand:
     return made
 
 
-def name_of(found: BaseCommand) -> str | None:
-    """Which command it is; None for one that is not known here, or says so and has no such part."""
-    name = _FIELDS.get(found.type)
-    return name if name is not None and found.HasField(name) else None
+def name_of(received: BaseCommand) -> str | None:
+    """Which command it is; None for an unknown one, or without the part that its type names."""
+    name = _FIELDS.get(received.type)
+    return name if name is not None and received.HasField(name) else None
 
 
 def not_text(part: Any) -> str | None:

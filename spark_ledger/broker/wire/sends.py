@@ -1,9 +1,9 @@
-"""What is many, by hand: SENDs of lone messages that follow each other, receipts, MESSAGEs. Pure.
+"""Frequent frames by hand: SENDs of lone messages that follow each other, receipts, MESSAGEs. Pure.
 
-Lone messages cost what their frames cost. The first of a producer is read by protobuf, and tells
-how those after it look, as clients send them: only numbers differ, and values. Always true: what is
-read here is what protobuf would read; what looks otherwise is not read here. What is made here are
-the bytes that protobuf would make.
+Lone messages cost what their frames cost. Protobuf reads the first SEND of a producer, whose shape
+those after it have too, as clients send them: only numbers and values differ. Always true: a frame
+read here has the fields that protobuf would read; a frame of another shape is not read here. Frames
+made here have the bytes that protobuf would make.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,12 +47,12 @@ class Send(NamedTuple):
 
 @dataclass(slots=True)
 class Alike:
-    """SENDs that were read: how, their batches, and the sequence ids that these say, 0 where nobody
-    wants to know."""
+    """SENDs that were read: how, their batches, and the sequence ids in these, 0 if the caller does
+    not ask for them."""
 
     sends: list[Send] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)
+    sequence_ids: list[int] = field(default_factory=list)
     unpacked: int = 0
     """Bytes of the compressed ones, decompressed."""
 
@@ -85,7 +85,7 @@ class Shape:
         """The frames from the one at `at` on that look so, of so many bytes at most, and of
         UNPACKED_MAX of compressed ones, decompressed; with `after` as long as the sequence ids that
         their messages say rise from there on."""
-        found, head, rest = Alike(), self._head, self._rest
+        alike, head, rest = Alike(), self._head, self._rest
         number, number_at = -1, len(head)
         for begin, batch_at, end in islice(spans, at, None):
             last = batch_at - len(rest)
@@ -101,15 +101,15 @@ class Shape:
             if data[begin + number_at : last] != varint(number):
                 number = _number(data[begin + number_at : last])
             batch = data[batch_at:end]
-            said = _said_of(batch, self._metadata, after is not None, found)
-            if number < 0 or said < 0 or (after is not None and said <= after):
+            sequence_id = _said_of(batch, self._metadata, after is not None, alike)
+            if number < 0 or sequence_id < 0 or (after is not None and sequence_id <= after):
                 break
             if after is not None:
-                after = said
-            found.sends.append(tuple.__new__(Send, (self.producer_id, number, 0, False)))
-            found.batches.append(batch)
-            found.said.append(said)
-        return found
+                after = sequence_id
+            alike.sends.append(tuple.__new__(Send, (self.producer_id, number, 0, False)))
+            alike.batches.append(batch)
+            alike.sequence_ids.append(sequence_id)
+        return alike
 
 
 def _number(data: bytes) -> int:
@@ -122,7 +122,7 @@ def _number(data: bytes) -> int:
     return number if varint(number) == data else -1
 
 
-def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int:
+def _said_of(batch: bytes, metadata: bytes, numbered: bool, alike: Alike) -> int:
     """The sequence id of a lone message whose metadata begins so, 0 unless `numbered`; below 0: it
     is no such message, or damaged. Where it is compressed `found` counts what it decompresses
     to."""
@@ -130,7 +130,7 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int
     if not batch.startswith(metadata, begin):
         return -1
     magic, crc, size = pulsar_batch.HEAD.unpack_from(batch)
-    at, end, said = begin + len(metadata), begin + size, 0
+    at, end, sequence_id = begin + len(metadata), begin + size, 0
     kind = unpacked = 0
     if size > _METADATA_BYTES_MAX:
         return -1
@@ -147,7 +147,11 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int
                 at += 1
                 if at - first > (_TIME_BYTES_MAX if tag == _PUBLISH_TIME else _NUMBER_BYTES_MAX):
                     return -1
-                if numbered and tag == _SEQUENCE_ID and (said := _number(batch[first:at])) < 0:
+                if (
+                    numbered
+                    and tag == _SEQUENCE_ID
+                    and (sequence_id := _number(batch[first:at])) < 0
+                ):
                     return -1
                 if tag == _COMPRESSION:
                     kind = _number(batch[first:at])
@@ -166,14 +170,14 @@ def _said_of(batch: bytes, metadata: bytes, numbered: bool, found: Alike) -> int
     if magic != pulsar_batch.MAGIC or at != end or end > len(batch):
         return -1
     if kind:
-        found.unpacked += unpacked
-        if kind not in pulsar_codecs.KINDS or unpacked < 0 or found.unpacked > UNPACKED_MAX:
+        alike.unpacked += unpacked
+        if kind not in pulsar_codecs.KINDS or unpacked < 0 or alike.unpacked > UNPACKED_MAX:
             return -1
         if pulsar_codecs.fault_of(kind, memoryview(batch)[end:], unpacked) is not None:
             return -1
     checked = pulsar_batch.CRC_FROM
     rest = batch[checked:] if len(batch) <= _SMALL_BYTES else memoryview(batch)[checked:]
-    return said if crc32c(rest) == crc else -1
+    return sequence_id if crc32c(rest) == crc else -1
 
 
 def receipts(batches: Iterable[tuple[Send, int]], ledger: int, partition: int) -> bytes:

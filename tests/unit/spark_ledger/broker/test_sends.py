@@ -113,7 +113,7 @@ def test_what_is_read_is_what_protobuf_reads(
     found = read_of(shape, [sizes + body + batch, sent(1, 1, lone(message(b"x")))])
     if found.sends and found.batches[0] == batch:
         expected = by_protobuf(body, batch)
-        assert (found.sends[0], name, found.said[0]) == expected
+        assert (found.sends[0], name, found.sequence_ids[0]) == expected
         unpacked = pulsar_batch.unpacked_bytes(pulsar_batch.parse(batch))
         assert max(found.unpacked, len(b"value")) == max(unpacked, len(b"value"))
 
@@ -127,7 +127,7 @@ def test_lone_messages_that_follow_each_other_are_read_by_hand(first, step, coun
     batches = [lone(message(b"x" * (one % 7), key="k"), sequence_id=one) for one in numbers]
     frames = [sent(3, *one, **counted) for one in zip(numbers, batches, strict=True)]
     found = read_of(Shape.of(Send(3, first, 0, False), bool(counted), "p"), frames)
-    assert [one.sequence_id for one in found.sends] == found.said == numbers
+    assert [one.sequence_id for one in found.sends] == found.sequence_ids == numbers
     assert found.batches == batches
 
 
@@ -154,7 +154,7 @@ def test_reading_ends_where_a_frame_looks_otherwise():
     shape = Shape.of(Send(3, 5, 0, False), True, "p")
     for what, other in others.items():
         found = read_of(shape, [good(5), good(6), other, good(8)], size_max=2000, after=4)
-        assert found.said == [5, 6], what
+        assert found.sequence_ids == [5, 6], what
     assert Shape.of(Send(3, 5, 0, False), True, "é") is None
 
 
@@ -206,7 +206,7 @@ def test_lone_messages_with_the_version_of_a_schema_are_read_by_hand(version):
     batch = pulsar_batch.built(versioned, b"x")
     frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), batch)
     found = read_of(Shape(3, 1, True, "p"), [frame])
-    assert (found.batches, found.said) == ([batch], [1])
+    assert (found.batches, found.sequence_ids) == ([batch], [1])
     cut = damaged(batch, [(batch.index(field) + 2, 0x40)])  # it says more than there is
     frame = encode(command("send", producer_id=3, sequence_id=1, num_messages=1), cut)
     assert read_of(Shape(3, 1, True, "p"), [frame]).batches == []
