@@ -106,11 +106,11 @@ class Intake:
             run = Run(producer, shape.name, batched=False)
         elif run.batched or run.producer_name != shape.name or not run.takes_alike:
             return 0
-        found = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
-        if found.sends:
-            run.extend(found)
+        alike = shape.read(data, spans, at, min(run.room, self._bytes_max), run.after)
+        if alike.sends:
+            run.extend(alike)
             self._runs[producer.id] = run
-        return len(found.sends)
+        return len(alike.sends)
 
     def begin_step(self) -> None:
         """The loop did what else there was to do."""

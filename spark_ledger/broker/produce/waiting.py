@@ -1,9 +1,11 @@
-"""What waits to be stored in a partition, who hears that it is, and what was stored before.
+"""Batches that wait to be stored in a partition, their outcome, and the last sequence ids of each
+producer.
 
-Always true: a batch whose last sequence id its producer has sent before is not sent again; it is
-told so once the one that was first is stored (hazard 31). Where batches have failed whose outcome
-is not known, nothing is a duplicate until the log has told what is stored. A message that comes in
-chunks is known by its last chunk alone: those before it are stored again, and are of no message.
+Always true: a batch whose last sequence id its producer has sent before is not sent again; its
+producer gets the answer for a duplicate once the first batch is stored (hazard 31). After batches
+have failed with unknown outcome, no batch counts as a duplicate until the log has shown what is
+stored. A message in chunks is known by its last chunk alone: earlier chunks are stored again, and
+belong to no message.
 """
 
 import asyncio
@@ -276,16 +278,16 @@ class SequenceIds:
 
     def __init__(self) -> None:
         self.of_segment: dict[str, int] = {}
-        self._stored: dict[str, int] = {}  # the last one, by producer; who sent last at the end
+        self._stored: dict[str, int] = {}  # the last one, by producer; the latest sender at the end
         self._sent: dict[str, int] = {}  # that on its way, of producers that have one
         self._new_bytes = 0  # of names that came since others were forgotten
         self.again: deque[Waiting] = deque()
         """What was sent again before it was stored."""
         self._unsure = False
 
-    def begin(self, known: Mapping[str, int]) -> None:
+    def begin(self, last_ids: Mapping[str, int]) -> None:
         """As the log's seals have them, while nothing is under way."""
-        self._stored, self._sent, self._unsure = dict(known), {}, False
+        self._stored, self._sent, self._unsure = dict(last_ids), {}, False
 
     def doubt(self) -> None:
         """What is under way has failed, and may be stored."""
@@ -299,7 +301,8 @@ class SequenceIds:
         return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
     def new_of(self, run: Waiting) -> list[Waiting]:
-        """What of it was not sent before; the rest is told so, once what was is stored."""
+        """The part that was not sent before; the rest is answered as duplicates, once the batches
+        that came first are stored."""
         name, last = run.producer_name, run.last_sequence_id
         if run.chunk is Chunk.EARLIER:
             return [run]
@@ -333,11 +336,11 @@ class SequenceIds:
             self._forget()
         if self.again:
             waiting, self.again = self.again, deque()
-            for one in waiting:
-                if one.last_sequence_id <= self._stored.get(one.producer_name, -1):
-                    one.duplicate()
+            for waiter in waiting:
+                if waiter.last_sequence_id <= self._stored.get(waiter.producer_name, -1):
+                    waiter.duplicate()
                 else:
-                    self.again.append(one)
+                    self.again.append(waiter)
 
     def _forget(self) -> None:
         """Producers that sent longest ago, and have nothing on its way."""
@@ -366,6 +369,7 @@ class SequenceIds:
         return out
 
     def take_again(self) -> list[Waiting]:
-        """What waits for the one that was first, for whoever fails it."""
+        """Take out the batches that wait for the one that came first: the caller fails them or
+        takes them in anew."""
         waiting, self.again = list(self.again), deque()
         return waiting
