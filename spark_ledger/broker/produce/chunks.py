@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class ChunkedMessage:
-    """A message of which chunks came, `count` in all: their offsets, each NOWHERE until it is sent
-    to a ledger, and how they were sent, with their numbers: those that came again, too."""
+    """A message of `count` chunks that has begun to come: the offsets of the chunks, each NOWHERE
+    until the chunk is sent to a ledger, and their SENDs with their numbers, repeated ones too."""
 
     __slots__ = ("bytes", "count", "forget", "offsets", "producer", "quiet", "sends", "uuid")
 
@@ -50,16 +50,16 @@ class ChunkedMessage:
         self.sends: list[tuple[Send, int]] = []
         self.bytes = 0
         self.quiet = False
-        """No chunk of it has come since that was last looked at."""
+        """No chunk of the message has come since the last look."""
 
     def stored(self, offset: int) -> None:
-        """It is, and all chunks have their receipts, with the id of the last one; NOWHERE: it was
-        before."""
+        """The message is stored: all its chunks get their receipts, with the id of the last one;
+        NOWHERE: it was stored before."""
         for send, number in self.sends:
             self.producer.answer(number, 1, self.producer.receipt(send, offset))
 
     def refused(self, why: Refusal) -> None:
-        """None of its chunks has a receipt, and those that come are refused."""
+        """No chunk of the message gets a receipt, and later chunks are refused."""
         self.forget(self.uuid, why)
         sends, self.sends = self.sends, []
         for send, number in sends:
@@ -116,26 +116,26 @@ class ChunksOfProducer:
         append(run)
 
     def another(self) -> None:
-        """It sends a message that is in no chunks."""
+        """The producer sends a message that is not in chunks."""
         self._others_come(None)
 
     def damaged(self) -> None:
-        """A chunk cannot be taken, and of which message it is is not known: those that were begun
-        are refused, and the chunks that follow of one that was not."""
+        """A chunk is damaged, and its message unknown: the messages that were begun are refused,
+        and later chunks of a message that was not begun."""
         self.give_up("one that is damaged")
         self._damaged = True
 
     def forget(self) -> None:
-        """Its producer goes, and will send again what has no receipt."""
+        """The producer goes; its client sends again the messages without a receipt."""
         self._begun.clear()
 
     def give_up(self, why: str, *, refuse: bool = True) -> None:
-        """The last chunks of what it has begun will not come."""
+        """The last chunks of the messages that were begun will not come."""
         for message in list(self._begun.values()):
             self._give_up(message, why, refuse=refuse)
 
     def _others_come(self, uuid: str | None) -> None:
-        """Between the chunks of those that were begun comes another message, or a chunk of one."""
+        """Another message, or a chunk of it, comes between the chunks of those that were begun."""
         others = [message for message in self._begun.values() if message.uuid != uuid]
         if not others:
             return
@@ -150,7 +150,7 @@ class ChunksOfProducer:
             self._producer.connection.later(GIVE_UP_S, self._look)
 
     def _look(self) -> None:
-        """Give up those of which no chunk has come since the last look, but others after it."""
+        """Give up messages without a chunk since the last look, if later SENDs have come."""
         self._looks = False
         read = self._producer.connection.is_read
         for message in list(self._begun.values()):
@@ -175,7 +175,7 @@ class ChunksOfProducer:
             del self._begun[message.uuid]
 
     def _refuse(self, uuid: str, why: Refusal) -> None:
-        """The chunks that came have no receipts, and those that come are refused."""
+        """The chunks of the message that came get no receipts, and later ones are refused."""
         self._refused.add(self._producer.name, uuid)
         message = self._begun.pop(uuid, None)
         if message is not None:
@@ -212,8 +212,8 @@ class ChunksOfProducer:
 
 
 class ChunkRun(Run):
-    """A chunk, until it is stored; with the last one its message is. Each notes its offset when it
-    is sent, and the last one is stored with those of the chunks before it."""
+    """A chunk until it is stored; its message is stored with the last chunk. Each chunk notes its
+    offset when it is sent, and the last one is stored with the offsets of the others."""
 
     __slots__ = ("_data", "_index", "_message")
 
@@ -231,7 +231,7 @@ class ChunkRun(Run):
         self.add(send, stored, name, False, 1, sequence_id)
 
     def hand_on(self) -> None:
-        """Its message has its number."""
+        """The chunk's number is in its message."""
 
     def sent(self, offset: int) -> None:
         offsets = self._message.offsets

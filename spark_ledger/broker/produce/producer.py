@@ -41,23 +41,23 @@ class ProducersLink(Protocol):
     def send(self, frame: bytes) -> None: ...
 
     def stored(self, size: int) -> None:
-        """So many bytes of a batch wait no more."""
+        """So many bytes of batches wait no more."""
 
     async def answers(self) -> bool:
         """Whether its client is there; if not, it has ended by then."""
 
     def send_producer_away(self, producer: "Producer") -> None:
-        """It is to look its topic up again."""
+        """The producer's client is to look its topic up again."""
 
     drop: ServerError
     """The error by which its client drops a message, and does not send it again."""
 
     @property
     def is_read(self) -> bool:
-        """Whether what its client sends is read now."""
+        """Whether the broker reads from this connection now."""
 
     def later(self, seconds: float, do: Callable[[], None]) -> object:
-        """Call it after that time."""
+        """Call `do` after that time."""
 
 
 class PartitionOfProducer(Protocol):
@@ -118,14 +118,14 @@ class Producer:
         self.may_send = False
         """Its client has this answer, or gets it in this turn of the loop."""
         self.chunks: ChunkedSends | None = None
-        """Of the messages that it sends in chunks, once it has sent some."""
+        """The messages that the producer sends in chunks, once it has sent a chunk."""
         self.sends = 0
-        """How many came: each has its number, and its answer in that order."""
+        """How many SENDs came: each has its number, and the answers go out in that order."""
         self._answered = 0
         self._held: dict[int, tuple[int, bytes]] = {}
 
     def ready(self) -> None:
-        """It may send: the answer to its request."""
+        """The producer may send: answer its client's request."""
         self.may_send = True
         made = command(
             "producer_success",
@@ -140,7 +140,7 @@ class Producer:
         self.connection.send(encode(made))
 
     def send_away(self) -> None:
-        """It looks its topic up again, and sends again what has no receipt."""
+        """The client looks its topic up again, and sends again the messages without a receipt."""
         self.connection.send_producer_away(self)
 
     def refuse(self, sequence_id: int, why: Refusal) -> None:
@@ -148,13 +148,13 @@ class Producer:
         self.answer(self.came(1), 1, self.error(sequence_id, why))
 
     def came(self, count: int) -> int:
-        """So many sends more have come; the number of the first."""
+        """So many more SENDs have come; returns the number of the first."""
         first = self.sends
         self.sends += count
         return first
 
     def answer(self, number: int, count: int, frames: bytes) -> None:
-        """Answer so many sends from that number on, once all before them are."""
+        """Answer so many SENDs from that number on, once all SENDs before them are answered."""
         if number != self._answered:
             self._held[number] = (count, frames)
             return
@@ -166,11 +166,11 @@ class Producer:
 
     @property
     def held(self) -> int:
-        """Answers that wait for one before them."""
+        """How many answers wait for an earlier one."""
         return len(self._held)
 
     def receipt(self, send: Send, offset: int) -> bytes:
-        """NOWHERE: of a message that was stored before."""
+        """The receipt of a SEND; offset NOWHERE: its message was stored before."""
         ledger = NOWHERE if offset == NOWHERE else self.partition.log.ledger
         return receipts([(send, offset)], ledger, self.partition.log.shown)
 
@@ -210,7 +210,7 @@ class Run:
         self._number = 0
 
     def hand_on(self) -> None:
-        """It is to be stored: its answers come after those to what its producer sent before."""
+        """The run is to be stored: its answers come after those to earlier SENDs of its client."""
         self._number = self.producer.came(len(self.batches))
 
     @property
@@ -235,8 +235,8 @@ class Run:
         last_sequence_id: int,
         unpacked: int = 0,
     ) -> bool:
-        """One more batch of it, which has so many bytes when it is decompressed. False where that
-        begins another run."""
+        """Add a batch, which has `unpacked` bytes decompressed. False: it does not fit into this
+        run, and begins another one."""
         unpacked = max(unpacked, len(data))
         if self.batches and (
             self.size + len(data) > RUN_BYTES_MAX
@@ -258,7 +258,7 @@ class Run:
 
     @property
     def room(self) -> int:
-        """Bytes of batches that it takes still."""
+        """How many more bytes of batches the run takes."""
         return RUN_BYTES_MAX - self.size
 
     @property

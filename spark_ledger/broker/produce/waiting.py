@@ -39,55 +39,55 @@ class Chunk(Enum):
 
 
 class Waiting(Protocol):
-    """A run: batches of a producer that follow each other, until they are stored, all in one entry.
-    Their last sequence ids rise, where these are looked at."""
+    """A run: successive batches of a producer until they are stored, all in one entry. With
+    deduplication their last sequence ids rise."""
 
     batches: list[bytes]
     counts: list[int]
-    """Messages of each."""
+    """How many messages each batch has."""
     size: int
     unpacked: int
-    """Bytes when they are decompressed, as they declare."""
+    """Bytes of the batches decompressed, as these declare."""
     messages: int
-    """Of all."""
+    """How many messages the run has."""
     batched: bool
-    """Whether each has metadata of each message."""
+    """Whether the batches have metadata of each message."""
     producer_name: str
     chunk: Chunk | None
-    """What it is of a message that comes in chunks: then it is one chunk."""
+    """Which chunk of a message this run is; None for a run of batches."""
 
     @property
     def producer(self) -> object:
-        """That sent it; another may have the same name."""
+        """The producer that sent the run; another producer may have the same name."""
 
     @property
     def first_sequence_id(self) -> int:
-        """The last one of the first batch."""
+        """The last sequence id of the first batch."""
 
     @property
     def last_sequence_id(self) -> int:
-        """Of the last batch."""
+        """The last sequence id of the last batch."""
 
     def each(self) -> Sequence["Waiting"]:
-        """Its batches, each as a run by itself."""
+        """The run's batches, each as a run by itself."""
 
     def sent(self, offset: int) -> None:
-        """It goes into an entry, and the first message gets that offset if that is stored."""
+        """The run goes into an entry; if that is stored, the first message has that offset."""
 
     def duplicate(self) -> None:
-        """They were stored before."""
+        """The batches were stored before."""
 
     def stored(self, offset: int) -> None:
-        """They are, and the first message has that offset."""
+        """The batches are stored, and the first message has that offset."""
 
     def failed(self, error: errors.LedgerError) -> None:
-        """They are not known to be stored, and are not tried again here."""
+        """The batches are not known to be stored, and are not tried again here."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """Runs that are under way in one. `rowless`: the offsets without a row of its segment, with
-    its own."""
+    """An entry under way, with its runs. `rowless`: the offsets without a row in its segment,
+    including those of this entry."""
 
     runs: list[Waiting]
     rows: int
@@ -95,13 +95,13 @@ class Entry:
     acked: "asyncio.Future[int]"
 
     def drop(self) -> None:
-        """Its outcome is not used."""
+        """The outcome of the entry is not used."""
         self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
 
 
 def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, int]:
-    """What goes into one entry, from the head of the queue, with its bytes and messages: more than
-    one run up to so many bytes, or to the limits above, or a chunk by itself."""
+    """The runs of the next entry, from the head of the queue, with their bytes and messages: one
+    run of any size, several within `bytes_max` and the limits above, or a chunk by itself."""
     runs = [queue.popleft()]
     size, rows, unpacked = runs[0].size, runs[0].messages, runs[0].unpacked
     while (
@@ -120,23 +120,23 @@ def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, in
 
 
 class Joining:
-    """How many bytes of runs are joined in an entry: less once a bookie refused one as too large,
-    since its limit may be below that of this process."""
+    """How many bytes of runs are joined in an entry: fewer once a bookie has refused an entry as
+    too large, since the bookie's limit may be below that of this process."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
 
     def refused(self, entries: Sequence[Entry], entry_id: int) -> list[object]:
-        """`entries` are not stored, the first has that id. If it was refused as too large and holds
-        one run, that run fails here. Returns the run's producer, which is to send again what
-        follows: a later chunk is no message without it."""
+        """`entries` are not stored; the first has that id. If the first was refused as too large
+        and holds one run, that run fails here. Returns the run's producer, which is to send again
+        what follows the run: without the failed chunk the later ones make no message."""
         head = entries[0] if entries else None
         if head is None or not head.acked.done() or head.acked.cancelled():
             return []
         failure = head.acked.exception()
         if not isinstance(failure, errors.MessageTooBig):
             return []
-        if failure.facts.get("entry_id", entry_id) != entry_id:  # another entry was
+        if failure.facts.get("entry_id", entry_id) != entry_id:  # another entry was refused
             return []
         self.bytes_max = min(self.bytes_max, sum(run.size for run in head.runs)) // 2
         if len(head.runs) > 1:
@@ -174,7 +174,7 @@ def parts_of_entry(
 
 
 class Changes:
-    """What several wait for."""
+    """A change for which several tasks wait."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Event, None] = {}
@@ -185,7 +185,7 @@ class Changes:
             changed.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return once it holds, which is asked again after each change."""
+        """Return once the condition holds; it is checked again after each change."""
         changed = asyncio.Event()
         self._waiting[changed] = None
         try:
@@ -214,7 +214,7 @@ class Undecided:
                 del self._counts[run.producer]
 
     def count(self, *queues: Iterable[Waiting]) -> None:
-        """Anew: these are all."""
+        """Count anew: these queues have all the runs."""
         self._counts.clear()
         self.add(chain(*queues))
 
@@ -229,9 +229,9 @@ def without(
     ids: "SequenceIds | None",
     sent: Iterable[Entry],
 ) -> tuple[deque[Waiting], list[Waiting]]:
-    """The queue without what producers that have gone sent, and what was taken out: nothing of what
-    is `sent`. Where `ids` count, what others sent under the same names is taken out, too: it may
-    come after that, and so is to be sent again after it."""
+    """The queue without the runs of producers that have gone, and the runs taken out; entries that
+    are `sent` stay. With `ids`, runs of other producers under the same names are taken out too:
+    they may follow those of the producers that have gone, and are to be sent again after them."""
     names: dict[str, None] = {}
     if ids is not None:
         waiting = (*queue, *ids.again)
@@ -255,7 +255,7 @@ class RefusedMessages:
         self._hashes: dict[int, None] = {}  # a client chooses how long a uuid is
 
     def add(self, producer_name: str, uuid: str) -> None:
-        """It is refused."""
+        """The message is refused."""
         key = hash((producer_name, uuid))
         self._hashes.pop(key, None)
         self._hashes[key] = None
@@ -263,11 +263,11 @@ class RefusedMessages:
             del self._hashes[next(iter(self._hashes))]
 
     def begins(self, producer_name: str, uuid: str) -> None:
-        """It is sent anew, from its first chunk on."""
+        """The message is sent anew, from its first chunk on."""
         self._hashes.pop(hash((producer_name, uuid)), None)
 
     def has(self, producer_name: str, uuid: str) -> bool:
-        """Whether it was refused, and not sent anew since."""
+        """Whether the message was refused, and not sent anew since."""
         return hash((producer_name, uuid)) in self._hashes
 
 
@@ -282,21 +282,21 @@ class SequenceIds:
         self._sent: dict[str, int] = {}  # that on its way, of producers that have one
         self._new_bytes = 0  # of names that came since others were forgotten
         self.again: deque[Waiting] = deque()
-        """What was sent again before it was stored."""
+        """Runs that were sent again before the first sending was stored."""
         self._unsure = False
 
     def begin(self, last_ids: Mapping[str, int]) -> None:
-        """As the log's seals have them, while nothing is under way."""
+        """Begin with the last ids from the log's seals, while no entry is under way."""
         self._stored, self._sent, self._unsure = dict(last_ids), {}, False
 
     def doubt(self) -> None:
-        """What is under way has failed, and may be stored."""
+        """The entries under way have failed, and may be stored."""
         self._unsure = True
-        self._sent.clear()  # which counts no more, until `begin`
+        self._sent.clear()  # sent ids do not count until `begin`
 
     def last(self, producer_name: str) -> int:
-        """The last that is stored, or on its way; -1 of none. Of what has failed it is not known
-        what is stored: a client sends that again."""
+        """The producer's last id that is stored or on its way; -1 without one. Failed batches may
+        or may not be stored: a client sends them again."""
         stored = self._stored.get(producer_name, -1)
         return stored if self._unsure else max(stored, self._sent.get(producer_name, -1))
 
@@ -355,7 +355,8 @@ class SequenceIds:
         names: Iterable[str],
         under_way: Iterable[Waiting],
     ) -> list[Waiting]:
-        """Of these names nothing is on its way but what is `under_way`; what waits and `goes`."""
+        """For these names only the runs `under_way` are on their way; returns the runs sent again
+        that `goes` selects, which are taken out."""
         out = [run for run in self.again if goes(run)]
         self.again = deque(run for run in self.again if not goes(run))
         counted = [run for run in under_way if run.chunk is not Chunk.EARLIER]
