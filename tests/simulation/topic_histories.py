@@ -45,6 +45,11 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: ("run-1", "run-2", True),
     ),
     (
+        *("T2", I.what_ended_as_not_committed_is_not),
+        lambda g, x: ("run-1", 0),
+        lambda g, x: ("run-1", 1),
+    ),
+    (
         *("T2", I.a_version_contributes_rows_at_most_once),
         lambda g, x: (("q", 1), 1),
         lambda g, x: (("q", 1), 2),

@@ -10,7 +10,8 @@ clean.
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -224,7 +225,8 @@ class TopicWork:
                 "" if planned is None else planned.content
             )
             try:
-                outcome = await self._commit(topics, results, txn, intent, batch)
+                with self.heard_by((query, version, content), run):
+                    outcome = await self._commit(topics, results, txn, intent, batch)
             except errors.LedgerFenced as error:
                 self.met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
@@ -364,6 +366,24 @@ class TopicWork:
         with reachable(f"reading topic '{info.name}'"):
             state = await tasks.log(info.id).fold()
         return len(state.partitions)
+
+    @contextmanager
+    def heard_by(self, key: tuple[str, int, str], run: int) -> Iterator[None]:
+        """What a commit ends with is true (T2): `errors.Unavailable` says that it was not made."""
+        before = self._commits_of(key, run)
+        try:
+            yield
+        except errors.Unavailable:
+            made = self._commits_of(key, run) - before
+            invariants.what_ended_as_not_committed_is_not(self.world.ghost, f"run-{run}", made)
+            raise
+
+    def _commits_of(self, key: tuple[str, int, str], run: int) -> int:
+        return sum(
+            commit.run_id == f"run-{run}" and self.ghost.key_of_commit(commit) == key
+            for log in self.ghost.logs.values()
+            for commit in log.commits.values()
+        )
 
     def judge_commit(self, key: tuple[str, int, str], run: int, outcome: Any) -> None:
         """It returned success: T1 and T2 at that moment."""

@@ -83,6 +83,13 @@ def success_is_of_ones_own_or_earlier_rows(
 
 
 @invariant("T2")
+def what_ended_as_not_committed_is_not(ghost: Ghost, run: str, times: int) -> None:
+    """A commit that ends with errors.Unavailable was not made: its rows may be written again, also
+    under another app id."""
+    require(not times, "T2", f"{run} heard that nothing was committed, and its commit is there")
+
+
+@invariant("T2")
 def a_version_contributes_rows_at_most_once(
     ghost: Ghost, key: tuple[str, int, str], times: int
 ) -> None:

@@ -1,9 +1,11 @@
-"""Bugs of the ledgers of merges, looked for at the points of the deeds named with each."""
+"""Bugs of commits that are given up and of the ledgers of merges, looked for at the points of the
+deeds named with each."""
 
 from dataclasses import replace
 from typing import Any
 
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import OutcomeUnknown
 from spark_ledger.topic.commit import commit
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.topics import CHURN
@@ -24,7 +26,24 @@ def bodies_before_rows(send: Any) -> Any:
     return sent
 
 
+def goes_by_the_last_problem(gave_up: Any) -> Any:
+    """Whether a commit that was given up may have been made is decided by its last try alone."""
+
+    def gave_up_by_it(self: Any, timeout_s: float, problem: Any) -> Any:
+        self._response_lost = isinstance(problem, OutcomeUnknown)
+        return gave_up(self, timeout_s, problem)
+
+    return gave_up_by_it
+
+
 REACHED = (
+    (
+        Mutant(
+            *("last problem decides", "hazard 3", commit._Commit, "_gave_up"),
+            *(goes_by_the_last_problem, CHURN),
+        ),
+        ("commit",),
+    ),
     (
         Mutant(
             *("rows after a body", "hazard 94", commit._Commit, "_send"),

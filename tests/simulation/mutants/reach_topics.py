@@ -402,6 +402,8 @@ BESIDE = ("commit beside a janitor",)
 COMMITS = ("commit", "commit of bodies in ledgers", "overwrite", "commit to two topics")
 JANITOR = ("janitor", "janitor and a broker that wakes", "janitor beside a deleted topic")
 CURSORS = ("take-over of a cursor", "seek", "deletion of a cursor")
+
+
 CHECKPOINTS = ("checkpoint", "checkpoint in ledgers", "checkpoint beside a janitor")
 T = Mutant
 REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (

@@ -16,6 +16,7 @@ from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.upkeep.compactor import compact
 from tests.simulation.points.enumerate import Deed
+from tests.simulation.points.fates import ALONE, Fate
 from tests.simulation.points.stage import Stage
 from tests.simulation.topic_work import TOPIC
 from tests.simulation.world import Client
@@ -241,7 +242,11 @@ async def a_deleted_topic(stage: Stage) -> None:
 
 
 DEEDS = (
-    Deed("commit", two_batches, commits, another_run_commits, commits_once=True),
+    Deed(
+        *("commit", two_batches, commits, another_run_commits),
+        fates=(*ALONE, Fate.ANSWER_LOST_AWAY, Fate.REQUEST_LOST_AWAY),
+        commits_once=True,
+    ),
     Deed("commit of bodies in ledgers", two_batches, commits, another_run_commits, IN_LEDGERS),
     Deed("commit to two topics", two_topics, commits_to_two, another_run_commits_to_two),
     Deed("commit beside a janitor", two_batches, commits, others_clean, IN_LEDGERS),

@@ -46,6 +46,7 @@ PLAN = Plan(
     topics=True,
 )
 PATIENCE_S = 240.0
+COMMIT_S = 20.0  # less than the store is away (fates.py)
 """Simulated seconds in which who comes after a process that died can do what it came for."""
 LEASE_S = 20.0
 
@@ -127,9 +128,11 @@ class Stage:
         if asleep:  # as after SIGSTOP, until somebody lets it go on
             client.process.pause()
             await asyncio.sleep(0)
-        outcome = await topics.commit_topics(
-            results, txn, intent.id, overwrite=intent.record.snapshots.keys()
-        )
+        replaced = intent.record.snapshots.keys()
+        with work.heard_by((query, version, ""), run):
+            outcome = await topics.commit_topics(
+                results, txn, intent.id, overwrite=replaced, timeout_s=COMMIT_S
+            )
         work.judge_commit((query, version, ""), run, outcome)
 
     async def batches(self, versions: Sequence[int], **options: Any) -> Client:
