@@ -21,7 +21,6 @@ from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent
 
-PORT, ADMIN_PORT = 6650, 8080
 SESSION_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
 GC_THRESHOLDS = 50_000, 20, 100

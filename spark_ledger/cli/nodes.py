@@ -49,7 +49,7 @@ Timeout = Annotated[
 T = TypeVar("T")
 TIMEOUT_S = 5.0
 INTERRUPTED = 130
-BROKER_PORT, ADMIN_PORT = 6650, 8080  # as broker/server.py, which takes a while to import
+BROKER_PORT, ADMIN_PORT = 6650, 8080
 
 
 @bookies.command("list")
