@@ -5,72 +5,38 @@ in this process; then the files that ran are compared with those that the page n
 """
 
 import asyncio
-import inspect
-import re
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_ledger import process
-from spark_ledger.process import background_loop
 from spark_ledger.spark.data_source import LedgerDataSource
 from spark_ledger.spark.options.options import stream_write_options
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
 from spark_ledger.spark.write.topic_writers import Task
 from tests.integration.test_write_tasks import VALUE
+from tests.kit.paths import functions_that_run, named
 from tests.kit.processes import eventually
 from tests.kit.settings import with_settings
 from tests.simulation.loop import run
-from tests.tidy.sources import ROOT
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
 
-OURS = ("spark_ledger/", "bookie_server/")
-PAGE = ROOT / "docs" / "architecture.md"
-FILE = re.compile(r"`((?:spark_ledger|bookie_server)/[a-z0-9_/]+\.py)`")
 ROWS = pa.record_batch({"value": ["x" * 1000] * 4000})
 ADDS = "spark_ledger/ledger/add_pipeline.py"
 QUIET_S = 0.5
 
 
-def named(heading: str) -> set[str]:
-    """The files that a section of the page names."""
-    text = PAGE.read_text()
-    start = text.index(f"\n## {heading}\n")
-    return set(FILE.findall(text[start : text.index("\n## ", start + 1)]))
-
-
 @contextmanager
 def files_that_run() -> Iterator[set[str]]:
-    """Those of ours, in this thread and on the ledger's loop; generators that go on count too."""
     seen: set[str] = set()
-    root = f"{ROOT}/"
-
-    def called(frame: Any, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename.removeprefix(root)
-        runs = event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED  # no import
-        if runs and path.startswith(OURS) and not path.endswith("__init__.py"):
-            seen.add(path)
-
-    def on_the_loop(profile: Any) -> None:
-        done = threading.Event()
-        background_loop().loop.call_soon_threadsafe(lambda: (sys.setprofile(profile), done.set()))
-        done.wait()
-
-    on_the_loop(called)
-    sys.setprofile(called)
-    try:
+    with functions_that_run() as ran:
         yield seen
-    finally:
-        sys.setprofile(None)
-        on_the_loop(None)
+    seen |= ran.files
 
 
 def of_a_bookie() -> tuple[set[str], set[str]]:
