@@ -53,9 +53,11 @@ class Losing(Batches):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it does not come about")
 
 
 def ended_of(one):

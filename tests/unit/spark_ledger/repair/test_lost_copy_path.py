@@ -20,9 +20,10 @@ async def test_the_page_walks_a_lost_copy():
     await asyncio.sleep(30)
     with functions_that_run(threads=False) as ran:
         await gone(cluster, ensemble[0])
-        async with asyncio.timeout(600):
-            while (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0]):
-                await asyncio.sleep(1)
+        for _ in range(600):
+            await asyncio.sleep(1)
+            if not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0]):
+                break
         await asyncio.sleep(30)
     service.cancel()
     assert all(len(names) == 3 for names in (await copies_of(cluster, ledgers, ledger_id)).values())
