@@ -6,6 +6,7 @@ and no partition waits for ever behind a larger one: each gets a row before any 
 partition whose rows wait longest first. Holes count as nothing.
 """
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -180,12 +181,17 @@ class _Admitted:
 
     def give_each_a_row(self) -> None:
         """Give a row to each partition, the one whose rows wait longest first, while they fit; to
-        the very first always. If rows wait equally long, the partition with most rows left comes
-        first, so that each has its turn."""
+        the very first always. Rows of a live segment, whose time the log does not have, wait as
+        long as the longest. Of partitions that wait equally long each comes first by and by: the
+        order is drawn from the positions, which are others for each batch."""
+        known = [curve.since_ms for curve in self._curves.values() if curve.since_ms != NEVER_MS]
+        oldest_ms = min(known, default=NEVER_MS)
+        drawn = zlib.crc32(repr(self.positions).encode())
 
         def by_wait(slot: Slot) -> tuple[int, int, Slot]:
-            curve = self._curves[slot]
-            return curve.since_ms, -curve.rows, slot
+            since_ms = self._curves[slot].since_ms
+            waits = oldest_ms if since_ms == NEVER_MS else since_ms
+            return waits, zlib.crc32(f"{drawn} {slot}".encode()), slot
 
         longest = sorted(self._curves, key=by_wait)
         given = False

@@ -223,11 +223,21 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None and obeyed.rows_min is not None:
             gave_s = self._gave_s
             since_ms = None if gave_s is None else int((time.monotonic() - gave_s) * 1000)
-            if limits.holds_back(obeyed, offsets.rows_between(first, end), since_ms):
+            if limits.holds_back(obeyed, self._backlog_rows(first, end), since_ms):
                 return first
         if not obeyed.bounded:
             return end
         return limits.admit(first, end, obeyed, self._opened().curves(first, end))
+
+    def _backlog_rows(self, first: Positions, end: Positions) -> int:
+        """Without rows that are gone and offsets without a row."""
+        curve_of = self._opened().curves(first, end)
+        return sum(
+            curve_of(topic, p, at, end[topic][p]).rows
+            for topic, parts in first.items()
+            for p, at in parts.items()
+            if at < end[topic][p]
+        )
 
     def _positions(self, start: dict[str, Any], topic_ends: Ends) -> Positions:
         """`start` decoded; the same object for the same offset and topics."""

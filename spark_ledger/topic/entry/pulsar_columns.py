@@ -55,8 +55,8 @@ def decoded(batches: Sequence[Batch], columns: Collection[str] | None = None) ->
     """The messages of all batches, in order, in columns of ALL, without columns that are null in
     every row or not among `columns`. Raises errors.BadEntry."""
     names = {name for name in ALL if columns is None or name in columns}
-    if not names:
-        return _of(sum(batch.messages for batch in batches), {})
+    if not names:  # a batch is bad or good whatever a reader asks for
+        return _of(decoded(batches, (KEY,)).num_rows, {})
     payloads = [payload_of(batch) for batch in batches]
     if sum(batch.messages for batch in batches) > FEW:
         try:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_ledger.spark.options import limits
-from spark_ledger.spark.options.limits import Curve, Limits, admit, curve_of
+from spark_ledger.spark.options.limits import NEVER_MS, Curve, Limits, admit, curve_of
 from spark_ledger.spark.options.offsets import Positions
 from spark_ledger.topic.log.actions import Append, Hole
 from spark_ledger.topic.log.records import Commit
@@ -168,13 +168,39 @@ def test_rows_that_were_trimmed_use_nothing_of_a_limit():
     assert taken({"t": [curve_of(kept, 0, 2000)]}, Limits(rows_max=1)) == {"t": [2000]}
 
 
-def test_partitions_that_wait_equally_long_take_turns():
-    left, given_ = [4, 4, 4], [0, 0, 0]
-    for _ in range(6):
-        curves = [Curve.even(given_[p], given_[p] + left[p], since_ms=5) for p in range(3)]
-        for p, count in enumerate(taken({"t": curves}, Limits(rows_max=1))["t"]):
-            given_[p], left[p] = given_[p] + count, left[p] - count
-    assert given_ == [2, 2, 2]
+def batches_until(is_read, ends, more, given_limits, since_of=lambda p, batch: NEVER_MS, sizes=()):
+    """How many batches there are until partition `is_read` has been read to its end; after each of
+    them the others have `more` rows more. `sizes`: bytes of a row of each partition."""
+    at, ends = [0] * len(ends), list(ends)
+    for batch in range(1, 1000):
+
+        def curve(topic, p, lo, hi, batch=batch):
+            size = (hi - lo) * (sizes[p] if sizes else 0)
+            return Curve.even(lo, hi, size, since_of(p, batch))
+
+        start, end = {"t": dict(enumerate(at))}, {"t": dict(enumerate(ends))}
+        at = list(limits.admit(start, end, given_limits, curve)["t"].values())
+        if at[is_read] == ends[is_read]:
+            return batch
+        ends = [hi + more * (p != is_read) for p, hi in enumerate(ends)]
+    raise AssertionError("it waits for ever")
+
+
+@pytest.mark.parametrize("since_ms", [5, NEVER_MS])
+def test_a_partition_of_one_row_comes_soon_beside_large_ones_that_wait_equally_long(since_ms):
+    since_of = lambda p, batch: since_ms  # noqa: E731
+    assert batches_until(10, [*[300] * 10, 1], 0, Limits(rows_max=1), since_of) < 60
+    assert batches_until(3, [100, 100, 100, 1], 50, Limits(rows_max=3), since_of) < 20
+
+
+def test_a_row_of_a_live_segment_comes_soon_beside_rows_of_commits_that_keep_coming():
+    since_of = lambda p, batch: NEVER_MS if p == 1 else batch  # noqa: E731
+    assert batches_until(1, [100, 1], 1, Limits(rows_max=1), since_of) < 20
+
+
+def test_a_row_larger_than_the_limit_on_bytes_comes_soon_beside_a_busy_partition():
+    sizes = [100, 2_000_000]
+    assert batches_until(1, [1000, 1], 1000, Limits(bytes_max=1_000_000), sizes=sizes) < 20
 
 
 def test_a_backlog_that_is_only_a_hole_is_passed_at_once():

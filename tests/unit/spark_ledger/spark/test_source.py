@@ -304,6 +304,17 @@ def test_few_rows_are_held_back_after_the_first_batch_until_the_delay_is_over(mo
     assert polled.latestOffset(start, limit) == offset(6)
 
 
+def test_rows_that_are_gone_are_none_of_those_that_are_waited_for(monkeypatch):
+    topics, now_s = TopicsInATest(3), [1000.0]
+    monkeypatch.setattr("spark_ledger.spark.read.source.time.monotonic", lambda: now_s[0])
+    polled = reader(topics, minOffsetsPerTrigger="10")
+    limit = polled.getDefaultReadLimit()
+    start = polled.latestOffset(offset(0), limit)
+    topics.seen = (3000,)
+    topics.curves = lambda start, end: lambda topic, partition, lo, hi: Curve.even(hi - 6, hi)
+    assert polled.latestOffset(start, limit) is start
+
+
 def test_a_query_with_a_subscription_signs_its_offsets_and_keeps_its_sign(monkeypatch):
     told = []
 

@@ -74,6 +74,7 @@ LESS = batch_of(  # decompresses to less than it declares, as only decompressing
     uncompressed=90,
     compress=lambda data: pa.compress(data, "lz4_raw", asbytes=True),
 )
+COLUMNS = (None, frozenset({"value"}), frozenset({"key"}), frozenset())
 BAD = pytest.mark.parametrize(
     "batch",
     [NOISE, UNKNOWN_CODEC, COUNTS, ENCRYPTED, BOMB, LESS],
@@ -127,6 +128,17 @@ def test_a_stored_message_of_another_size_than_it_declares_is_met_and_no_empty_r
     rows, met = read(entry, OnBadEntry.SKIP)
     assert ([offset for offset, _, _ in rows], met) == ([1000, 1001, 1003], (1, 1))
     assert read(entry, OnBadEntry.RAW)[0][2] == (1002, None, batch)
+
+
+@BAD
+@pytest.mark.parametrize("policy", [OnBadEntry.SKIP, OnBadEntry.RAW])
+def test_a_batch_is_bad_whatever_columns_are_read(batch, policy):
+    entry = of_batches((2, GOOD), (3, batch), (1, AFTER))
+    offsets = [[row[0] for row in read(entry, policy, columns)[0]] for columns in COLUMNS]
+    assert offsets == [offsets[0]] * len(COLUMNS)
+    for columns in COLUMNS:
+        with pytest.raises(errors.BadEntry):
+            read(entry, OnBadEntry.FAIL, columns)
 
 
 def test_of_a_bad_batch_that_begins_before_the_read_no_row_is_raw():
