@@ -184,8 +184,8 @@ class _Admitted:
         the very first always. Rows of a live segment, whose time the log does not have, wait as
         long as the longest. Of partitions that wait equally long each comes first by and by: the
         order is drawn from the positions, which are others for each batch."""
-        known = [curve.since_ms for curve in self._curves.values() if curve.since_ms != NEVER_MS]
-        oldest_ms = min(known, default=NEVER_MS)
+        times_ms = [curve.since_ms for curve in self._curves.values() if curve.since_ms != NEVER_MS]
+        oldest_ms = min(times_ms, default=NEVER_MS)
         drawn = zlib.crc32(repr(self.positions).encode())
 
         def by_wait(slot: Slot) -> tuple[int, int, Slot]:
