@@ -6,6 +6,7 @@ import asyncio
 from spark_ledger.errors import LedgerError, SubscriptionNotFound
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.worker import Worker
+from spark_ledger.topic.subscription import cursor
 from tests.simulation.limbo_work import TOKENS
 from tests.simulation.points.deeds import cleans, two_batches
 from tests.simulation.points.enumerate import Deed
@@ -150,8 +151,14 @@ async def _repairs_once(client: Client) -> None:
     await Worker(client.ledgers, TOKENS).round()
 
 
+OFTEN_A_FLOOR = {(cursor, "FLOOR_EVERY_S"): 2.0}
+"""A cursor writes its position into the record, too, while the ledger goes on."""
 DEEDS = (
     Deed("take-over of a cursor", a_subscription_in_use, takes_it_over, others_take_it_over),
+    Deed(
+        *("take-over of a cursor with a floor", a_subscription_in_use, takes_it_over),
+        *(others_take_it_over, OFTEN_A_FLOOR),
+    ),
     Deed("seek", a_subscription_in_use, seeks, others_take_it_over),
     Deed("deletion of a cursor", a_subscription_in_use, deletes_it, others_delete_it),
     Deed("trim of rows read", a_subscription_at_the_end, trims_what_is_read, others_seek_it),
