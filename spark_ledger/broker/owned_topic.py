@@ -351,7 +351,7 @@ class OwnedTopic:
         for held in others:
             if held.live is not None:
                 ends[held.number] = held.live.base + lives.known(held.live).rows
-        return {**ends, **{number: one.log.end for number, one in self._partitions.items()}}
+        return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
     def leave(self, name: str, consumer: Consumer) -> None:
         """A consumer is gone; the last one's subscription is written and released."""

@@ -395,7 +395,7 @@ class MainJob:
         opened = self._fragments_opened()
         return [
             Check("every fault happened", not left, f"not: {left}" if left else "all three"),
-            Check("the killed bookie was replaced", opened > 0, f"{opened} fragments opened"),
+            Check("the killed bookie was replaced", opened > 0, f"fragments opened: {opened}"),
             flights.committed_once(self._killed_batch, versions),
             Check("replay: commits in sequence", in_sequence, f"{len(versions)} commits"),
             Check("watermark dropped no row", not dropped, f"{dropped} dropped"),
@@ -415,5 +415,5 @@ class MainJob:
             f"rows/s in one batch read"
         )
         self._display.say(
-            f"{self._opened} fragments opened by the failure; {len(ledgers)} ledgers at the end"
+            f"fragments opened by the failure: {self._opened}; ledgers at the end: {len(ledgers)}"
         )

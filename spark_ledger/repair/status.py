@@ -63,7 +63,7 @@ async def _findings(store: MetadataStore) -> Findings | None:
         return None
     try:
         plain: dict[str, Any] = json.loads(value)
-        findings = Findings(**{each.name: plain[each.name] for each in fields(Findings)})
+        findings = Findings(**{field.name: plain[field.name] for field in fields(Findings)})
         return replace(findings, lost=tuple(findings.lost), too_many=tuple(findings.too_many))
     except errors.MALFORMED:
         return Findings("elected just now")

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple, Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.consumers import Consumer, PlaceInPartition, Subscription
-from spark_ledger.broker.wire.commands import Refusal, ServerError, command
+from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
 
 ACK_STEPS_MAX = 2000
 """Ids, or stretches of their sets, that are acknowledged in one step of the loop. An ACK with more
 is carried out in several; what its client sends after it is not looked at until it is."""
 _WORDS_A_STEP = 16  # of an id's set: so many are unpacked in the time of a stretch
-NO_TRANSACTIONS = "there are no transactions here"
 
 
 class SubscribedTopic(Protocol):
@@ -77,13 +76,16 @@ class Acking:
         self._steps = None
 
     async def _rest(self, steps: Iterator[None]) -> None:
-        await asyncio.sleep(0)
-        for _ in steps:
+        try:
             await asyncio.sleep(0)
-            if self._steps is not steps:
-                return
-        self._steps = None
-        self._on_idle()
+            for _ in steps:
+                await asyncio.sleep(0)
+                if self._steps is not steps:
+                    return
+        finally:  # also after a defect: else its connection would never be read again
+            if self._steps is steps:
+                self._steps = None
+                self._on_idle()
 
     def _in_steps(self, part: Any) -> Iterator[None]:
         consuming = self._consumers.get(part.consumer_id)

@@ -116,16 +116,19 @@ class Consumer:
         self._wake.set()
 
     def acknowledge(self, message_id: MessageId, ack_type: AckType) -> Iterator[bool]:
-        """In steps, as many as a set of the id has stretches: whether each moved the mark. What is
-        beyond the confirmed end was not sent, and counts for nothing."""
+        """In steps, one at least, one for each stretch of the id's set: whether each moved the
+        mark. What is beyond the confirmed end was not sent, and counts for nothing."""
         partition, acks = self.place.partition, self.place.acks
         offset = offset_of(message_id, partition.ledger)
         if ack_type == AckType.CUMULATIVE:
             end = self.acknowledged_up_to(message_id, offset)
             yield end <= partition.end and acks.up_to(end)
             return
-        for lo, hi in self.acknowledged(message_id, offset):
+        stretches = self.acknowledged(message_id, offset)
+        for lo, hi in stretches:
             yield hi <= partition.end and acks.add(lo, hi)
+        if not stretches:
+            yield False
 
     def acknowledged(self, message_id: MessageId, offset: int) -> list[tuple[int, int]]:
         """The offsets that an id acknowledges by itself: one message of a batch, a whole batch, or

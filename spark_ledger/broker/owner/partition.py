@@ -259,7 +259,7 @@ class Partition:
             if self._is_gone(end):
                 end = self._before_hole(end)
                 continue
-            batches = [one for one in await self._read_at(end - 1) if one.offset < end]
+            batches = [batch for batch in await self._read_at(end - 1) if batch.offset < end]
             if batches and batches[-1].has_rows:
                 self._last, self._last_until = batches[-1], until
                 return self._last

@@ -152,7 +152,7 @@ class Tail:
             if at < len(batches) and batches[at][::3] == (last.end, first.batched):
                 continue
             alike = batches[begin:at]
-            counts, payloads = [one.messages for one in alike], [one.data for one in alike]
+            counts, payloads = [batch.messages for batch in alike], [batch.data for batch in alike]
             self.add(first.offset, counts, payloads, first.batched)
             begin = at
 

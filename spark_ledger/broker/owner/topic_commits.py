@@ -405,7 +405,7 @@ class TopicCommits:
             requests = _made_under(intent, requests)
             actions = [action for asked, *_ in requests for action in asked]
             if actions:
-                owned = dict.fromkeys(one for _, _, one, _ in requests if one is not None)
+                owned = dict.fromkeys(asked for _, _, asked, _ in requests if asked is not None)
                 opens = any(isinstance(action, OpenLive) for action in actions)
                 await self.client.commit_actions(
                     self.topic.id,
@@ -430,9 +430,9 @@ class TopicCommits:
 
 def _made_under(intent: Intent, requests: list[_Asked]) -> list[_Asked]:
     """The requests that open no ledger, or one that was made under the intent; the others fail."""
-    good = [one for one in requests if one[1] is None or one[1].id == intent.id]
+    good = [request for request in requests if request[1] is None or request[1].id == intent.id]
     error = errors.LedgerFenced("the intent has ended that a ledger was made under")
-    _fail([one[-1] for one in requests if one not in good], error)
+    _fail([request[-1] for request in requests if request not in good], error)
     return good
 
 

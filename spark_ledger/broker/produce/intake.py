@@ -21,7 +21,7 @@ from spark_ledger.broker.produce.producer import (
     Run,
     closed,
 )
-from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
 from spark_ledger.topic.entry import pulsar_batch
@@ -30,7 +30,6 @@ from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
 BYTES_AS_A_MESSAGE = 400
 """So many bytes take as long to decompress as a message to walk (ZLIB; others are faster)."""
-NO_TRANSACTIONS = "there are no transactions here"
 SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
 

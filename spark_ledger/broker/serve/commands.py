@@ -25,6 +25,7 @@ from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
     EARLIEST,
     LATEST,
+    NO_TRANSACTIONS,
     PROTOCOL_VERSION,
     AccessMode,
     BaseCommand,
@@ -191,7 +192,7 @@ async def _producer(client: Caller, part: Any) -> None:
     names.check_name("subscription", part.initial_subscription_name)
     _check_schema(part)
     if part.txn_enabled:
-        raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+        raise Refusal(ServerError.NOT_ALLOWED, NO_TRANSACTIONS)
     if part.initial_subscription_name:
         raise Refusal(
             ServerError.NOT_ALLOWED,
@@ -229,7 +230,7 @@ async def _producer(client: Caller, part: Any) -> None:
 
 async def _are_there(connections: Iterable[ProducersLink | Link]) -> None:
     """Those that have what another asks for are asked: a client that hangs loses it."""
-    await asyncio.gather(*(one.answers() for one in dict.fromkeys(connections)))
+    await asyncio.gather(*(connection.answers() for connection in dict.fromkeys(connections)))
 
 
 def _check_schema(part: Any) -> None:
@@ -289,7 +290,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
     if existing is not None:
         client.forget_consumer(existing[0])
     before = topic.consumers_before(part.subscription, kind, partition.number)
-    await _are_there(one.link for one in before if one.link is not client.wire)
+    await _are_there(other.link for other in before if other.link is not client.wire)
     consumer = await topic.subscribe(
         partition,
         part.subscription,

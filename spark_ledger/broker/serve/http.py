@@ -66,7 +66,7 @@ async def _asked(broker: Broker, method: str, asked: SplitResult) -> Any:
     """What is answered. Raises Refusal, errors of the topic layer."""
     if method != "GET":
         raise Refusal(ServerError.NOT_ALLOWED, f"{method}: the admin API is not built")
-    parts = [unquote(one) for one in asked.path.strip("/").split("/")]
+    parts = [unquote(part) for part in asked.path.strip("/").split("/")]
     query = parse_qs(asked.query)
     match parts:
         case ["lookup", "v2", "topic", domain, tenant, namespace, topic]:

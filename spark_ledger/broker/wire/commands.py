@@ -13,6 +13,7 @@ from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId
 __all__ = ["BaseCommand", "MessageId"]
 
 PROTOCOL_VERSION = 21
+NO_TRANSACTIONS = "there are no transactions here"
 EARLIEST, LATEST = -1, 2**63 - 1
 """Ledger and entry of the ids that mean the two ends."""
 _FIELDS = {field.number: field.name for field in BaseCommand.DESCRIPTOR.fields if field.number > 1}

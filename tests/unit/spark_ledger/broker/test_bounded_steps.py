@@ -4,8 +4,9 @@ import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
-from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Consuming
+from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Acking, Consuming
 from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode
 from tests.unit.spark_ledger.broker.test_connection import Tail, connected, until
@@ -80,6 +81,55 @@ def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps()
             connection.client.consumers.clear()
             connection.close()
             await consumer.close()
+
+    asyncio.run(main())
+
+
+def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps():
+    """Of batches that were not sent to the consumer: a set of theirs is not believed."""
+
+    async def main():
+        async with connected() as (connection, _):
+            place = Subscription("s", SubscriptionType.EXCLUSIVE, None).place(Tail(), 0)
+            consumer = Consumer(connection, 1, "a", 0, place, lambda _: None)
+            looked, turns, plain = [], [0], consumer.acknowledged
+            consumer.acknowledged = lambda *of: looked.append(turns[0]) or plain(*of)
+            topic = SimpleNamespace(leave=lambda *_: None)
+            connection.client.consumers[1] = Consuming(consumer, topic, "s")
+            connection.client.connected = True
+            ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
+            for entry_id in range(5 * ACK_STEPS_MAX):
+                ack.ack.message_id.add(ledgerId=77, entryId=entry_id).ack_set.append(1)
+            connection.data_received(encode(ack))
+            async with asyncio.timeout(30):
+                while connection.client.acking.is_busy:
+                    await asyncio.sleep(0)
+                    turns[0] += 1
+            assert len(looked) == 5 * ACK_STEPS_MAX
+            assert max(Counter(looked).values()) <= ACK_STEPS_MAX
+            connection.client.consumers.clear()
+            connection.close()
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+def test_after_a_defect_in_an_ack_its_connection_is_read_again():
+    def acknowledge(*_):
+        yield from [False] * ACK_STEPS_MAX
+
+    def send(_):
+        raise RuntimeError("a defect")
+
+    async def main():
+        consumer, idle = SimpleNamespace(id=1, acknowledge=acknowledge), asyncio.Event()
+        acking = Acking({1: Consuming(consumer, None, "s")}, send, refusal_of, idle.set)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        acking.add(acks_of(1, 1).ack)
+        assert acking.is_busy
+        async with asyncio.timeout(10):
+            await idle.wait()
+        assert not acking.is_busy
 
     asyncio.run(main())
 
