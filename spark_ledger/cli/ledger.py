@@ -293,8 +293,9 @@ def audit(
     bookie has an entry) or blocked (its repair cannot go on)."""
 
     async def work(topics: "TopicClient") -> "Audit":
-        from spark_ledger.repair.audit import audit, referred_by
+        from spark_ledger.repair.audit import audit
         from spark_ledger.repair.service import tokens_of
+        from spark_ledger.topic.upkeep.ledger_inventory import referred_by
 
         tokens = await tokens_of(topics.ledgers)
         referred = await referred_by(topics)

@@ -25,8 +25,6 @@ from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of
 from spark_ledger.metadata.store_calls import each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.work_list import Work
-from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.upkeep.ledger_inventory import References
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
@@ -133,15 +131,6 @@ async def audit_some(
 
     await each(check, ledger_ids, LEDGERS_AT_ONCE)
     return result
-
-
-async def referred_by(topics: TopicClient) -> Referred:
-    """The ledgers that all topics refer to now. Raises LedgerError."""
-    references = References(topics.store, topics.ledgers)
-    with reachable("looking up what topics refer to"):
-        ids = [info.id for info in await topics.topics.list()]
-        seen = await references.of(ids, await references.deleted())
-    return {topic.id: None if topic.problem else topic.referred for topic in seen.values()}
 
 
 async def check_ledger(

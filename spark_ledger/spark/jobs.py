@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from spark_ledger.config import resolve_service_url, whole
 from spark_ledger.errors import BadConfig, Unavailable, cause_of
-from spark_ledger.repair.audit import Audit, Referred, audit_some, referred_by
+from spark_ledger.repair.audit import Audit, Referred, audit_some
 from spark_ledger.repair.service import tokens_of
 from spark_ledger.spark.session import check_session
 from spark_ledger.spark.worker import worker_python
@@ -34,6 +34,7 @@ from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep import compactor
 from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, Merged, MergeTask
+from spark_ledger.topic.upkeep.ledger_inventory import referred_by
 from spark_ledger.topic.upkeep.merge_plan import MERGED_BYTES, MergeLimits
 
 A = TypeVar("A")

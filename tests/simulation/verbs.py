@@ -80,7 +80,6 @@ EXCEPTIONS: Mapping[str, str] = {
     "repair.audit.audit": "counts for an operator and changes nothing; the auditor calls"
     " `check_ledger` (test_audit.py)",
     "repair.audit.audit_some": "as that",
-    "repair.audit.referred_by": "as that",
     "repair.copies.unpaced": "of the command: the worker has a pace (test_limbo.py)",
     "repair.decommission.begin": "of an operator: healing.py makes the node that says that a bookie"
     " drains (test_decommission.py)",
@@ -92,6 +91,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "repair.status.enable": "as that",
     "repair.status.status": "tells an operator (test_status.py)",
     "repair.status.underreplicated": "as that",
+    "topic.ledger_inventory.referred_by": "of `ledger audit` and its Spark job (test_audit.py)",
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
     "topic.EntrySender.settled": "as that",

@@ -9,10 +9,11 @@ from spark_ledger import LedgerClient, errors
 from spark_ledger.cli import ledger as cli
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import paths
-from spark_ledger.repair.audit import audit, referred_by
+from spark_ledger.repair.audit import audit
 from spark_ledger.repair.service import tokens_of
 from spark_ledger.spark import jobs
 from spark_ledger.topic import blocking
+from spark_ledger.topic.upkeep.ledger_inventory import referred_by
 
 
 def without_spark(service_url: str) -> "jobs.Audit":

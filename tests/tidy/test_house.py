@@ -2,14 +2,18 @@
 
 Always true: an import goes down. Rooms on one floor do not know of each other. So no circle exists
 between rooms; `test_no_two_rooms_import_each_other` looks for one in what the files import,
-whatever the floors say.
+whatever the floors say. Nor between files, of one room or of several:
+`test_no_file_imports_itself_through_others` counts every import, also those within functions and
+under TYPE_CHECKING: an import that only annotates counts because a reader of the file needs the
+other file all the same.
 """
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
-from tests.tidy.sources import PACKAGES, below, sources
+from tests.tidy.sources import PACKAGES, Source, below, sources
 
 FILES_MAX = 15
 FLOORS = {
@@ -34,9 +38,9 @@ FLOORS = {
         local
         client
         broker spark
-        repair
         topic
         process
+        repair
         ledger
         bookies
         metadata
@@ -111,6 +115,28 @@ def imports_between(package: str) -> Iterator[tuple[str, str, str]]:
                 yield room, other, f"{source.path}:{line} imports {module}"
 
 
+def imported(source: Source, modules: Collection[str]) -> set[str]:
+    """The modules that the file imports anywhere in it. A package counts for nothing: `from a
+    import b` names the package only on the way to module b."""
+    packages = {module.rpartition(".")[0] for module in modules}
+    return {name for name, _ in source.imports if name in modules and name not in packages}
+
+
+def in_circles(edges: Mapping[str, Collection[str]]) -> list[str]:
+    """Those that import themselves, directly or through others."""
+    circles = []
+    for start in sorted(edges):
+        reached, ahead = set(), sorted(edges[start])
+        while ahead:
+            name = ahead.pop()
+            if name not in reached:
+                reached.add(name)
+                ahead += sorted(edges.get(name, ()))
+        if start in reached:
+            circles.append(start)
+    return circles
+
+
 @pytest.mark.parametrize("package", FLOORS)
 def test_every_room_has_a_floor(package):
     folder = package.replace(".", "/")
@@ -130,17 +156,25 @@ def test_no_two_rooms_import_each_other(package):
     edges: dict[str, set[str]] = {}
     for room, other, _ in imports_between(package):
         edges.setdefault(room, set()).add(other)
-    circles = []
-    for start in sorted(edges):
-        reached, ahead = set(), sorted(edges[start])
-        while ahead:
-            room = ahead.pop()
-            if room not in reached:
-                reached.add(room)
-                ahead += sorted(edges.get(room, ()))
-        if start in reached:
-            circles.append(start)
-    assert not circles
+    assert not in_circles(edges)
+
+
+def test_no_file_imports_itself_through_others():
+    modules = {module_of(source.path): source for source in sources(*PACKAGES)}
+    edges = {module: imported(source, modules) for module, source in modules.items()}
+    assert not in_circles(edges)
+
+
+def test_a_circle_of_files_is_found_behind_an_import_within_a_function_or_for_types_alone():
+    texts = {
+        "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B",
+        "b": "def lazily():\n    from c import decode",
+        "c": "import a",
+        "d": "from a import A",
+    }
+    files = {name: Source(f"{name}.py", text, ast.parse(text)) for name, text in texts.items()}
+    edges = {name: imported(file, files) for name, file in files.items()}
+    assert in_circles(edges) == ["a", "b", "c"]
 
 
 def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind():

@@ -14,7 +14,7 @@ respond ends the call for all topics.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
@@ -22,8 +22,9 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerState
 from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import each, look_up, names_in, read
+from spark_ledger.metadata.store_calls import each, look_up, names_in, reachable, read
 from spark_ledger.topic.checkpointer import with_losses
+from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.blobs import ChunkStore
 from spark_ledger.topic.log.intents import Intent
@@ -291,3 +292,13 @@ class References:
     def _forget(self, topic_id: str) -> None:
         self._logs.pop(topic_id, None)
         self._folded.pop(topic_id, None)
+
+
+async def referred_by(topics: TopicClient) -> dict[str, Container[int] | None]:
+    """By topic id, the ledgers that the topic refers to now; None: it may refer to any. Raises
+    LedgerError."""
+    references = References(topics.store, topics.ledgers)
+    with reachable("looking up what topics refer to"):
+        ids = [info.id for info in await topics.topics.list()]
+        seen = await references.of(ids, await references.deleted())
+    return {topic.id: None if topic.problem else topic.referred for topic in seen.values()}

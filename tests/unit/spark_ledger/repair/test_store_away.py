@@ -10,13 +10,14 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import decommission, status
-from spark_ledger.repair.audit import audit, referred_by
+from spark_ledger.repair.audit import audit
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import forget
 from spark_ledger.repair.limbo import repair_everywhere
 from spark_ledger.repair.service import repair_once
 from spark_ledger.repair.worker import Worker
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.upkeep.ledger_inventory import referred_by
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 from tests.unit.spark_ledger.repair.test_limbo import in_limbo, ledger_of
 from tests.unit.spark_ledger.repair.test_status import known
