@@ -1,6 +1,10 @@
-"""Hosts and ports as text, and how a server takes connections; bookies and brokers share it.
+"""Hosts and ports as text, and the one place that dials and listens.
 
 Always true:
+- a connection of Spark Ledger begins in `dial` (or `dial_blocking`), or is accepted by a
+  `Listener`; only the libraries for ZooKeeper and gRPC make others. tests/tidy/test_net.py lists
+  them;
+- a dial ends within its deadline, whether or not the host responds;
 - an IPv6 address is in brackets wherever it is written, and without them where a socket gets it;
 - a process takes connections while less than ACCEPT_SHARE of its descriptors are in use. Files,
   and connections that it makes itself, have the rest: a client that opens connections and leaves
@@ -19,8 +23,12 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any
 
 PORT_MAX = 65535
+DIAL_S = 10.0
 BACKLOG = 256
 DESCRIPTORS_MAX = 1 << 20
 """The highest limit that a process sets for itself: some systems have no limit, and some kernels
@@ -84,6 +92,65 @@ def join(host: str, port: int) -> str:
     return f"{bracketed(host)}:{port}"
 
 
+# -- dialling --------------------------------------------------------------------------------------
+
+
+async def dial(address: str, within_s: float = DIAL_S) -> socket.socket:
+    """A connection to "host:port" or "scheme://host:port"; its caller closes it. Each address of
+    the host is tried. Raises OSError, also for a text that is no address."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{address} is no address")
+    async with asyncio.timeout(within_s):
+        try:
+            host, port = split_url(address)
+            there = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except ValueError:  # UnicodeError is one
+            raise failure from None
+        for family, kind, protocol, _, where in there:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, where)
+                return sock
+            except OSError as error:
+                sock.close()
+                failure = error
+            except BaseException:
+                sock.close()
+                raise
+    raise failure
+
+
+async def dial_streams(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As `dial`, for a caller that reads and writes streams."""
+    return await asyncio.open_connection(sock=await dial(address))
+
+
+def dial_blocking(host: str, port: int, within_s: float) -> socket.socket:
+    """As `dial`, for a thread without an event loop; `within_s` also bounds each later call."""
+    return socket.create_connection((host, port), timeout=within_s)
+
+
+@lru_cache(256)
+def is_own(address: str) -> bool:
+    """Whether a connection to "host:port" would begin at that host, which is a number; nothing is
+    sent to find out."""
+    try:
+        host, port = split(address)
+        ip = ip_address(host)
+        family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((str(ip), port))
+            return ends_where_it_begins(sock)
+    except (OSError, ValueError):
+        return False
+
+
+def ends_where_it_begins(sock: socket.socket) -> bool:
+    """Whether both ends of a connection have one IP address."""
+    return bool(sock.getsockname()[0] == sock.getpeername()[0])
+
+
 # -- descriptors -----------------------------------------------------------------------------------
 
 
@@ -130,6 +197,9 @@ class SaidSeldom:
         if now_s >= self._next_s:
             self._next_s = now_s + SAY_EVERY_S
             _log.warning(text, *arguments)
+
+
+# -- listening -------------------------------------------------------------------------------------
 
 
 class Listener:
@@ -214,6 +284,34 @@ class Listener:
             self._go_on()
         else:
             self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._look)
+
+
+def served_by(protocol: Callable[[], asyncio.BaseProtocol]) -> Callable[[socket.socket], None]:
+    """What a Listener calls to give each connection to a new `protocol`. It belongs to the running
+    event loop."""
+    loop = asyncio.get_running_loop()
+    beginning: dict[asyncio.Task[Any], None] = {}
+
+    def accepted(sock: socket.socket) -> None:
+        task = loop.create_task(loop.connect_accepted_socket(protocol, sock))
+        beginning[task] = None
+        task.add_done_callback(begun)
+
+    def begun(task: "asyncio.Task[Any]") -> None:
+        del beginning[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a connection ends before it has begun: %r", error)
+
+    return accepted
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a process could listen there now; `host` is an IPv4 address."""
+    try:
+        _bound(socket.AF_INET, (host, port), alone=True).close()
+    except OSError:
+        return False
+    return True
 
 
 async def bound(host: str, port: int) -> list[socket.socket]:

@@ -297,9 +297,8 @@ async def _responded(
 
 
 async def _call(frames: str, method: str, request: InfoRequest | StoredRequest) -> Response:
-    host, port = net.split(frames)
     body = codec.encode(request)
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await net.dial_streams(frames)
     try:
         await _head(reader, FrameKind.HELLO)
         number = METHOD_NUMBERS[method]

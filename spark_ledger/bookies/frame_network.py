@@ -13,8 +13,6 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
-from ipaddress import ip_address
 from itertools import count
 
 from bookie_server.api import codec
@@ -78,7 +76,7 @@ class FrameNetwork:
         peer = self._peers.get(address)
         if peer is not None and peer.wire is not None:
             return peer.wire.is_here
-        return _is_own(address)
+        return net.is_own(address)
 
     async def close(self) -> None:
         self._closed = True
@@ -151,7 +149,7 @@ class _Peer:
     async def _try(self) -> "Wire":
         """Raises OSError (TimeoutError is one)."""
         async with asyncio.timeout(self._connect_s):
-            wire = Wire(await _open(self._address))
+            wire = Wire(await net.dial(self._address, self._connect_s))
             try:
                 await wire.greeted
             except BaseException:
@@ -181,7 +179,7 @@ class Wire:
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self.is_here = _to_itself(sock)
+        self.is_here = net.ends_where_it_begins(sock)
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self._numbers = count(1)
         self._calls: dict[int, asyncio.Future[Response]] = {}
@@ -374,46 +372,3 @@ def _busy(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
         return codec.encode(m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * adds))
     response: m.Response = m.METHODS[method][1](status=Status.BUSY, retry_after_ms=wait_ms)
     return codec.encode(response)
-
-
-@lru_cache(CONNECTIONS_MAX)
-def _is_own(address: str) -> bool:
-    """Whether a connection to the address would begin at it; nothing is sent to find out."""
-    try:
-        host, port = net.split(address)
-        ip = ip_address(host)
-        family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((str(ip), port))
-            return _to_itself(sock)
-    except (OSError, ValueError):
-        return False
-
-
-def _to_itself(sock: socket.socket) -> bool:
-    return bool(sock.getsockname()[0] == sock.getpeername()[0])
-
-
-async def _open(address: str) -> socket.socket:
-    """Raises OSError."""
-    loop = asyncio.get_running_loop()
-    failure = OSError(f"{address} is no address")
-    try:
-        host, port = net.split(address)
-    except ValueError:
-        raise failure from None
-    for family, kind, protocol, _, where in await loop.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            await loop.sock_connect(sock, where)
-            return sock
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-    raise failure

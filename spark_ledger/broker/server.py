@@ -8,9 +8,7 @@ import logging
 import os
 import random
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
 
 from spark_ledger import net
 from spark_ledger.broker.broker import Broker
@@ -22,7 +20,6 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent
 
 SESSION_TIMEOUT_S = 10.0
-_log = logging.getLogger(__name__)
 GC_THRESHOLDS = 50_000, 20, 100
 """Each message that is kept is objects, none of which are in a cycle: by Python's own thresholds a
 quarter of the time of a lone message went into looking for some."""
@@ -103,21 +100,8 @@ async def _listener(
     host: str, port: int, flag: str, protocol: Callable[[], asyncio.BaseProtocol]
 ) -> net.Listener:
     """Takes no connections before it is started. Raises errors.BadConfig."""
-    loop = asyncio.get_running_loop()
-    beginning: dict[asyncio.Task[Any], None] = {}
-
-    def accepted(sock: socket.socket) -> None:
-        task = loop.create_task(loop.connect_accepted_socket(protocol, sock))
-        beginning[task] = None
-        task.add_done_callback(begun)
-
-    def begun(task: "asyncio.Task[Any]") -> None:
-        del beginning[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("a connection ends before it has begun: %r", error)
-
     with _taken(host, port, flag):
-        return net.Listener(await net.bound(host.strip("[]"), port), accepted)
+        return net.Listener(await net.bound(host.strip("[]"), port), net.served_by(protocol))
 
 
 @contextlib.contextmanager

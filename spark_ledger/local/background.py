@@ -18,10 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
 
+from spark_ledger import net
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable, counted
 from spark_ledger.local.cluster import LocalCluster, count_of_bookies
 from spark_ledger.local.maintenance import maintain_on
-from spark_ledger.local.processes import Child, hold, port_is_free
+from spark_ledger.local.processes import HOST, Child, hold
 from spark_ledger.process import background_loop
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.upkeep import PASS_BYTES
@@ -67,7 +68,7 @@ def up(
         raise BadConfig(f"{data_dir} cannot be used: {error.strerror}") from error
     ports = ((broker_port, "--broker-port"), (admin_port, "--admin-port"))
     for number, flag in ports if broker_port is not None else ():
-        if number is not None and not port_is_free(number):
+        if number is not None and not net.is_free(HOST, number):
             raise BadConfig(
                 f"the broker's port {number} is taken",
                 f"Choose another with {flag}, or start without a broker: --no-broker.",

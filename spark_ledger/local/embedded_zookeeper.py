@@ -8,15 +8,15 @@ class is QuorumPeerMain, not ZooKeeperServerMain, because QuorumPeerMain purges 
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from spark_ledger import net
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.local.processes import HOST, Child, LocalProcess, free_port, port_is_free
+from spark_ledger.local.processes import HOST, Child, LocalProcess, free_port
 
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 HEAP = "-Xmx256m"
@@ -72,7 +72,7 @@ class EmbeddedZooKeeper(LocalProcess):
         java = find_java()
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._port:
-            if not port_is_free(self._port):
+            if not net.is_free(HOST, self._port):
                 raise BadConfig(f"port {self._port} is taken", "Choose another with --port.")
             self._run(java)
             return
@@ -89,7 +89,7 @@ class EmbeddedZooKeeper(LocalProcess):
         """SIGKILL, also to the server; returns when both have ended and the port is free again."""
         super().kill()
         deadline = time.monotonic() + self.STOP_TIMEOUT_S
-        while self._child and not port_is_free(self._port) and time.monotonic() < deadline:
+        while self._child and not net.is_free(HOST, self._port) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
     def _run(self, java: str) -> None:
@@ -118,7 +118,7 @@ class EmbeddedZooKeeper(LocalProcess):
 def _answers(port: int) -> bool:
     """Whether a ZooKeeper answers at the port and serves."""
     try:
-        with socket.create_connection((HOST, port), timeout=1) as connection:
+        with net.dial_blocking(HOST, port, within_s=1) as connection:
             connection.sendall(b"srvr")
             return b"Mode: " in connection.makefile("rb").read()
     except OSError:

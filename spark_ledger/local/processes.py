@@ -17,7 +17,6 @@ import random
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from spark_ledger import net
 from spark_ledger.errors import BadConfig, Unavailable
 
 LOG_QUOTED_LINES = 5
@@ -360,21 +360,11 @@ class LocalAutorecovery(LocalProcess):
         return [sys.executable, "-m", "spark_ledger.cli.main", "autorecovery", "start", *options]
 
 
-def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
 def free_port() -> int:
     """A free port below those that the kernel gives to outgoing connections: otherwise a client
     that tries again and again while the server is down could get the very port that it calls, and
     connect to itself."""
     for port in random.sample(PORTS, len(PORTS)):
-        if port_is_free(port):
+        if net.is_free(HOST, port):
             return port
     raise Unavailable(f"no port between {PORTS.start} and {PORTS.stop} is free")

@@ -47,9 +47,8 @@ async def connects(url: str) -> Heard:
     """CONNECT, which a broker answers by CONNECTED from its loop."""
     writer: asyncio.StreamWriter | None = None
     try:
-        host, port = net.split_url(url)
         async with asyncio.timeout(PROBE_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await net.dial_streams(url)
             asked = command(
                 "connect",
                 client_version="Spark Ledger probe",
@@ -63,7 +62,7 @@ async def connects(url: str) -> Heard:
             return Heard.NOTHING
     except ConnectionRefusedError:
         return Heard.REFUSAL
-    except (TimeoutError, OSError, MalformedFrame, ValueError):  # or the URL is malformed
+    except (OSError, MalformedFrame):  # TimeoutError is an OSError
         return Heard.NOTHING
     finally:
         if writer is not None:

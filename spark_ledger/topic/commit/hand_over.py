@@ -180,11 +180,7 @@ def _from_json(plain: dict[str, Any]) -> Handed:
 
 async def ask_over_tcp(url: str, request: bytes) -> tuple[bytes, LetGo]:
     """As Ask."""
-    try:
-        host, port = net.split_url(url)
-    except ValueError as error:
-        raise OSError(f"a broker's URL: {error}") from error
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await net.dial_streams(url)
     try:
         writer.write(request)
         (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from spark_ledger import net
+from tests.kit.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -155,3 +156,42 @@ def test_all_addresses_of_a_host_are_served_on_one_port(host):
         listener.close()
 
     asyncio.run(main())
+
+
+def test_a_dial_reaches_a_listener_by_its_address_or_its_url_and_closes_what_it_gave_up():
+    async def run():
+        accepted = []
+        listener = net.Listener(await net.bound("127.0.0.1", 0), accepted.append)
+        with pytest.raises(ConnectionRefusedError):  # bound, but not listening yet
+            await net.dial(f"127.0.0.1:{listener.port}")
+        listener.start()
+        sock = await net.dial(f"127.0.0.1:{listener.port}")
+        _, writer = await net.dial_streams(f"pulsar://127.0.0.1:{listener.port}/")
+        await until(lambda: len(accepted) == 2)
+        assert net.ends_where_it_begins(sock)
+        assert not net.is_free("127.0.0.1", listener.port)
+        sock.close()
+        writer.close()
+        for taken in accepted:
+            taken.close()
+        listener.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("address", ["", "host", "::1:80", "http://", f"{'a' * 64}.example:80"])
+def test_a_dial_of_what_is_no_address_fails_as_a_refused_one_does(address):
+    with pytest.raises(OSError, match="is no address"):
+        asyncio.run(net.dial(address))
+
+
+def test_a_dial_ends_within_its_deadline(monkeypatch):
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    async def run():
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", never)
+        with pytest.raises(TimeoutError):
+            await net.dial("127.0.0.1:1", within_s=0.01)
+
+    asyncio.run(run())
