@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
-from spark_ledger.broker.wire.frames import Frame, FrameReader, encode
+from spark_ledger.broker.wire.frames import PulsarFrame, PulsarFrameReader, encode
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -51,7 +51,7 @@ class Link:
     """One connection, one producer or reader on it."""
 
     url: str
-    _frames: FrameReader = field(default_factory=FrameReader)
+    _frames: PulsarFrameReader = field(default_factory=PulsarFrameReader)
     _kept: bytes = b""
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Link:
     def send(self, frames: bytes) -> None:
         self._socket.sendall(frames)
 
-    def messages(self) -> Iterator[Frame]:
+    def messages(self) -> Iterator[PulsarFrame]:
         """The MESSAGEs as they come, whole."""
         while True:
             for frame in self._frames.feed(self._received()):

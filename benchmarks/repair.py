@@ -27,7 +27,7 @@ from benchmarks.figures import Figure, show
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import autorecovery, ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 from spark_ledger.metadata.store_calls import each
 from spark_ledger.process import connect
 from spark_ledger.repair import work_list
@@ -190,7 +190,7 @@ def audit_pass(count: int) -> list[Figure]:
             async def make(ledger_id: int) -> None:
                 record = LedgerRecord(
                     *(ledger_id, 3, 3, 2, (Fragment(0, (ids[0], ids[1], ids[2])),)),
-                    *(LedgerState.CLOSED, -1, 0, 0),
+                    *(RecordState.CLOSED, -1, 0, 0),
                 )
                 value = ledger_record.encode(record)
                 await ledgers.metadata.create(paths.ledger(ledger_id), value, parents=True)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from bookie_server.api import messages as m
 from bookie_server.api.entry import (
     HEADER_BYTES,
-    BadEntry,
     Buffer,
+    DamagedEntry,
     EntryHeader,
     check_entries,
     check_entry,
@@ -139,7 +139,7 @@ class Adder:
             else:
                 try:
                     header = check_entry(entry)
-                except BadEntry as error:
+                except DamagedEntry as error:
                     results[index] = m.AddResult(Status.BAD_DIGEST, reason=str(error))
                     continue
                 if header.ledger_id < 0 or header.entry_id < 0:

@@ -229,7 +229,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     return LedgerStore(metadata, bookies, directory, settings, rng, placement)
 
 
-async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.Cluster:
+async def cluster_at(metadata: MetadataStore, service_url: str) -> cluster.ClusterRecord:
     """The cluster at the root of the store that `service_url` names.
 
     Raises Unavailable when no cluster is there (an empty answer of such a store means nothing),

@@ -76,7 +76,7 @@ crc32c = find_crc32c()
 """crc32c(data, value=0): the checksum of `data` by the processor, going on from `value`."""
 
 
-class BadEntry(Exception):
+class DamagedEntry(Exception):
     """Bytes that are not a whole, undamaged entry."""
 
 
@@ -136,10 +136,10 @@ def pack_header(header: EntryHeader) -> bytes:
 def unpack_header(data: Buffer) -> EntryHeader:
     """Read and check a header from the first 64 bytes of `data`.
 
-    Raises BadEntry when there are fewer bytes, another magic or version, or the CRC differs.
+    Raises DamagedEntry when there are fewer bytes, another magic or version, or the CRC differs.
     """
     if len(data) < HEADER_BYTES:
-        raise BadEntry(f"an entry header is {HEADER_BYTES} bytes, got {len(data)}")
+        raise DamagedEntry(f"an entry header is {HEADER_BYTES} bytes, got {len(data)}")
     (
         magic,
         version,
@@ -156,28 +156,30 @@ def unpack_header(data: Buffer) -> EntryHeader:
         own,
     ) = _HEADER.unpack_from(data)
     if own != crc32c(memoryview(data)[: _BODY.size]):
-        raise BadEntry("the header's CRC does not match")
+        raise DamagedEntry("the header's CRC does not match")
     if magic != MAGIC or version != VERSION:
-        raise BadEntry(f"unknown entry format {magic!r} version {version}")
+        raise DamagedEntry(f"unknown entry format {magic!r} version {version}")
     return EntryHeader(ledger, entry, lac, bytes_so_far, rows_so_far, length, crc, flags)
 
 
 def unpack_entry(data: Buffer) -> Entry:
     """Read and check a whole entry; the payload is a view into `data`, not a copy.
 
-    Raises BadEntry when the header or the payload is damaged, or the length differs.
+    Raises DamagedEntry when the header or the payload is damaged, or the length differs.
     """
     return Entry(check_entry(data), memoryview(data)[HEADER_BYTES:])
 
 
 def check_entry(data: Buffer) -> EntryHeader:
-    """`unpack_entry`, for callers that need the header only. Raises BadEntry."""
+    """`unpack_entry`, for callers that need the header only. Raises DamagedEntry."""
     header = unpack_header(data)
     if len(data) - HEADER_BYTES != header.payload_bytes:
         size = len(data) - HEADER_BYTES
-        raise BadEntry(f"payload is {size} bytes, in the header {header.payload_bytes}")
+        raise DamagedEntry(f"payload is {size} bytes, in the header {header.payload_bytes}")
     if crc32c(memoryview(data)[HEADER_BYTES:]) != header.payload_crc:
-        raise BadEntry(f"payload CRC of entry {header.ledger_id}:{header.entry_id} does not match")
+        raise DamagedEntry(
+            f"payload CRC of entry {header.ledger_id}:{header.entry_id} does not match"
+        )
     return header
 
 
@@ -185,7 +187,7 @@ def fault(data: Buffer, ledger_id: int, entry_id: int) -> str:
     """Why the bytes are not the whole entry that they should be; empty when they are."""
     try:
         header = check_entry(data)
-    except BadEntry as error:
+    except DamagedEntry as error:
         return str(error)
     here = (header.ledger_id, header.entry_id) == (ledger_id, entry_id)
     return "" if here else "the record holds another entry"

@@ -89,7 +89,7 @@ class BadFrame(ValueError):
     """Bytes that do not parse as a frame; no byte after them can be parsed."""
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """The head of a frame. `method` is 0 if the call's number determines it."""
 
     kind: FrameKind
@@ -102,7 +102,7 @@ class Head(NamedTuple):
 class Frame(NamedTuple):
     """`body` is None if it was not admitted, and so was skipped."""
 
-    head: Head
+    head: FrameHead
     body: memoryview | None
 
 
@@ -113,7 +113,7 @@ def pack_head(
     return _HEAD.pack(MAGIC, VERSION, kind, method, flags, call, length)
 
 
-def unpack_head(data: bytes | bytearray | memoryview, at: int, body_bytes_max: int) -> Head:
+def unpack_head(data: bytes | bytearray | memoryview, at: int, body_bytes_max: int) -> FrameHead:
     """The head at `at`. Raises BadFrame."""
     magic, version, kind, method, flags, call, length = _HEAD.unpack_from(data, at)
     if magic[:2] == b"\0\0" and magic[3] == _HTTP2_SETTINGS:
@@ -126,7 +126,7 @@ def unpack_head(data: bytes | bytearray | memoryview, at: int, body_bytes_max: i
         raise BadFrame(f"a body of {length} bytes, {body_bytes_max} is the most")
     if length and _KINDS[kind] not in _WITH_BODY:
         raise BadFrame(f"a {_KINDS[kind].name} of {length} bytes")
-    return Head(_KINDS[kind], call, length, method, flags)
+    return FrameHead(_KINDS[kind], call, length, method, flags)
 
 
 def pack_wait(wait_ms: int) -> bytes:
@@ -148,12 +148,12 @@ class FrameReader:
     It calls `admit` once for each head, before it makes a buffer for the body.
     """
 
-    def __init__(self, body_bytes_max: int, admit: Callable[[Head], bool]) -> None:
+    def __init__(self, body_bytes_max: int, admit: Callable[[FrameHead], bool]) -> None:
         self._body_bytes_max = body_bytes_max
         self._admit = admit
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._scratch_end = 0
-        self._head: Head | None = None  # of the body on its way
+        self._head: FrameHead | None = None  # of the body on its way
         self._body: memoryview | None = None  # None: it was not admitted
         self._missing = 0  # bytes of it
 

@@ -51,7 +51,7 @@ class Space(NamedTuple):
     total_bytes: int
 
 
-class Limits(NamedTuple):
+class DiskLimits(NamedTuple):
     """Full above `usage_high` or with less than `free_bytes_min`; not full any more below
     `usage_low` and with twice the bytes."""
 
@@ -79,7 +79,7 @@ class DirectoryState(NamedTuple):
 # -- decisions --------------------------------------------------------------------------------
 
 
-def is_full(space: Space, was_full: bool, missing_bytes: int, limits: Limits) -> bool:
+def is_full(space: Space, was_full: bool, missing_bytes: int, limits: DiskLimits) -> bool:
     """Whether the directory is full now. `missing_bytes`: reserves that are still to be made.
 
     Between the two thresholds it stays as it was.
@@ -355,10 +355,10 @@ class _Watch:
             self._needed_bytes = 0
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> DiskLimits:
         config = self._config
         free_bytes_min = max(config.disk_free_bytes_min, self._needed_bytes)
-        return Limits(config.disk_usage_high, config.disk_usage_low, free_bytes_min)
+        return DiskLimits(config.disk_usage_high, config.disk_usage_low, free_bytes_min)
 
     async def _measure(self) -> Space:
         disk = self.directory.disk

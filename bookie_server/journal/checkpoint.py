@@ -27,7 +27,7 @@ _CRC = struct.Struct("<I")
 _VERSION_1 = struct.Struct("<4sHHQQ")
 
 
-class Mark(NamedTuple):
+class JournalMark(NamedTuple):
     """The mark of one journal directory. `retired`: none of its records is needed, nor ever will
     be: the directory may be missing, and is not replayed if it is there. `missed`: retired because
     it was missing at a start, which put every ledger in limbo: if it is there again, it is replayed
@@ -38,7 +38,7 @@ class Mark(NamedTuple):
     missed: bool = False
 
 
-Marks = Mapping[str, Mark]
+Marks = Mapping[str, JournalMark]
 """By the journal directory's id."""
 
 
@@ -64,7 +64,7 @@ def decode(data: bytes, first_journal: str) -> Marks:
         raise BadCheckpoint("the checkpoint is cut short, or its CRC does not match")
     magic, version = _HEAD.unpack_from(body)[:2]
     if (magic, version) == (MAGIC, 1) and len(body) == _VERSION_1.size:
-        return {first_journal: Mark(Position(*_VERSION_1.unpack(body)[3:]))}
+        return {first_journal: JournalMark(Position(*_VERSION_1.unpack(body)[3:]))}
     if (magic, version) != (MAGIC, VERSION):
         raise BadCheckpoint(f"unknown checkpoint format {magic!r} version {version}")
     try:
@@ -74,14 +74,14 @@ def decode(data: bytes, first_journal: str) -> Marks:
 
 
 def _decode_items(body: bytes) -> Marks:
-    marks: dict[str, Mark] = {}
+    marks: dict[str, JournalMark] = {}
     at = _HEAD.size
     for _ in range(_HEAD.unpack_from(body)[3]):
         file_id, offset, flags, length = _ITEM.unpack_from(body, at)
         at += _ITEM.size + length
         name = body[at - length : at].decode()
         position = Position(file_id, offset)
-        marks[name] = Mark(position, bool(flags & _RETIRED), bool(flags & _MISSED))
+        marks[name] = JournalMark(position, bool(flags & _RETIRED), bool(flags & _MISSED))
     return marks
 
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 
 from spark_ledger.metadata import cluster, deleted_ledgers, ledger_record, paths
-from spark_ledger.metadata.cluster import Cluster
+from spark_ledger.metadata.cluster import ClusterRecord
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord
 from spark_ledger.metadata.store import MetadataStore
@@ -31,7 +31,7 @@ class ClusterLedgers:
     def __init__(self, metadata: MetadataStore, cluster_id: str) -> None:
         self._metadata = metadata
         self._cluster_id = cluster_id
-        self._served: Cluster | None = None  # the record of the cluster that this run serves
+        self._served: ClusterRecord | None = None  # the record of the cluster that this run serves
 
     async def is_known(self) -> bool:
         """Whether the store was ours once in this run; reads it if it was not yet."""

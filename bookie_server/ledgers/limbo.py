@@ -199,7 +199,7 @@ class Limbo:
         except BadLedgerRecord as damage:
             _log.error("ledger %d: %s", ledger_id, damage)
             return reason, False
-        fence = record.state is not ledger_record.LedgerState.OPEN
+        fence = record.state is not ledger_record.RecordState.OPEN
         if not record.names(self._bookie_id):
             return LimboReason.NONE, fence and self._storage.state(ledger_id) is not None
         if reason == LimboReason.LOST or not record.closed:

@@ -28,7 +28,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import chain as chains
 from spark_ledger.metadata import cluster, hold, ledger_record, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
-from spark_ledger.metadata.cluster import BadClusterRecord, Cluster, Hold
+from spark_ledger.metadata.cluster import BadClusterRecord, ClusterRecord, Hold
 from spark_ledger.metadata.hold import Report
 from spark_ledger.metadata.ledger_record import BadLedgerRecord
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError, Versioned
@@ -49,7 +49,11 @@ class Verdict(Enum):
 
 
 def judged(
-    seen: SeenLinks, stored: Cluster | None, chain: Chain | None, next_id: int | None, id_max: int
+    seen: SeenLinks,
+    stored: ClusterRecord | None,
+    chain: Chain | None,
+    next_id: int | None,
+    id_max: int,
 ) -> tuple[Verdict, str]:
     """The verdict, and why if it is OLDER. `stored`: the store's cluster record; `next_id`: of its
     counter, None while it is held; `id_max`: the highest ledger id that was met here, else 0."""
@@ -176,7 +180,7 @@ class Lineage:
         except errors.LedgerError:  # held, or damaged
             return None
 
-    async def _keep(self, stored: Cluster, chain: Chain) -> None:
+    async def _keep(self, stored: ClusterRecord, chain: Chain) -> None:
         links = chains.newest_of_each_kind(chain)
         seen = SeenLinks(stored.cluster_id, stored.epoch, links)
         if seen == self._seen:
@@ -188,7 +192,7 @@ class Lineage:
         else:
             self._seen = seen
 
-    def _apply(self, verdict: Verdict, stored: Cluster | None) -> None:
+    def _apply(self, verdict: Verdict, stored: ClusterRecord | None) -> None:
         """Set `refusal`; report a change to the log, the ledgers and the listeners, once."""
         before = self.refusal
         held = None if stored is None else stored.hold

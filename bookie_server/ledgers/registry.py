@@ -50,8 +50,7 @@ from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.ledger_record import LedgerState as RecordState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from bookie_server.api.entry import BadEntry, Buffer, check_entry
+from bookie_server.api.entry import Buffer, DamagedEntry, check_entry
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed, File, NoSuchFile
 from bookie_server.logs.index import Location
@@ -113,7 +113,7 @@ def decode_record(data: Buffer, location: Location) -> memoryview:
     entry = memoryview(data)[RECORD_HEADER_BYTES:]
     try:
         header = check_entry(entry)
-    except BadEntry as error:
+    except DamagedEntry as error:
         raise BadEntryLog(f"{location}: {error}") from error
     if (header.ledger_id, header.entry_id) != (location.ledger_id, location.entry_id):
         raise BadEntryLog(f"the record of {location} holds another entry")

@@ -290,7 +290,7 @@ class EntryIndex(Protocol):
         """Promises nothing about changes that were not synced."""
 
 
-class Changes(NamedTuple):
+class IndexChanges(NamedTuple):
     """What a flush brings to every index. It deletes the states of `forgotten` ledgers first."""
 
     states: list[LedgerState]
@@ -339,9 +339,9 @@ class LedgerStates:
     def has_changes(self) -> bool:
         return bool(self._dirty or self._forgotten)
 
-    def take_changes(self) -> Changes:
+    def take_changes(self) -> IndexChanges:
         """What changed since the last call."""
-        changes = Changes([self._states[i] for i in self._dirty], list(self._forgotten))
+        changes = IndexChanges([self._states[i] for i in self._dirty], list(self._forgotten))
         self._dirty, self._forgotten = {}, {}
         return changes
 

@@ -21,9 +21,9 @@ from bookie_server.api.frames import (
     RECOVERY,
     Frame,
     FrameConnection,
+    FrameHead,
     FrameKind,
     FrameReader,
-    Head,
     pack_head,
     pack_wait,
 )
@@ -124,7 +124,7 @@ class _Caller:
 
     # -- in -----------------------------------------------------------------------------------
 
-    def _admit(self, head: Head) -> bool:
+    def _admit(self, head: FrameHead) -> bool:
         if head.kind not in _NUMBERS:
             return not head.length
         bookie = self._bookie = self._service.bookie
@@ -159,7 +159,7 @@ class _Caller:
         else:
             self.connection.close(f"a caller does not send {head.kind.name}")
 
-    def _called(self, head: Head, body: memoryview | None) -> None:
+    def _called(self, head: FrameHead, body: memoryview | None) -> None:
         if body is None:
             self._refuse(head)
             return
@@ -170,7 +170,7 @@ class _Caller:
             return
         self._run(bookie, head, size, body)
 
-    def _streamed(self, head: Head, body: memoryview | None) -> None:
+    def _streamed(self, head: FrameHead, body: memoryview | None) -> None:
         if body is None:
             self._refuse(head)
             return
@@ -191,7 +191,7 @@ class _Caller:
         self._admitted_bytes -= size
         return self._bookie, size
 
-    def _run(self, bookie: Bookie, head: Head, size: int, given: memoryview | Credit) -> None:
+    def _run(self, bookie: Bookie, head: FrameHead, size: int, given: memoryview | Credit) -> None:
         task = asyncio.get_running_loop().create_task(self._carry_out(bookie, head, given))
         self._calls[head.call] = task
         task.add_done_callback(partial(self._done, bookie, head.call, size))
@@ -213,7 +213,7 @@ class _Caller:
 
     # -- out ----------------------------------------------------------------------------------
 
-    async def _carry_out(self, bookie: Bookie, head: Head, given: memoryview | Credit) -> None:
+    async def _carry_out(self, bookie: Bookie, head: FrameHead, given: memoryview | Credit) -> None:
         method = METHOD_NAMES[head.method]
         calling.set(self._name)
         try:
@@ -234,7 +234,7 @@ class _Caller:
         buffers = (pack_head(kind, call, response.size), *response.buffers)
         self.connection.send(buffers, HEAD_BYTES + response.size, response.sent)
 
-    def _refuse(self, head: Head) -> None:
+    def _refuse(self, head: FrameHead) -> None:
         bookie = self._service.bookie
         if bookie is None and head.method == METHOD_NUMBERS["Info"]:
             self._send(FrameKind.ANSWER, head.call, STARTING)

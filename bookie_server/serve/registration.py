@@ -30,8 +30,8 @@ from bookie_server.api.frames import (
     HEAD_BYTES,
     METHOD_NUMBERS,
     BadFrame,
+    FrameHead,
     FrameKind,
-    Head,
     pack_head,
     unpack_head,
 )
@@ -309,7 +309,7 @@ async def _call(frames: str, method: str, request: InfoRequest | StoredRequest) 
     return codec.decode_response(method, answer)
 
 
-async def _head(reader: asyncio.StreamReader, kind: FrameKind) -> Head:
+async def _head(reader: asyncio.StreamReader, kind: FrameKind) -> FrameHead:
     """Raises BadFrame for any other kind, EOFError."""
     head = unpack_head(await reader.readexactly(HEAD_BYTES), 0, _INFO_BYTES_MAX)
     if head.kind is not kind:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.disk.monitor import DiskMonitor
-from bookie_server.journal.checkpoint import Mark, Marks
+from bookie_server.journal.checkpoint import JournalMark, Marks
 from bookie_server.journal.format import Position, RecordKind
 from bookie_server.journal.scan import Ending, Replay
 from bookie_server.journal.writer import FOLDER, Journal, segment_ids
@@ -87,7 +87,7 @@ async def _replay_all(
             if mark is not None and await _is_back(directory.disk, mark):
                 continue
             if mark is None and marks and await segment_ids(directory.disk):
-                mark = Mark(_FIRST)  # it came and was used since: it has to be complete
+                mark = JournalMark(_FIRST)  # it came and was used since: it has to be complete
             endings[directory.id] = await _replay(directory.disk, mark, replayed)
         except DiskFailed as error:
             if len(directories.journals) == 1:
@@ -121,7 +121,7 @@ async def _replay_late(
     return endings
 
 
-async def _is_back(disk: Disk, mark: Mark) -> bool:
+async def _is_back(disk: Disk, mark: JournalMark) -> bool:
     """Whether this is the journal that a start missed, unchanged. Raises DiskFailed."""
     return mark.missed and not _was_used_since(mark, await segment_ids(disk))
 
@@ -198,7 +198,7 @@ def _lost_without_checkpoint(endings: Mapping[str, "_End"], replayed: Replayed) 
     return lost
 
 
-async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
+async def _replay(disk: Disk, mark: JournalMark | None, replayed: Replayed) -> _End:
     """Raises DiskFailed."""
     await disk.make_folder(FOLDER)
     there = await segment_ids(disk)
@@ -217,7 +217,7 @@ async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
     return _End(newest + 1, replay.end, damaged, replay)
 
 
-def _was_used_since(mark: Mark, there: list[int]) -> bool:
+def _was_used_since(mark: JournalMark, there: list[int]) -> bool:
     """Whether the journal was used after the mark. A journal that is closed or given up keeps the
     segment in which that happened, until a later run begins new ones: without that segment, the
     mark is of a directory that was away since."""

@@ -202,7 +202,7 @@ class LateReplayed(Replayed):
             await super()._put(ledger_id, absent)
 
 
-class Hole(NamedTuple):
+class LogHole(NamedTuple):
     """Bytes of a direct log in which no record could be read. `ledger_ids`: the ledgers of these
     bytes, if the headers of all records that may be there could be read; else None."""
 
@@ -238,7 +238,7 @@ class Coverage:
             self._next = record_end(record.location)
             self._synced = max(self._synced, record.write_start)
 
-    def judge(self, end: int, synced: int) -> tuple[list[Hole], list[Hole]]:
+    def judge(self, end: int, synced: int) -> tuple[list[LogHole], list[LogHole]]:
         """The holes in bytes that were synced, and those in bytes that may not have been. The log's
         records end at `end`; bytes before `synced` were synced whatever the records show."""
         self._note_hole(end)
@@ -254,7 +254,7 @@ class Coverage:
         if start < end:
             self._holes.append((start, end))
 
-    def _hole(self, hole: tuple[int, int]) -> Hole:
+    def _hole(self, hole: tuple[int, int]) -> LogHole:
         """The hole; with ledger ids if bad records with known ledgers fill it from start to end."""
         ledger_ids: list[int] = []
         start, end = hole
@@ -264,7 +264,7 @@ class Coverage:
                 break
             ledger_ids.append(damage.location.ledger_id)
             start = damage.end
-        return Hole(*hole, ledger_ids if ledger_ids and _block(start) >= end else None)
+        return LogHole(*hole, ledger_ids if ledger_ids and _block(start) >= end else None)
 
 
 def _block(position: int) -> int:
@@ -364,7 +364,7 @@ class _Around:
         return await self._reader.read_around(position, length)
 
 
-def _judge(hole: Hole, limbo: LimboReason, what: str, storage: LedgerStorage) -> None:
+def _judge(hole: LogHole, limbo: LimboReason, what: str, storage: LedgerStorage) -> None:
     """Put the hole's ledgers in limbo, open or closed; for a torn or unknown hole, every ledger
     too."""
     for ledger_id in hole.ledger_ids or ():

@@ -35,8 +35,8 @@ from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog
 from bookie_server.logs.index import (
     EVERY_LEDGER,
-    Changes,
     EntryIndex,
+    IndexChanges,
     IndexDamaged,
     LedgerState,
     Location,
@@ -109,7 +109,11 @@ class DirectoryStore:
         return cls(directory, logs, direct_log)
 
     async def write(
-        self, entries: Entries, changes: Changes, direct: Sequence[Location] = (), puts: int = 0
+        self,
+        entries: Entries,
+        changes: IndexChanges,
+        direct: Sequence[Location] = (),
+        puts: int = 0,
     ) -> None:
         """Write entries, changes of states, and the locations of entries that are here already
         (`direct`): durable when it returns. With that the index has all that it needs of the direct
@@ -408,7 +412,7 @@ class Stores:
         self,
         half: CacheHalf,
         parts: Mapping[str, Sequence[int]],
-        changes: Changes,
+        changes: IndexChanges,
         puts: Mapping[str, int] = _NONE,
     ) -> list[int]:
         """Bring each directory its part (ledger ids) of the half, and all of them the changes.

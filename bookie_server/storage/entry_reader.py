@@ -95,7 +95,7 @@ class EntryReader:
         self._quarantine = quarantine
         self._read_cache = ReadCache(config.read_cache_bytes)
         self._ahead = ReadAhead()
-        self._bad_entries = BadEntries()
+        self._bad_entries = FailedReadLog()
         self._run_bytes_max = min(RUN_BYTES_MAX, config.read_cache_bytes // 16 or RUN_BYTES_MAX)
         self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
         self._place_bytes_min = config.place_bytes_min
@@ -445,7 +445,7 @@ def _cut(entries: dict[int, Found], through: int, max_bytes: int) -> Range:
     return Range(kept, through)
 
 
-class BadEntries:
+class FailedReadLog:
     """Logs reads of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
     such read, with their number."""
 

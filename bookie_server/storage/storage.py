@@ -33,13 +33,13 @@ from bookie_server.api.entry import Buffer, unpack_header
 from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.disk.monitor import DiskMonitor
-from bookie_server.journal.checkpoint import Mark, Marks
+from bookie_server.journal.checkpoint import JournalMark, Marks
 from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.writer import SPACE_PAUSE_S, Journal
 from bookie_server.lanes import Lane, Work
 from bookie_server.logs.index import (
     EVERY_LEDGER,
-    Changes,
+    IndexChanges,
     LedgerState,
     LedgerStates,
     LimboReason,
@@ -63,7 +63,7 @@ class _Flush(NamedTuple):
 
     half: CacheHalf
     parts: dict[str, list[int]]
-    changes: Changes
+    changes: IndexChanges
     marks: dict[str, Position] | None
     reliefs: Sequence[asyncio.Future[None]]
     puts: Mapping[str, int]
@@ -92,7 +92,7 @@ class LedgerStorage:
         self._direct_writes = DirectWrites(
             self._journals, self._states, stores, self.cache, config.large_entry_bytes
         )
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, JournalMark] = {}
         self._absent_journals: list[str] = []
         self._attached = False
         self._hurried = False
@@ -147,7 +147,7 @@ class LedgerStorage:
         for i, mark in self._marks.items():
             missed = i not in replayed and (mark.missed or not mark.retired)
             self._marks[i] = mark._replace(retired=True, missed=missed)
-        self._marks.update({i: Mark(position) for i, position in journals.synced().items()})
+        self._marks.update({i: JournalMark(position) for i, position in journals.synced().items()})
         await self.directories.write_checkpoint(self._marks)
         for journal_id, file_ids in replayed.items():
             for file_id in file_ids:
@@ -507,7 +507,7 @@ class LedgerStorage:
         """Move each mark to where its journal was synced when the flush began. All records of a
         journal that had failed by then are in their final place."""
         assert flush.marks is not None
-        marks = {i: Mark(position) for i, position in flush.marks.items()}
+        marks = {i: JournalMark(position) for i, position in flush.marks.items()}
         gone = [i for i in self._marks if i in self._journals.failures and i not in marks]
         marks.update({i: self._marks[i]._replace(retired=True) for i in gone})
         marks = {**self._marks, **marks}

@@ -25,9 +25,9 @@ from bookie_server.api.frames import (
     BadFrame,
     Frame,
     FrameConnection,
+    FrameHead,
     FrameKind,
     FrameReader,
-    Head,
     pack_head,
     unpack_wait,
 )
@@ -259,7 +259,7 @@ class Wire:
         if self._connection.heard_at < since:
             self._connection.close("nothing was heard for too long")
 
-    def _wanted(self, head: Head) -> bool:
+    def _wanted(self, head: FrameHead) -> bool:
         """Responses to what was given up are passed over."""
         return head.call in self._calls or head.call in self._streams
 

@@ -29,7 +29,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from bookie_server.api import messages as m
-from bookie_server.api.entry import BadEntry, Entry, unpack_entry
+from bookie_server.api.entry import DamagedEntry, Entry, unpack_entry
 from bookie_server.api.messages import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
 
@@ -89,7 +89,7 @@ class LocalReads:
         try:
             async with asyncio.timeout(LOCAL_S):
                 entries = await self._read(request, located)
-        except (OSError, BadEntry) as error:
+        except (OSError, DamagedEntry) as error:
             if asked or isinstance(error, TimeoutError):
                 _log.info("files of bookie %s are not read here: %r", request.bookie_id, error)
                 self._again_at[request.bookie_id] = self._now() + RETRY_S
@@ -99,7 +99,7 @@ class LocalReads:
         return response._replace(results=list(results.values()))
 
     async def _read(self, request: m.ReadRequest, located: Locations) -> list[Entry]:
-        """Read them in one call of a thread. Raises OSError, BadEntry (also if a file ends too
+        """Read them in one call of a thread. Raises OSError, DamagedEntry (also if a file ends too
         early)."""
         for directory in dict.fromkeys(location.directory for location in located.values()):
             await self._identify(request.bookie_id, directory)
@@ -133,11 +133,11 @@ def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | No
 
 
 def _checked(ledger_id: int, ids: Sequence[int], views: Sequence[memoryview]) -> list[Entry]:
-    """Raises BadEntry."""
+    """Raises DamagedEntry."""
     entries = [unpack_entry(data) for data in views]
     for entry_id, entry in zip(ids, entries, strict=True):
         if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
-            raise BadEntry(f"another entry is at the location of {ledger_id}:{entry_id}")
+            raise DamagedEntry(f"another entry is at the location of {ledger_id}:{entry_id}")
     return entries
 
 

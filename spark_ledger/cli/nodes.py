@@ -32,7 +32,7 @@ from spark_ledger.errors import BadConfig, LedgerError, Unavailable, Unsupported
 if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
     from spark_ledger.ledger.client import LedgerStore
-    from spark_ledger.metadata.autorecovery import Settings
+    from spark_ledger.metadata.autorecovery import AutorecoverySettings
     from spark_ledger.metadata.store import MetadataStore
     from spark_ledger.repair.decommission import Left
     from spark_ledger.repair.status import Status
@@ -529,13 +529,13 @@ def set_(
     print_facts({name: shown for name, shown in _settings(now).items() if name in changes})
 
 
-def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
+def _change(service_url: str | None, changes: dict[str, object]) -> "AutorecoverySettings":
     from spark_ledger.repair.status import change
 
     return with_ledgers(service_url, lambda ledgers: change(ledgers.metadata, **changes))
 
 
-def _settings(now: "Settings | Status") -> dict[str, str]:
+def _settings(now: "AutorecoverySettings | Status") -> dict[str, str]:
     """The settings that an operator sets by name, for people."""
     rate = now.repair_bytes_per_s
     return {

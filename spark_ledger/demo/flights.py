@@ -113,13 +113,13 @@ def late(table: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Check:
+class FlightCheck:
     what: str
     passed: bool
     detail: str
 
 
-def rows_once(name: str, expected: pa.Table, got: pa.Table) -> Check:
+def rows_once(name: str, expected: pa.Table, got: pa.Table) -> FlightCheck:
     """Every row number of `expected` exactly once in `got`, and no other."""
     want = np.sort(expected["row"].to_numpy())
     have = got["row"].to_numpy()
@@ -129,10 +129,10 @@ def rows_once(name: str, expected: pa.Table, got: pa.Table) -> Check:
     doubled = int((counts > 1).sum())
     passed = not missing and not doubled and not foreign
     facts = f"missing {missing}, doubled {doubled}, unknown {foreign}"
-    return Check(f"{name}: every row once", passed, f"{len(have):,} rows; {facts}")
+    return FlightCheck(f"{name}: every row once", passed, f"{len(have):,} rows; {facts}")
 
 
-def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> Check:
+def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> FlightCheck:
     """Within each carrier, offsets rise as the times of the replay did, in one partition."""
     placed = got.sort_by([("partition", "ascending"), ("offset", "ascending")])
     carriers = pc.unique(expected["carrier"]).sort()
@@ -144,20 +144,20 @@ def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> Check:
         if not one_place or want.to_pylist() != have["row"].to_pylist():
             broken.append(carrier)
     detail = f"{len(carriers)} carriers" + (f", broken: {', '.join(broken)}" if broken else "")
-    return Check("flights: order within carrier", not broken, detail)
+    return FlightCheck("flights: order within carrier", not broken, detail)
 
 
-def same_values(name: str, expected: pa.Table, got: pa.Table) -> Check:
+def same_values(name: str, expected: pa.Table, got: pa.Table) -> FlightCheck:
     """Row by row, every column that `got` and the csv share."""
     columns = [column for column in expected.column_names if column in got.column_names]
     want = expected.select(columns).sort_by("row").combine_chunks()
     have = got.select(columns).sort_by("row").combine_chunks()
     unequal = [c for c in columns if not _same(want[c], have[c])]
     detail = f"{len(columns)} columns" + (f", unequal: {', '.join(unequal)}" if unequal else "")
-    return Check(f"{name}: values as in the csv", not unequal, detail)
+    return FlightCheck(f"{name}: values as in the csv", not unequal, detail)
 
 
-def same_hours(expected: pa.Table, got: pa.Table) -> Check:
+def same_hours(expected: pa.Table, got: pa.Table) -> FlightCheck:
     """The Delta table against the same aggregation of the csv, to the last bit of each mean."""
     order = [(column, "ascending") for column in GROUP]
     have = got.select(expected.column_names).sort_by(order).combine_chunks()
@@ -165,16 +165,16 @@ def same_hours(expected: pa.Table, got: pa.Table) -> Check:
     detail = f"{have.num_rows:,} of {expected.num_rows:,} groups"
     if unequal:
         detail += f", unequal: {', '.join(unequal)}"
-    return Check("Delta table: as from the csv", not unequal, detail)
+    return FlightCheck("Delta table: as from the csv", not unequal, detail)
 
 
-def committed_once(batch: int | None, versions: list[int]) -> Check:
+def committed_once(batch: int | None, versions: list[int]) -> FlightCheck:
     """`versions`: the batch ids in the topic's commit records of this query, in log order."""
     times = sum(version == batch for version in versions)
     once_each = len(set(versions)) == len(versions)
     what = f"batch {batch}, killed: committed once"
     detail = f"{times} commit record of it among the query's {len(versions)}"
-    return Check(what, once_each and times == 1, detail)
+    return FlightCheck(what, once_each and times == 1, detail)
 
 
 def _same(want: pa.ChunkedArray, have: pa.ChunkedArray) -> bool:

@@ -29,22 +29,22 @@ from rich.progress import (
 from rich.table import Table
 
 from spark_ledger.demo import flights
-from spark_ledger.demo.flights import Check
-from spark_ledger.demo.worker import Worker, WorkerFailed
+from spark_ledger.demo.flights import FlightCheck
+from spark_ledger.demo.worker import DemoWorker, WorkerFailed
 from spark_ledger.local import LocalBookie, LocalCluster
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.topic.blocking import BlockingTopics, topics
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segments import INLINE
 
 
-class Fault(Enum):
+class DemoFault(Enum):
     KILL_BOOKIE = "kill a bookie"
     KILL_REPLAY = "kill the replay in mid-batch"
     START_BOOKIE = "start the bookie again"
 
 
-PLAN = ((0.25, Fault.KILL_BOOKIE), (0.5, Fault.KILL_REPLAY), (0.7, Fault.START_BOOKIE))
+PLAN = ((0.25, DemoFault.KILL_BOOKIE), (0.5, DemoFault.KILL_REPLAY), (0.7, DemoFault.START_BOOKIE))
 
 
 class Faults:
@@ -52,16 +52,16 @@ class Faults:
         self._left = list(PLAN)
 
     @property
-    def left(self) -> list[Fault]:
+    def left(self) -> list[DemoFault]:
         return [fault for _share, fault in self._left]
 
-    def due(self, share_replayed: float) -> Fault | None:
+    def due(self, share_replayed: float) -> DemoFault | None:
         """The fault whose turn it is, if its share is reached; `done` takes it off."""
         if self._left and share_replayed >= self._left[0][0]:
             return self._left[0][1]
         return None
 
-    def done(self, fault: Fault) -> None:
+    def done(self, fault: DemoFault) -> None:
         assert self._left and self._left[0][1] is fault, f"{fault} is not the next fault"
         self._left.pop(0)
 
@@ -97,7 +97,7 @@ class LedgerFact:
     """Whether a task still has the ledger and may continue in it."""
 
 
-class Audit:
+class TopicHistory:
     def __init__(self, service_url: str) -> None:
         self._topics: BlockingTopics = topics(service_url)
         self._seen: dict[str, dict[int, Commit]] = {}
@@ -141,7 +141,7 @@ class Audit:
 
     async def _ledger(self, ledger_id: int) -> LedgerFact:
         record = (await self._topics.client.ledgers.record(ledger_id, fresh=True)).record
-        is_open = record.state is LedgerState.OPEN
+        is_open = record.state is RecordState.OPEN
         last = record.fragments[-1].ensemble
         return LedgerFact(ledger_id, last, len(record.fragments), is_open)
 
@@ -186,7 +186,7 @@ class Display:
     def move(self, name: str, rows: int) -> None:
         self._progress.update(self._bars[name], completed=rows)
 
-    def checks(self, checks: list[Check]) -> None:
+    def checks(self, checks: list[FlightCheck]) -> None:
         table = Table("check, against the csv itself", "found", "", box=None, pad_edge=False)
         for check in checks:
             verdict = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
@@ -203,9 +203,9 @@ class MainJob:
         self._output = output
         self._rows = rows
         self._scratch = cluster.data_dir / "demo"
-        self._events: queue.Queue[tuple[Worker, Event]] = queue.Queue()
-        self._workers: dict[str, Worker] = {}
-        self._audit = Audit(cluster.service_url)
+        self._events: queue.Queue[tuple[DemoWorker, Event]] = queue.Queue()
+        self._workers: dict[str, DemoWorker] = {}
+        self._audit = TopicHistory(cluster.service_url)
         self._faults = Faults()
         self._victim: LocalBookie | None = None
         self._killed_batch: int | None = None
@@ -214,7 +214,7 @@ class MainJob:
         self._total = 0
         self._schema = ""
         self._batches: dict[str, dict[int, Event]] = {REPLAY: {}, BY_HOUR: {}, LATE: {}}
-        self._checks: list[Check] = []
+        self._checks: list[FlightCheck] = []
         self._read: Event = {}
 
     def run(self) -> bool:
@@ -264,7 +264,9 @@ class MainJob:
             "table": str(self._output / "flights_by_hour"),
         }
         log = self._output / "logs" / f"{name}.log"
-        self._workers[name] = Worker(name, "spark_ledger.demo.session", settings, log, self._events)
+        self._workers[name] = DemoWorker(
+            name, "spark_ledger.demo.session", settings, log, self._events
+        )
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -283,7 +285,7 @@ class MainJob:
                 worker.wait()
                 return
 
-    def _take(self, worker: Worker, event: Event) -> None:
+    def _take(self, worker: DemoWorker, event: Event) -> None:
         match event["event"]:
             case "started":
                 self._query_id = event["query_id"]
@@ -293,7 +295,7 @@ class MainJob:
             case "tasks":
                 self._tasks_run()
             case "check":
-                self._checks.append(Check(event["what"], event["passed"], event["detail"]))
+                self._checks.append(FlightCheck(event["what"], event["passed"], event["detail"]))
             case "read":
                 self._read = event
             case "saved":
@@ -313,15 +315,15 @@ class MainJob:
         if len(self._batches[REPLAY]) % LOOK_EVERY == 0:
             self._audit.commits("flights")
         match self._faults.due(self._replayed):
-            case Fault.KILL_BOOKIE:
+            case DemoFault.KILL_BOOKIE:
                 self._kill_bookie()
-            case Fault.KILL_REPLAY:
+            case DemoFault.KILL_REPLAY:
                 self._workers["replay"].tell("watch")
-            case Fault.START_BOOKIE:
+            case DemoFault.START_BOOKIE:
                 self._start_bookie()
 
     def _tasks_run(self) -> None:
-        if self._faults.due(self._replayed) is Fault.KILL_REPLAY:
+        if self._faults.due(self._replayed) is DemoFault.KILL_REPLAY:
             self._kill_replay()
 
     def _rows_of(self, query: str) -> int:
@@ -344,14 +346,14 @@ class MainJob:
         self._victim = self._cluster.bookies[counts.index(max(counts))]
         self._victim.kill()
         self._display.say(f"[yellow]killed[/] bookie {self._victim.id} (SIGKILL)")
-        self._faults.done(Fault.KILL_BOOKIE)
+        self._faults.done(DemoFault.KILL_BOOKIE)
 
     def _start_bookie(self) -> None:
         assert self._victim
         self._fragments_opened()
         self._victim.start()
         self._display.say(f"started bookie {self._victim.id} again")
-        self._faults.done(Fault.START_BOOKIE)
+        self._faults.done(DemoFault.START_BOOKIE)
 
     def _fragments_opened(self) -> int:
         """The number of fragments that the failure has opened; ledgers with earlier ones may be
@@ -376,7 +378,7 @@ class MainJob:
             f"{batch} ran; the batch was {where} in the topic's log"
         )
         self._killed_batch = batch
-        self._faults.done(Fault.KILL_REPLAY)
+        self._faults.done(DemoFault.KILL_REPLAY)
         return self._start("replay")
 
     # -- the end --------------------------------------------------------------------------------
@@ -387,18 +389,20 @@ class MainJob:
         self._say_rates()
         return all(check.passed for check in checks)
 
-    def _own_checks(self) -> list[Check]:
+    def _own_checks(self) -> list[FlightCheck]:
         versions = self._audit.versions("flights", self._query_id)
         dropped = sum(batch["dropped"] for batch in self._batches[BY_HOUR].values())
         in_sequence = versions == sorted(versions)
         left = ", ".join(fault.value for fault in self._faults.left)
         opened = self._fragments_opened()
         return [
-            Check("every fault happened", not left, f"not: {left}" if left else "all three"),
-            Check("the killed bookie was replaced", opened > 0, f"fragments opened: {opened}"),
+            FlightCheck("every fault happened", not left, f"not: {left}" if left else "all three"),
+            FlightCheck(
+                "the killed bookie was replaced", opened > 0, f"fragments opened: {opened}"
+            ),
             flights.committed_once(self._killed_batch, versions),
-            Check("replay: commits in sequence", in_sequence, f"{len(versions)} commits"),
-            Check("watermark dropped no row", not dropped, f"{dropped} dropped"),
+            FlightCheck("replay: commits in sequence", in_sequence, f"{len(versions)} commits"),
+            FlightCheck("watermark dropped no row", not dropped, f"{dropped} dropped"),
         ]
 
     def _say_rates(self) -> None:

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from spark_ledger.demo import flights, jars, worker
-from spark_ledger.demo.flights import GROUP, LATE_MINUTES, Check
+from spark_ledger.demo.flights import GROUP, LATE_MINUTES, FlightCheck
 from spark_ledger.demo.worker import Settings
 from spark_ledger.spark.worker import worker_python
 
@@ -298,7 +298,7 @@ def _read_rate(spark: SparkSession, settings: Settings) -> tuple[int, int, float
     return rows, size, time.monotonic() - started
 
 
-def _checks(spark: SparkSession, settings: Settings, table: pa.Table) -> list[Check]:
+def _checks(spark: SparkSession, settings: Settings, table: pa.Table) -> list[FlightCheck]:
     csv = flights.read_flights(settings["rows"])
     schema = flights.spark_schema(csv)
     every = _read_topic(spark, settings, "flights", schema)

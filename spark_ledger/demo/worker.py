@@ -25,7 +25,7 @@ class WorkerFailed(RuntimeError):
     """A Spark process ended by itself; the text names its log."""
 
 
-class Worker:
+class DemoWorker:
     """The parent's handle. Events arrive in `events` as (this worker, event); the last event is
     `end`. `finished`: the end is expected, as the worker was killed or reported `done` before."""
 
@@ -35,7 +35,7 @@ class Worker:
         module: str,
         settings: Mapping[str, Any],
         log: Path,
-        events: "queue.Queue[tuple[Worker, dict[str, Any]]]",
+        events: "queue.Queue[tuple[DemoWorker, dict[str, Any]]]",
     ) -> None:
         self.name = name
         self.log = log

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from bookie_server.api.entry import BadEntry, Entry, unpack_entry
+from bookie_server.api.entry import DamagedEntry, Entry, unpack_entry
 from bookie_server.api.messages import (
     AddResult,
     ClearLimboResponse,
@@ -153,7 +153,7 @@ def judge(
         return testimony(result.status), Undelivered(result.status, result.status.name)
     try:
         entry = result.checked or unpack_entry(result.entry)
-    except BadEntry as damage:
+    except DamagedEntry as damage:
         return Meaning.UNKNOWN, Undelivered.damaged(str(damage))
     if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
         return Meaning.UNKNOWN, Undelivered.damaged("another entry came")

@@ -30,7 +30,12 @@ from spark_ledger.bookies.directory import DOUBT_S, BookieInfo
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, Unavailable
 from spark_ledger.ledger.add_pipeline import AddPipeline
 from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
-from spark_ledger.metadata.autorecovery import BadSettings, Settings, draining, read_settings
+from spark_ledger.metadata.autorecovery import (
+    AutorecoverySettings,
+    BadAutorecoverySettings,
+    draining,
+    read_settings,
+)
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import SessionState, StoreError
 
@@ -366,8 +371,8 @@ class AbsentMembers:
         """After how many seconds an absent member is replaced; inf: never."""
         try:
             settings = await read_settings(self._cluster.records.metadata)
-        except (StoreError, BadSettings):
-            settings = Settings()
+        except (StoreError, BadAutorecoverySettings):
+            settings = AutorecoverySettings()
         if not settings.enabled:
             return float("inf")
         return max(ABSENT_MIN_S, settings.lost_bookie_delay_s * SHARE)

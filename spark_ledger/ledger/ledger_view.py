@@ -43,7 +43,7 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.cluster import Cluster, as_responded, say
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import VersionedRecord
-from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store import Watcher
 
 
@@ -331,7 +331,7 @@ class News:
     def _doubt(self) -> None:
         """A bookie responded early without news, most likely after a fence: if our record is OPEN,
         it may be old."""
-        if self._view.record.state is LedgerState.OPEN:
+        if self._view.record.state is RecordState.OPEN:
             self._doubted = True
             self._must_look.set()
 
@@ -349,7 +349,7 @@ class News:
         """Return when there is a reason to look, or the time for the next look has come; the first
         time at once, to set the watch."""
         period_s = self._cluster.config.long_poll_s
-        if self._view.record.state is LedgerState.IN_RECOVERY:
+        if self._view.record.state is RecordState.IN_RECOVERY:
             period_s = min(period_s, PAUSE_MAX_S)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._looked_at + period_s):
@@ -358,7 +358,7 @@ class News:
     async def _look(self) -> None:
         """Read the record; after a sync if an old record would mislead: it is about to change."""
         doubted, must_look = self._doubted, self._must_look.is_set()
-        fresh = doubted or self._view.record.state is LedgerState.IN_RECOVERY
+        fresh = doubted or self._view.record.state is RecordState.IN_RECOVERY
         self._doubted = False
         self._must_look.clear()
         self._looked_at = asyncio.get_running_loop().time()

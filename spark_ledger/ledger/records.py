@@ -31,7 +31,7 @@ from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH, ClusterGuard
 from spark_ledger.metadata.deleted_ledgers import BadDeletedSet
 from spark_ledger.metadata.hold import FIRST_ID, decode_counter, encode_counter
-from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     VALUE_BYTES_MAX,
@@ -379,7 +379,7 @@ def _newer(before: VersionedRecord, now: VersionedRecord) -> VersionedRecord:
             " gave its id to another",
             ledger_id=ledger_id,
         )
-    if now.version < before.version and now.record.state is LedgerState.OPEN:
+    if now.version < before.version and now.record.state is RecordState.OPEN:
         return VersionedRecord(before.record, now.version)
     return now
 

@@ -15,7 +15,7 @@ of a slot change: its end and the first entries of its fragments never do.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerRecord, RecordState
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def change_ensemble(
 ) -> Move:
     """OPEN -> OPEN: from `first_entry` (last add confirmed + 1) on, the `failed` bookies' slots
     belong to the `replacements`. Needed as long as one failed bookie still owns its slot."""
-    if record.state is not LedgerState.OPEN:
+    if record.state is not RecordState.OPEN:
         return Refused(f"the ledger is {record.state.value}")
     last = record.last_fragment
     if all(last.ensemble[slot] == bookie for slot, bookie in replacements.items()):
@@ -92,19 +92,19 @@ def change_ensemble(
 
 def close(record: LedgerRecord, end: End) -> Move:
     """OPEN -> CLOSED at the last entry that the writer acknowledged."""
-    if record.state is LedgerState.CLOSED:
+    if record.state is RecordState.CLOSED:
         closed = end_of(record)
         return Done() if closed == end else Refused(f"the ledger is CLOSED at {closed.last_entry}")
-    if record.state is LedgerState.IN_RECOVERY:
+    if record.state is RecordState.IN_RECOVERY:
         return Refused("the ledger is IN_RECOVERY")
     return Write(_closed(record, record.fragments, end))
 
 
 def mark_in_recovery(record: LedgerRecord) -> Move:
     """OPEN -> IN_RECOVERY. A ledger that is in recovery or closed already needs no write."""
-    if record.state is not LedgerState.OPEN:
+    if record.state is not RecordState.OPEN:
         return Done()
-    return Write(replace(record, state=LedgerState.IN_RECOVERY))
+    return Write(replace(record, state=RecordState.IN_RECOVERY))
 
 
 def close_recovered(
@@ -116,9 +116,9 @@ def close_recovered(
     recovery began and must not have changed: recovery read the tail from its members. A record that
     is CLOSED by now has another recoverer's result, which the caller adopts.
     """
-    if record.state is LedgerState.CLOSED:
+    if record.state is RecordState.CLOSED:
         return Done()
-    if record.state is LedgerState.OPEN:
+    if record.state is RecordState.OPEN:
         return Refused("the ledger is OPEN again")
     if record.last_fragment != began:
         return Refused("the last fragment has changed since recovery began")
@@ -132,12 +132,14 @@ def close_recovered(
 def is_settled(record: LedgerRecord, first_entry: int) -> bool:
     """Whether no entry is added any more to the fragment that begins at `first_entry`: it may be
     repaired."""
-    if record.state is LedgerState.OPEN:
+    if record.state is RecordState.OPEN:
         return first_entry < record.last_fragment.first_entry
     return record.closed
 
 
-def join(record: LedgerRecord, old: str, new: Joining, instead_of: Joining | None = None) -> Move:
+def join(
+    record: LedgerRecord, old: str, new: JoiningBookie, instead_of: JoiningBookie | None = None
+) -> Move:
     """Name `new` beside the member `old` of its slot, in the place of `instead_of` if that bookie
     is joining. From then on the bookie's copies of the ledger are no garbage."""
     refusal = _refusal(record, old, new)
@@ -155,7 +157,7 @@ def join(record: LedgerRecord, old: str, new: Joining, instead_of: Joining | Non
     return Write(replace(record, joining=(*others, new)))
 
 
-def swap(record: LedgerRecord, old: str, new: Joining) -> Move:
+def swap(record: LedgerRecord, old: str, new: JoiningBookie) -> Move:
     """`new` takes the place of `old`. The caller has seen, since `new` joined, that it has every
     entry of its slot."""
     fragment = next((f for f in record.fragments if f.first_entry == new.first_entry), None)
@@ -174,7 +176,7 @@ def swap(record: LedgerRecord, old: str, new: Joining) -> Move:
     return Write(replace(record, fragments=fragments, joining=others))
 
 
-def leave(record: LedgerRecord, leaving: Joining) -> Move:
+def leave(record: LedgerRecord, leaving: JoiningBookie) -> Move:
     """`leaving` no longer joins: the member that it was to replace is back."""
     if leaving not in record.joining:
         return Done()
@@ -182,7 +184,7 @@ def leave(record: LedgerRecord, leaving: Joining) -> Move:
     return Write(replace(record, joining=others))
 
 
-def _refusal(record: LedgerRecord, old: str, new: Joining) -> Refused | None:
+def _refusal(record: LedgerRecord, old: str, new: JoiningBookie) -> Refused | None:
     fragment = next((f for f in record.fragments if f.first_entry == new.first_entry), None)
     if fragment is None:
         return Refused(f"no fragment begins at entry {new.first_entry}")
@@ -198,7 +200,7 @@ def _refusal(record: LedgerRecord, old: str, new: Joining) -> Refused | None:
 def _closed(record: LedgerRecord, fragments: tuple[Fragment, ...], end: End) -> LedgerRecord:
     return replace(
         record,
-        state=LedgerState.CLOSED,
+        state=RecordState.CLOSED,
         fragments=fragments,
         last_entry=end.last_entry,
         length_bytes=end.length_bytes,

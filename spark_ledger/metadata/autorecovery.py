@@ -20,7 +20,7 @@ from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, read
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AutorecoverySettings:
     """`enabled`: ledgers are repaired. A bookie counts as lost when it was not registered for
     `lost_bookie_delay_s`; a worker copies `repair_bytes_per_s` at most, 0: as fast as it goes.
     `accepted`: bookies that may be taken for lost even if more than a third are."""
@@ -31,44 +31,48 @@ class Settings:
     accepted: tuple[str, ...] = ()
 
 
-class BadSettings(ValueError):
+class BadAutorecoverySettings(ValueError):
     """A wrong value of a setting."""
 
 
-class DamagedSettings(BadSettings):
+class DamagedSettings(BadAutorecoverySettings):
     """The stored settings are malformed."""
 
 
-def checked(settings: Settings) -> Settings:
-    """The settings, if each is as it should be. Raises BadSettings."""
+def checked(settings: AutorecoverySettings) -> AutorecoverySettings:
+    """The settings, if each is as it should be. Raises BadAutorecoverySettings."""
     if not 0 < settings.lost_bookie_delay_s <= 366 * 86_400:
-        raise BadSettings(f"lost_bookie_delay_s = {settings.lost_bookie_delay_s} is no delay")
+        raise BadAutorecoverySettings(
+            f"lost_bookie_delay_s = {settings.lost_bookie_delay_s} is no delay"
+        )
     if settings.repair_bytes_per_s < 0:
-        raise BadSettings(f"repair_bytes_per_s = {settings.repair_bytes_per_s} is below 0")
+        raise BadAutorecoverySettings(
+            f"repair_bytes_per_s = {settings.repair_bytes_per_s} is below 0"
+        )
     return settings
 
 
-def decode(value: bytes) -> Settings:
+def decode(value: bytes) -> AutorecoverySettings:
     """Raises DamagedSettings."""
     try:
         plain: dict[str, Any] = json.loads(value)
-        names = {field.name for field in fields(Settings)}
+        names = {field.name for field in fields(AutorecoverySettings)}
         given = {name: plain[name] for name in names & plain.keys()}
         given["accepted"] = tuple(given.get("accepted", ()))
-        return checked(Settings(**given))
+        return checked(AutorecoverySettings(**given))
     except errors.MALFORMED as error:
         raise DamagedSettings(f"{paths.AUTORECOVERY} is damaged: {error}") from error
 
 
-async def read_settings(store: MetadataStore) -> Settings:
-    """The settings as this session sees them. Raises StoreError, BadSettings."""
+async def read_settings(store: MetadataStore) -> AutorecoverySettings:
+    """The settings as this session sees them. Raises StoreError, BadAutorecoverySettings."""
     node = await read(store, paths.AUTORECOVERY)
-    return Settings() if node is None else decode(node.value)
+    return AutorecoverySettings() if node is None else decode(node.value)
 
 
-async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
+async def change_settings(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
     """Change these settings, and leave the others. Returns all of them; durable on return. Raises
-    BadSettings, StoreError; OutcomeUnknown: they may be set."""
+    BadAutorecoverySettings, StoreError; OutcomeUnknown: they may be set."""
     for _ in range(TRIES_MAX):
         await store.sync(paths.AUTORECOVERY)
         node = await read(store, paths.AUTORECOVERY)

@@ -3,8 +3,8 @@
 Always true: the id is written once, by the process that starts the cluster first; a bookie's disk
 remembers it and serves no other cluster. The epoch counts how often a person accepted a store that
 had gone back in time (hold.py): ledger ids of an epoch begin at epoch x IDS_PER_EPOCH, above every
-id that was given out before. While the store is held (`Cluster.hold`) the record has HELD_FORMAT,
-which an earlier version refuses.
+id that was given out before. While the store is held (`ClusterRecord.hold`) the record has
+HELD_FORMAT, which an earlier version refuses.
 """
 
 import json
@@ -50,7 +50,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterRecord:
     """`cluster_id` is a UUID in text."""
 
     cluster_id: str
@@ -58,7 +58,7 @@ class Cluster:
     hold: Hold | None = None
 
 
-def encode(cluster: Cluster) -> bytes:
+def encode(cluster: ClusterRecord) -> bytes:
     plain: dict[str, Any] = {"id": cluster.cluster_id, "epoch": cluster.epoch, "format": FORMAT}
     if (hold := cluster.hold) is not None:
         plain |= {"format": HELD_FORMAT}
@@ -66,7 +66,7 @@ def encode(cluster: Cluster) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
-def decode(value: bytes) -> Cluster:
+def decode(value: bytes) -> ClusterRecord:
     """Raises BadClusterRecord."""
     try:
         plain = json.loads(value)
@@ -77,31 +77,31 @@ def decode(value: bytes) -> Cluster:
             raise BadClusterRecord(f"a cluster's record of format {plain['format']}: {hold}")
         if hold is not None:
             hold = Hold(str(hold["why"]), str(hold["by"]), int(hold["epoch"]))
-        return Cluster(str(plain["id"]), int(plain["epoch"]), hold)
+        return ClusterRecord(str(plain["id"]), int(plain["epoch"]), hold)
     except errors.MALFORMED as error:
         raise BadClusterRecord(f"not a cluster's record: {error}") from error
 
 
-async def read(store: MetadataStore) -> Cluster | None:
+async def read(store: MetadataStore) -> ClusterRecord | None:
     """The cluster at the store's root; None if no cluster was started there."""
     await store.sync()
     node = await store_calls.read(store, paths.CLUSTER)
     return None if node is None else decode(node.value)
 
 
-async def ensure(store: MetadataStore, new_id: str) -> Cluster:
+async def ensure(store: MetadataStore, new_id: str) -> ClusterRecord:
     """The cluster at the store's root; without one, a cluster with the id `new_id` is made."""
     for folder in FOLDERS:
         await store_calls.ensure(store, folder)
     cluster = await read(store)
     if cluster is None:
-        await store_calls.ensure(store, paths.CLUSTER, encode(Cluster(new_id)))
+        await store_calls.ensure(store, paths.CLUSTER, encode(ClusterRecord(new_id)))
         cluster = await read(store)
     assert cluster is not None, "made, here or by another process, and never deleted"
     return cluster
 
 
-def held(cluster: Cluster | None) -> errors.MetadataHeld | None:
+def held(cluster: ClusterRecord | None) -> errors.MetadataHeld | None:
     """The error of a process that would commit, or delete, while the cluster is held; None: it is
     not held."""
     if cluster is None or cluster.hold is None:

@@ -32,7 +32,7 @@ from spark_ledger.metadata.cluster import (
     EPOCH_MAX,
     IDS_PER_EPOCH,
     VERSIONS_PER_EPOCH,
-    Cluster,
+    ClusterRecord,
     Hold,
 )
 from spark_ledger.metadata.store import (
@@ -80,7 +80,7 @@ def decode_counter(value: bytes) -> int:
 # -- the hold ---------------------------------------------------------------------------------
 
 
-async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> Cluster | None:
+async def put(store: MetadataStore, cluster_id: str, hold: Hold) -> ClusterRecord | None:
     """Hold the store, if it is still this cluster's, with no higher epoch than `hold.epoch`; an
     earlier hold stays, with the higher epoch of both. Returns the cluster's record then. Raises
     BadClusterRecord, StoreError."""
@@ -169,7 +169,7 @@ class Status:
     """The status of the metadata store. `newest`: the chain's newest link (number, token);
     `silent`: the bookies that ever registered and have not reported since the hold."""
 
-    cluster: Cluster
+    cluster: ClusterRecord
     newest: tuple[int, str] | None = None
     reports: Sequence[Report] = ()
     silent: Sequence[str] = ()
@@ -210,7 +210,7 @@ async def status(store: MetadataStore) -> Status:
     return Status(cluster, newest, reports, silent)
 
 
-async def reports_of(store: MetadataStore, cluster: Cluster | None) -> list[Report]:
+async def reports_of(store: MetadataStore, cluster: ClusterRecord | None) -> list[Report]:
     """The reports of bookies since the cluster is held; empty if it is not held. Raises
     StoreError."""
     if cluster is None or cluster.hold is None:
@@ -243,7 +243,7 @@ async def _accept(store: MetadataStore, before: Status) -> None:
         return
     if before.next_epoch > EPOCH_MAX:
         raise errors.UnsupportedFormat(f"epoch {before.next_epoch} is above {EPOCH_MAX}")
-    after = Cluster(before.cluster.cluster_id, before.next_epoch)
+    after = ClusterRecord(before.cluster.cluster_id, before.next_epoch)
     first_id = encode_counter(after.epoch * IDS_PER_EPOCH)
     longer = chains.encode(chains.extended(chains.of_node(link), chains.new_token()))
     first = min(after.epoch, EPOCHS_APART_MAX) * VERSIONS_PER_EPOCH

@@ -31,7 +31,7 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 FORMAT = 1
 
 
-class LedgerState(Enum):
+class RecordState(Enum):
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
     CLOSED = "CLOSED"
@@ -50,7 +50,7 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class JoiningBookie:
     """`bookie_id` gets the copies of a slot, to take the slot (repair/slots.py); the slot is of the
     fragment that begins at `first_entry`. `token` is drawn anew each time that a bookie joins: a
     process that has seen all copies there checks by it that none went meanwhile."""
@@ -81,7 +81,7 @@ class LedgerRecord:
     write_quorum: int
     ack_quorum: int
     fragments: tuple[Fragment, ...]
-    state: LedgerState = LedgerState.OPEN
+    state: RecordState = RecordState.OPEN
     last_entry: int | None = None
     length_bytes: int | None = None
     rows: int | None = None
@@ -91,7 +91,7 @@ class LedgerRecord:
     topic: str = ""
     verifiers: Verifiers | None = None
     custom: Mapping[str, str] = field(default_factory=dict)
-    joining: tuple[Joining, ...] = ()
+    joining: tuple[JoiningBookie, ...] = ()
 
     def __post_init__(self) -> None:
         quorums = (self.ensemble_size, self.write_quorum, self.ack_quorum)
@@ -105,7 +105,7 @@ class LedgerRecord:
             if not len(set(members)) == len(members) == self.ensemble_size:
                 raise BadLedgerRecord(f"an ensemble needs {self.ensemble_size} different bookies")
         ends = (self.last_entry, self.length_bytes, self.rows)
-        if (self.state is LedgerState.CLOSED) != (None not in ends):
+        if (self.state is RecordState.CLOSED) != (None not in ends):
             raise BadLedgerRecord(f"state {self.state.value} with end {ends}")
         if self.joining:
             self._check_joining()
@@ -129,7 +129,7 @@ class LedgerRecord:
 
     @property
     def closed(self) -> bool:
-        return self.state is LedgerState.CLOSED
+        return self.state is RecordState.CLOSED
 
     def fragment_of(self, entry_id: int) -> Fragment:
         """The fragment that entry `entry_id` belongs to: the last one that begins at or below."""
@@ -138,7 +138,7 @@ class LedgerRecord:
                 return fragment
         raise ValueError(f"entry ids start at 0, got {entry_id}")
 
-    def joining_at(self, first_entry: int, slot: int) -> Joining | None:
+    def joining_at(self, first_entry: int, slot: int) -> JoiningBookie | None:
         """The bookie that is joining for that slot."""
         for joining in self.joining:
             if (joining.first_entry, joining.slot) == (first_entry, slot):
@@ -202,11 +202,11 @@ def decode(value: bytes) -> LedgerRecord:
         plain: dict[str, Any] = json.loads(value)
         if plain.pop("format") != FORMAT:
             raise BadLedgerRecord("the ledger record is of a format this version does not know")
-        plain["state"] = LedgerState(plain["state"])
+        plain["state"] = RecordState(plain["state"])
         plain["fragments"] = tuple(
             Fragment(first, tuple(ensemble)) for first, ensemble in plain["fragments"]
         )
-        plain["joining"] = tuple(Joining(*values) for values in plain.get("joining", ()))
+        plain["joining"] = tuple(JoiningBookie(*values) for values in plain.get("joining", ()))
         if plain["verifiers"] is not None:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
         return LedgerRecord(**plain)

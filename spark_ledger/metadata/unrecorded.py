@@ -49,7 +49,7 @@ async def publish(store: MetadataStore, bookie_id: str, ledger_ids: Sequence[int
         await store.set(path, value, node.version)
 
 
-class Listed(NamedTuple):
+class UnrecordedLedgers(NamedTuple):
     """The bookies that keep such a ledger, by its id; when each of these bookies counted them, by
     the store's clock; why the store is held, empty where it is not."""
 
@@ -58,7 +58,7 @@ class Listed(NamedTuple):
     held: str = ""
 
 
-async def listed(store: MetadataStore) -> Listed:
+async def listed(store: MetadataStore) -> UnrecordedLedgers:
     """While the store is held also what bookies reported since (hold.py), for they count nothing
     then. Raises BadClusterRecord, StoreError."""
     record = await cluster.read(store)
@@ -76,7 +76,7 @@ async def listed(store: MetadataStore) -> Listed:
             if bookie_id not in (keepers := bookies.setdefault(ledger_id, [])):
                 keepers.append(bookie_id)
     held = "" if record is None or record.hold is None else record.hold.why
-    return Listed(dict(sorted(bookies.items())), counted_ms, held)
+    return UnrecordedLedgers(dict(sorted(bookies.items())), counted_ms, held)
 
 
 async def kept_by(store: MetadataStore, bookie_id: str) -> list[int]:

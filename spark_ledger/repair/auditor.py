@@ -36,13 +36,13 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.autorecovery import BadSettings, Settings
+from spark_ledger.metadata.autorecovery import AutorecoverySettings, BadAutorecoverySettings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import SessionState, StoreError
 from spark_ledger.metadata.store_calls import each, in_batches, names_in, store_now_ms
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.audit import check_ledger
-from spark_ledger.repair.limbo import Listed
+from spark_ledger.repair.limbo import LimboLedger
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
@@ -252,12 +252,12 @@ class Auditor:
         self._places |= new
         return bool(new)
 
-    async def _take_back(self, settings: Settings, now: Bookies) -> None:
+    async def _take_back(self, settings: AutorecoverySettings, now: Bookies) -> None:
         """An operator's declaration that a bookie is lost ends with that absence: drop it for
         bookies that are back."""
         if not now.registered.isdisjoint(settings.accepted):
             accepted = tuple(b for b in settings.accepted if b not in now.registered)
-            with suppress(BadSettings):
+            with suppress(BadAutorecoverySettings):
                 await autorecovery.change_settings(self._store, accepted=accepted)
 
     async def _pass(self, gone: frozenset[str], now: Bookies) -> None:
@@ -374,7 +374,7 @@ class Auditor:
         await each(check, batch, CHECKS_AT_ONCE)
         return listed
 
-    async def _in_limbo(self, now: Bookies) -> list[Listed]:
+    async def _in_limbo(self, now: Bookies) -> list[LimboLedger]:
         """The ledgers that bookies list as in limbo, except those that this auditor has put on its
         list for that reason: thousands may stay there for long."""
         named = await limbo.named(self._store)

@@ -34,7 +34,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.metadata import autorecovery, paths, unrecorded
-from spark_ledger.metadata.autorecovery import BadSettings
+from spark_ledger.metadata.autorecovery import BadAutorecoverySettings
 from spark_ledger.metadata.cluster import multi_unless_held
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import (
@@ -373,7 +373,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     await _delete(store, paths.draining(bookie_id))
     await _delete(store, paths.unrecorded(bookie_id))
     await _delete(store, paths.bookie_start(bookie_id))
-    with suppress(BadSettings):
+    with suppress(BadAutorecoverySettings):
         accepted = (await autorecovery.read_settings(store)).accepted
         if bookie_id in accepted:
             others = tuple(bookie for bookie in accepted if bookie != bookie_id)

@@ -37,7 +37,7 @@ from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 COMPARISONS_MAX = 4
 
 
-class Listed(NamedTuple):
+class LimboLedger(NamedTuple):
     """A ledger that a bookie lists as in limbo. `reason` is "torn" or "lost"; `since_ms` is when
     it was listed, by the store's clock."""
 
@@ -60,7 +60,7 @@ class Repaired(NamedTuple):
     compared: int = 0
 
 
-async def listed(metadata: MetadataStore) -> list[Listed]:
+async def listed(metadata: MetadataStore) -> list[LimboLedger]:
     """All ledgers that bookies list as in limbo, by bookie and ledger. Raises Unavailable."""
     return await listed_of(metadata, await named(metadata))
 
@@ -81,14 +81,18 @@ async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
         ]
 
 
-async def listed_of(metadata: MetadataStore, pairs: Collection[tuple[str, int]]) -> list[Listed]:
+async def listed_of(
+    metadata: MetadataStore, pairs: Collection[tuple[str, int]]
+) -> list[LimboLedger]:
     """Those of these (bookie, ledger) pairs that are still listed. Raises Unavailable."""
     with reachable("reading what is in limbo"):
         listings = await each(lambda pair: _one_listed(metadata, *pair), pairs)
     return [listing for listing in listings if listing is not None]
 
 
-async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -> Listed | None:
+async def _one_listed(
+    metadata: MetadataStore, bookie_id: str, ledger_id: int
+) -> LimboLedger | None:
     node = await read(metadata, paths.limbo(bookie_id, ledger_id))
     if node is None:
         return None
@@ -96,7 +100,7 @@ async def _one_listed(metadata: MetadataStore, bookie_id: str, ledger_id: int) -
         reason = str(json.loads(node.value)["reason"])
     except errors.MALFORMED:
         reason = "unknown"
-    return Listed(bookie_id, ledger_id, reason, node.created_ms)
+    return LimboLedger(bookie_id, ledger_id, reason, node.created_ms)
 
 
 async def repair_everywhere(

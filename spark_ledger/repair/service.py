@@ -17,7 +17,7 @@ from typing import NamedTuple
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.autorecovery import BadSettings
+from spark_ledger.metadata.autorecovery import BadAutorecoverySettings
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.ledger_record import Tokens
 from spark_ledger.metadata.store import StoreError
@@ -124,7 +124,7 @@ class Autorecovery:
         """Short enough for the cluster's delay to take effect."""
         try:
             settings = await autorecovery.read_settings(self._ledgers.metadata)
-        except (StoreError, BadSettings):
+        except (StoreError, BadAutorecoverySettings):
             return PASS_S
         return min(PASS_S, max(PASS_MIN_S, settings.lost_bookie_delay_s / PASSES_A_DELAY))
 

@@ -29,7 +29,7 @@ from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.placement import clashes, neighbours
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import LedgerRecords, MoveRefused, VersionedRecord
-from spark_ledger.metadata.ledger_record import Joining, LedgerRecord, Tokens, entries_of
+from spark_ledger.metadata.ledger_record import JoiningBookie, LedgerRecord, Tokens, entries_of
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 NO_SPARE = "no other bookie can take its copies"
@@ -169,7 +169,7 @@ async def give_away(
     return await _Move(ledgers, ledger_id, slot, tokens, avoid, better, pace).run()
 
 
-async def withdraw(ledgers: LedgerStore, ledger_id: int, joining: Joining) -> None:
+async def withdraw(ledgers: LedgerStore, ledger_id: int, joining: JoiningBookie) -> None:
     """End the joining: the copies that the bookie was given become garbage. Raises NoSuchLedger,
     Unavailable."""
     records = ledgers.cluster.records
@@ -229,7 +229,7 @@ class _Move:
         there = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
         return not there.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
 
-    def _joining(self, record: LedgerRecord) -> Joining | None:
+    def _joining(self, record: LedgerRecord) -> JoiningBookie | None:
         """The bookie that is joining already, if it takes copies; otherwise a new one that can."""
         first_entry, slot, _ = self._slot
         present = record.joining_at(first_entry, slot)
@@ -242,7 +242,7 @@ class _Move:
         chosen = _choose(self._cluster, quorum, ensemble, slot, spares)
         if chosen is None:
             return None
-        return Joining(first_entry, slot, chosen, f"{self._rng.getrandbits(64):016x}")
+        return JoiningBookie(first_entry, slot, chosen, f"{self._rng.getrandbits(64):016x}")
 
     def _spares(self, quorum: Quorum, ensemble: Sequence[str]) -> list[BookieInfo]:
         """The bookies that may take the slot."""
@@ -262,7 +262,7 @@ class _Move:
             if fragment.first_entry == self._slot.first_entry
         )
 
-    async def _fill(self, versioned: VersionedRecord, joining: Joining) -> Moved:
+    async def _fill(self, versioned: VersionedRecord, joining: JoiningBookie) -> Moved:
         record, entries = versioned.record, self._entries(versioned.record)
         copies = Copies(
             *(self._cluster, versioned, self._tokens, joining.bookie_id),
@@ -287,7 +287,7 @@ class _Move:
             return Moved(self._slot, "", self._copied, refused.why)
         return Moved(self._slot, joining.bookie_id, self._copied)
 
-    async def _without(self, record: LedgerRecord, joining: Joining, why: str) -> Moved:
+    async def _without(self, record: LedgerRecord, joining: JoiningBookie, why: str) -> Moved:
         """Go on with another bookie in the place of `joining`; if no other can join, `joining`
         stays, because it may be able to take copies later."""
         self._avoid.append(joining.bookie_id)

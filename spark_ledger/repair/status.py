@@ -14,7 +14,11 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.errors import BadConfig
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.autorecovery import BadSettings, DamagedSettings, Settings
+from spark_ledger.metadata.autorecovery import (
+    AutorecoverySettings,
+    BadAutorecoverySettings,
+    DamagedSettings,
+)
 from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import each, names_in, reachable
@@ -103,7 +107,7 @@ async def status(store: MetadataStore) -> Status:
         await store.sync(paths.AUTORECOVERY)
         try:
             settings = await autorecovery.read_settings(store)
-        except BadSettings as damage:
+        except BadAutorecoverySettings as damage:
             raise _damaged(damage) from damage
         published = await _findings(store)
         draining = await autorecovery.draining(store)
@@ -135,7 +139,7 @@ async def underreplicated(store: MetadataStore) -> list[Work]:
     return [work for work in works if work is not None]
 
 
-async def enable(store: MetadataStore, *, force: bool = False) -> Settings:
+async def enable(store: MetadataStore, *, force: bool = False) -> AutorecoverySettings:
     """Repair from now on. `force`: the bookies that are gone now count as lost, even if they are
     more than a third. Durable on return. Raises Unavailable, BadConfig."""
     if not force:
@@ -147,7 +151,7 @@ async def enable(store: MetadataStore, *, force: bool = False) -> Settings:
     return await change(store, enabled=True, accepted=accepted)
 
 
-async def change(store: MetadataStore, **changes: Any) -> Settings:
+async def change(store: MetadataStore, **changes: Any) -> AutorecoverySettings:
     """Set these settings, and leave the others. Durable on return. Raises Unavailable; BadConfig:
     nothing was written."""
     for name in SETTABLE.keys() & changes.keys():
@@ -162,7 +166,7 @@ async def change(store: MetadataStore, **changes: Any) -> Settings:
             return await autorecovery.change_settings(store, **changes)
         except DamagedSettings as wrong:
             raise _damaged(wrong) from wrong
-        except BadSettings as wrong:
+        except BadAutorecoverySettings as wrong:
             raise BadConfig(
                 str(wrong), "A delay is above 0 seconds and a year at most; a rate is 0 or above."
             ) from wrong
@@ -185,7 +189,7 @@ def _number(name: str, value: object) -> float | int:
     return number  # type: ignore[no-any-return]
 
 
-def _damaged(damage: BadSettings) -> BadConfig:
+def _damaged(damage: BadAutorecoverySettings) -> BadConfig:
     return BadConfig(
         f"the settings of autorecovery cannot be read: {damage}",
         f"Delete the node {paths.AUTORECOVERY} below the cluster's root in ZooKeeper, and set them"

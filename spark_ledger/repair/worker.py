@@ -28,8 +28,8 @@ from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.autorecovery import BadSettings, Settings
-from spark_ledger.metadata.ledger_record import LedgerState, Tokens
+from spark_ledger.metadata.autorecovery import AutorecoverySettings, BadAutorecoverySettings
+from spark_ledger.metadata.ledger_record import RecordState, Tokens
 from spark_ledger.metadata.store import MetadataStore
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import limbo, slots, work_list
@@ -68,14 +68,14 @@ async def bookies(store: MetadataStore) -> Bookies:
     return Bookies(frozenset(registered), frozenset(await autorecovery.draining(store)))
 
 
-async def settings(store: MetadataStore) -> Settings:
+async def settings(store: MetadataStore) -> AutorecoverySettings:
     """The cluster's settings; if they are damaged this is logged, and defaults count. Raises
     StoreError."""
     try:
         return await autorecovery.read_settings(store)
-    except BadSettings as damage:
+    except BadAutorecoverySettings as damage:
         log.error("autorecovery: %s", damage)
-        return Settings()
+        return AutorecoverySettings()
 
 
 class Outcome(NamedTuple):
@@ -136,7 +136,7 @@ class Worker:
         self._waits: dict[int, _Wait] = {}
         self._locked: dict[int, None] = {}
         """Locks that could not be given back: other workers wait for them."""
-        self._settings = Settings()
+        self._settings = AutorecoverySettings()
         self._owed_bytes = self._paid_s = 0.0
         """Bytes that were copied ahead of the rate, and when they were counted."""
         self.copied_bytes = 0
@@ -396,7 +396,7 @@ def _holds(reason: Reason, now: Bookies) -> bool:
 
 
 def _is_in_recovery(versioned: VersionedRecord) -> bool:
-    return versioned.record.state is LedgerState.IN_RECOVERY
+    return versioned.record.state is RecordState.IN_RECOVERY
 
 
 def _concerns_end(versioned: VersionedRecord, reasons: Collection[Reason]) -> bool:

@@ -29,7 +29,7 @@ from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.bad_entries import BadEntries, OnBadEntry
 from spark_ledger.topic.read.plan import ReadTask
-from spark_ledger.topic.read.row_blocks import Block, Joining
+from spark_ledger.topic.read.row_blocks import Block, BlockJoiner
 from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry
 from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 from spark_ledger.topic.task_reader import fetch_kept, with_chunks
@@ -146,7 +146,7 @@ class BlockingTopics:
         bad = BadEntries(task.topic, on_bad_entry)
         try:
             while handful := self.run(ahead.next()):
-                joining = Joining()
+                joining = BlockJoiner()
                 for fetched in handful:
                     for block in fetched.blocks(columns, bad):
                         yield from joining.add(block)

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from spark_ledger.demo.worker import Worker
+from spark_ledger.demo.worker import DemoWorker
 from spark_ledger.local import LocalBookie, LocalCluster
 from tests.crash.procfs import python_workers
 from tests.kit.history import History, Place
@@ -64,7 +64,7 @@ class Chaos:
         self._folder = folder
         self._rng = random.Random(seed)
         self._source = Source(folder / "files")
-        self._events: queue.Queue[tuple[Worker, dict[str, Any]]] = queue.Queue()
+        self._events: queue.Queue[tuple[DemoWorker, dict[str, Any]]] = queue.Queue()
         self._down: LocalBookie | None = None
         self._killed: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._started = time.monotonic()
@@ -89,14 +89,14 @@ class Chaos:
 
     # -- the driver -----------------------------------------------------------------------------
 
-    def _start_driver(self) -> Worker:
+    def _start_driver(self) -> DemoWorker:
         told = {
             "service_url": self._cluster.service_url,
             **{name: str(self._folder / name) for name in ("scratch", "checkpoints", "results")},
             "files": str(self._folder / "files"),
         }
         log = self._folder / "driver.log"
-        driver = Worker("driver", "tests.crash.streams", told, log, self._events)
+        driver = DemoWorker("driver", "tests.crash.streams", told, log, self._events)
         self._driver = driver
         self._until(both_queries_move, READY_TIMEOUT_S)
         return driver

@@ -4,7 +4,7 @@ import uuid
 
 import pyarrow as pa
 
-from spark_ledger.demo.job import Audit
+from spark_ledger.demo.job import TopicHistory
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.write import TaskSettings
@@ -40,7 +40,7 @@ class Query:
 
 
 def test_commits_that_were_seen_and_all_ledgers_are_told_after_the_log_was_trimmed(cluster):
-    query, audit = Query(cluster), Audit(cluster.service_url)
+    query, audit = Query(cluster), TopicHistory(cluster.service_url)
     query.commit(4)
     assert audit.versions(query.name, query.name) == [0, 1, 2, 3]
     (first,) = audit.ledgers(query.name)
@@ -48,7 +48,7 @@ def test_commits_that_were_seen_and_all_ledgers_are_told_after_the_log_was_trimm
     for _ in range(3):
         query.commit(2)
         query.checkpoint()
-    later = Audit(cluster.service_url)
+    later = TopicHistory(cluster.service_url)
     assert later.versions(query.name, query.name)[-2:] == [8, 9]
     assert len(later.commits(query.name)) < query.batches
     assert audit.versions(query.name, query.name)[:4] == [0, 1, 2, 3]

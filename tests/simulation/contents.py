@@ -8,7 +8,7 @@ from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import BadEntry, EntryHeader, unpack_header
+from bookie_server.api.entry import DamagedEntry, EntryHeader, unpack_header
 from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata import deleted_ledgers, ledger_record, paths
@@ -47,7 +47,7 @@ def headers(request: m.Request) -> list[EntryHeader | None]:
         parts = add.entry
         try:
             found.append(unpack_header(parts[0] if len(parts[0]) >= 64 else b"".join(parts)))
-        except BadEntry:
+        except DamagedEntry:
             found.append(None)
     return found
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Meaning
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 
 Identity = tuple[int, ...]
 
@@ -149,7 +149,7 @@ class LedgerGhost:
         if record is None:
             self.deleted = True
             return
-        if record.state is LedgerState.IN_RECOVERY and self.recovered_from is None:
+        if record.state is RecordState.IN_RECOVERY and self.recovered_from is None:
             self.recovered_from = self.record.last_fragment
         self.record = record
         for fragment in record.fragments:  # a recovery may publish several at once

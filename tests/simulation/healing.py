@@ -17,8 +17,8 @@ from typing import Any
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.autorecovery import Settings
-from spark_ledger.metadata.ledger_record import Joining
+from spark_ledger.metadata.autorecovery import AutorecoverySettings
+from spark_ledger.metadata.ledger_record import JoiningBookie
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import elected
 from spark_ledger.repair import slots, work_list
@@ -50,8 +50,8 @@ DRAINED_S = 25.0
 """An operator gives up then."""
 
 
-def draw_settings(rng: random.Random) -> Settings:
-    return Settings(
+def draw_settings(rng: random.Random) -> AutorecoverySettings:
+    return AutorecoverySettings(
         lost_bookie_delay_s=rng.choice((1.5, 4.0, 8.0)),
         repair_bytes_per_s=rng.choice((0, 0, 3_000)),
     )
@@ -384,7 +384,9 @@ class Healing:
             if all(member in ghost.registered_s for member in fragment.ensemble)
             for slot, member in enumerate(fragment.ensemble)
             if any(
-                is_better(ghost, ledger.record, Joining(fragment.first_entry, slot, bookie_id))
+                is_better(
+                    ghost, ledger.record, JoiningBookie(fragment.first_entry, slot, bookie_id)
+                )
                 for bookie_id in may
                 if bookie_id not in fragment.ensemble
             )

@@ -11,7 +11,7 @@ import asyncio
 from bookie_server.api import messages as m
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.errors import LedgerError, NoSuchLedger
-from spark_ledger.metadata.autorecovery import Settings, repair_tokens
+from spark_ledger.metadata.autorecovery import AutorecoverySettings, repair_tokens
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, keeps
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import listed
@@ -26,7 +26,7 @@ from tests.simulation.world import CREDENTIAL, BookieNode, Client, World
 
 NAME = "repairer"
 PASS_S = 3.0
-SETTINGS = Settings(lost_bookie_delay_s=40.0, repair_bytes_per_s=0)
+SETTINGS = AutorecoverySettings(lost_bookie_delay_s=40.0, repair_bytes_per_s=0)
 """A writer that stands still for half of the delay loses its ledger in limbo: some that hang do.
 Nobody is lost: the chaos is over before (healing.py has runs in which many are)."""
 TOKENS = repair_tokens(CREDENTIAL)

@@ -24,7 +24,7 @@ from bookie_server.api.status import Meaning, Status, meaning, testimony
 from bookie_server.serve.handler import Credit, hear, serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from tests.kit.handling import handle_bytes
 from tests.simulation import contents, invariants
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost, is_named
@@ -419,7 +419,7 @@ class Observers:
             invariants.who_deletes_a_record_names_the_ledger(ghost, ledger, named)
         if before is None or after is None:
             return
-        if after.state is LedgerState.IN_RECOVERY and author.startswith("healer"):
+        if after.state is RecordState.IN_RECOVERY and author.startswith("healer"):
             invariants.a_ledger_that_moves_is_left_alone(ghost, ledger, current().now)
         ledger.moves_s.append(current().now)
         invariants.closed_never_changes(ghost, before, after)
@@ -432,7 +432,7 @@ class Observers:
         invariants.overload_changes_no_ensemble(ghost, ledger, before, after, current().now)
         if after.closed and not before.closed:
             self._closed(ledger, before, after)
-            if before.state is LedgerState.IN_RECOVERY:
+            if before.state is RecordState.IN_RECOVERY:
                 self._recovered(ledger, after, author)
 
     def _given_away(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:

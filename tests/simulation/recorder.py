@@ -13,7 +13,7 @@ from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import HEADER_BYTES, BadEntry, unpack_header
+from bookie_server.api.entry import HEADER_BYTES, DamagedEntry, unpack_header
 from bookie_server.journal.format import RECORD_MAGIC, RecordKind
 from bookie_server.logs.entry_log import log_path
 from spark_ledger.bookies.bookie_client import CallFailed
@@ -209,7 +209,7 @@ def _entries(image: bytes, ledger_id: int) -> set[int]:
     for at in _places(image, _ENTRY_MAGIC):
         try:
             header = unpack_header(image[at : at + HEADER_BYTES])
-        except BadEntry:
+        except DamagedEntry:
             continue
         if header.ledger_id == ledger_id:
             found.add(header.entry_id)

@@ -3,21 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerRecord, RecordState
 from tests.simulation import invariants as I
 from tests.simulation.ghost import Ghost, Home, LedgerGhost
 from tests.simulation.invariants.repair import Swap
 
 MEMBERS = Fragment(0, ("a", "b", "d"))
 CLOSED = LedgerRecord(
-    *(1, 3, 3, 2, (MEMBERS,)), LedgerState.CLOSED, last_entry=2, length_bytes=3, rows=3
+    *(1, 3, 3, 2, (MEMBERS,)), RecordState.CLOSED, last_entry=2, length_bytes=3, rows=3
 )
 SWAP = Swap(CLOSED, MEMBERS, 2, "c", "d")
 OPENED: dict[str, Any] = {
-    "state": LedgerState.OPEN,
+    "state": RecordState.OPEN,
     **dict.fromkeys(("last_entry", "length_bytes", "rows")),
 }
-JOINED = replace(CLOSED, joining=(Joining(0, 2, "e", "1"),))
+JOINED = replace(CLOSED, joining=(JoiningBookie(0, 2, "e", "1"),))
 
 
 def given(ghost: Ghost, ledger: LedgerGhost, *entries: int, fenced: bool = True) -> Any:

@@ -12,7 +12,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from bookie_server.api.messages import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
-from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
 from tests.simulation.invariants.repair import is_of_repair
 from tests.simulation.network import Exchange
@@ -381,15 +381,15 @@ class Situations:
         if is_of_repair(before, after):
             meet("record changed by repair")
             return
-        if before.state is after.state is LedgerState.OPEN:
+        if before.state is after.state is RecordState.OPEN:
             same = before.last_fragment.first_entry == after.last_fragment.first_entry
             meet("fragment replaced at the same key" if same else "ensemble changed")
             self._owner(ledger.ledger_id, before, after)
-        elif after.state is LedgerState.IN_RECOVERY:
+        elif after.state is RecordState.IN_RECOVERY:
             self._marked_by[ledger.ledger_id] = author
             if ledger.ledger_id in self._closing:
                 meet("close raced a recovery, the recoverer first")
-        elif before.state is LedgerState.IN_RECOVERY:
+        elif before.state is RecordState.IN_RECOVERY:
             meet("recovered")
             self._recovered(ledger, before, after, author)
         elif after.closed:

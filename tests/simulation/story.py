@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bookie_server.api import messages as m
-from bookie_server.api.entry import BadEntry, unpack_header
+from bookie_server.api.entry import DamagedEntry, unpack_header
 from bookie_server.api.status import Status
 from spark_ledger.metadata import ledger_record
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -173,7 +173,7 @@ def _added(request: m.AddRequest, ledger_id: int) -> str:
     for add in request.adds:
         try:
             header = unpack_header(b"".join(add.entry)[:64])
-        except BadEntry:
+        except DamagedEntry:
             continue
         if header.ledger_id == ledger_id:
             entries.append(header.entry_id)
@@ -220,7 +220,7 @@ def _answered(message: Message, ledger_id: int) -> str:
 def _is_of(add: m.Add, ledger_id: int) -> bool:
     try:
         return unpack_header(b"".join(add.entry)[:64]).ledger_id == ledger_id
-    except BadEntry:
+    except DamagedEntry:
         return False
 
 

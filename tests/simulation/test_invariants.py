@@ -9,7 +9,7 @@ import pytest
 from bookie_server.api.status import Meaning, Status
 from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 from tests.kit.history import History
 from tests.simulation import invariants
 from tests.simulation.brokers.histories import OF_BROKERS
@@ -20,7 +20,7 @@ from tests.simulation.repair_histories import OF_REPAIR
 from tests.simulation.topic_histories import OF_TOPICS
 
 OPEN = LedgerRecord(1, 3, 3, 2, (Fragment(0, ("a", "b", "c")),))
-IN_RECOVERY = replace(OPEN, state=LedgerState.IN_RECOVERY)
+IN_RECOVERY = replace(OPEN, state=RecordState.IN_RECOVERY)
 IDENTITY, OTHER = (1, 0, 1, 1, 1, 7), (1, 0, 1, 1, 1, 8)
 CHANGED = (*OPEN.fragments, Fragment(2, ("a", "b", "d")))
 
@@ -40,7 +40,7 @@ def homes(ghost: Ghost, *racks: str, banned: str = "") -> LedgerRecord:
 
 def closed(last_entry: int, **fields: object) -> LedgerRecord:
     end = {"last_entry": last_entry, "length_bytes": last_entry + 1, "rows": last_entry + 1}
-    return replace(OPEN, state=LedgerState.CLOSED, **{**end, **fields})
+    return replace(OPEN, state=RecordState.CLOSED, **{**end, **fields})
 
 
 def history() -> tuple[Ghost, LedgerGhost]:
@@ -485,7 +485,7 @@ def test_what_lies_beyond_the_end_of_a_cleared_ledger_may_be_denied_and_nothing_
     bookie = ghost.bookie("a")
     bookie.stored[ledger.ledger_id, 9] = 1
     ledger.record = replace(
-        ledger.record, state=LedgerState.CLOSED, last_entry=8, length_bytes=8, rows=8
+        ledger.record, state=RecordState.CLOSED, last_entry=8, length_bytes=8, rows=8
     )
     with pytest.raises(Violation):
         I.what_was_acknowledged_is_never_denied(ghost, bookie, ledger, 9, 2)
@@ -530,7 +530,7 @@ def test_what_a_closed_ledger_does_not_want_on_a_bookie_is_not_brought_back_to_i
     ghost, ledger = history()
     bookie = ghost.bookie("a")
     end = {"last_entry": 8, "length_bytes": 8, "rows": 8}
-    ledger.record = replace(ledger.record, state=LedgerState.CLOSED, **end)
+    ledger.record = replace(ledger.record, state=RecordState.CLOSED, **end)
     getattr(bookie, way)[ledger.ledger_id] = 1
     I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 9, "NO_SUCH_ENTRY")
     with pytest.raises(Violation):

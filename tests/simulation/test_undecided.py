@@ -3,7 +3,7 @@
 import pytest
 
 from bookie_server.logs.index import LimboReason
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from tests.simulation import replay
 from tests.simulation.brokers import work as broker_work
 from tests.simulation.brokers.work import BrokerWork
@@ -39,7 +39,7 @@ def declared(monkeypatch):
         ledgers = [
             ledger
             for ledger in chaos.world.ghost.ledgers.values()
-            if ledger.record.state is LedgerState.OPEN and ledger.acked >= 0
+            if ledger.record.state is RecordState.OPEN and ledger.acked >= 0
             if ledger.record.topic == work.log.topic_id and not ledger.deleted
         ]
         for broker in work.living():

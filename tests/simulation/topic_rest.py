@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.topic.checkpointer import LOG_NODES_MAX
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint
@@ -141,7 +141,7 @@ class TopicRest:
             invariants.no_task_ledger_stays_open(
                 self.world.ghost,
                 ledger_id,
-                ledger.record.state is not LedgerState.CLOSED and not self._undecidable(ledger),
+                ledger.record.state is not RecordState.CLOSED and not self._undecidable(ledger),
             )
             kept = ledger_id in needed or not ledger.closed
             since = self.work.ghost.logs.get(ledger.record.topic)

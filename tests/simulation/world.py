@@ -24,7 +24,7 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.metadata import autorecovery, cluster, paths
-from spark_ledger.metadata.autorecovery import Settings
+from spark_ledger.metadata.autorecovery import AutorecoverySettings
 from spark_ledger.metadata.store import SessionState, StoreError
 from tests.simulation import invariants, promises, registering
 from tests.simulation.budgets import CLIENT, STORAGE
@@ -90,7 +90,7 @@ class World:
         self._names: dict[str, int] = {}
 
     async def prepare(
-        self, bookies: int, racks: Sequence[str] = (), healing: Settings | None = None
+        self, bookies: int, racks: Sequence[str] = (), healing: AutorecoverySettings | None = None
     ) -> None:
         """The folders every cluster has, and so many bookies, registered, on these racks; how it
         heals itself, if that is not as usual."""
@@ -98,7 +98,7 @@ class World:
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
             await session.create(folder, parents=True)
         await session.create(paths.LEDGERS)
-        await session.create(paths.CLUSTER, cluster.encode(cluster.Cluster(CLUSTER_ID)))
+        await session.create(paths.CLUSTER, cluster.encode(cluster.ClusterRecord(CLUSTER_ID)))
         await session.create(paths.REPAIR_CREDENTIAL, CREDENTIAL.encode(), parents=True)
         if healing is not None:
             await autorecovery.change_settings(session, **asdict(healing))

@@ -10,8 +10,7 @@ from dataclasses import replace
 from bookie_server.journal.format import BATCH_MAGIC
 from bookie_server.logs import rebuild
 from bookie_server.logs.index import LedgerState
-from spark_ledger.metadata.ledger_record import Fragment
-from spark_ledger.metadata.ledger_record import LedgerState as RecordState
+from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from tests.kit.settings import with_settings
 from tests.simulation.index import SimIndex
 from tests.storage.points import Deed

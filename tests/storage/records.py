@@ -24,7 +24,7 @@ from spark_ledger.metadata.store import (
 from tests.simulation.store_tree import Tree, Write
 
 CLUSTER_ID = "cluster-1"
-_CLUSTER = cluster.encode(cluster.Cluster(CLUSTER_ID))
+_CLUSTER = cluster.encode(cluster.ClusterRecord(CLUSTER_ID))
 
 
 class Records:
@@ -75,7 +75,7 @@ class Records:
         if self.illness == "fails":
             raise StoreUnavailable(path)
         if self.illness == "other cluster" and path == paths.CLUSTER:
-            return Versioned(cluster.encode(cluster.Cluster("cluster-2")), 0)
+            return Versioned(cluster.encode(cluster.ClusterRecord("cluster-2")), 0)
         if self.illness and path.startswith(paths.LEDGERS):
             raise NoNode(path)
         return self._tree.get(path)

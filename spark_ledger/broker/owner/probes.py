@@ -23,7 +23,7 @@ from enum import Enum
 
 from spark_ledger import net
 from spark_ledger.broker.wire.commands import PROTOCOL_VERSION, command, name_of
-from spark_ledger.broker.wire.frames import FrameReader, MalformedFrame, encode
+from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrameReader, encode
 
 PROBE_S = 1.0
 PROBES_MAX = 2
@@ -55,7 +55,7 @@ async def connects(url: str) -> Heard:
                 protocol_version=PROTOCOL_VERSION,
             )
             writer.write(encode(asked))
-            frames = FrameReader()
+            frames = PulsarFrameReader()
             while data := await reader.read(_READ_BYTES):
                 if any(name_of(frame.command) == "connected" for frame in frames.feed(data)):
                     return Heard.ANSWER

@@ -23,7 +23,7 @@ from spark_ledger.broker.wire.commands import (
     name_of,
     not_text,
 )
-from spark_ledger.broker.wire.frames import Frame, MalformedFrame, Span, encode, frame_of
+from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrame, Span, encode, frame_of
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
@@ -105,7 +105,7 @@ class Client:
         if self._untaken and (taken == FRAMES_MAX or self.intake.step_is_over):
             asyncio.get_running_loop().call_soon(self.wire.go_on)
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: PulsarFrame) -> None:
         if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
             self.intake.take(frame.command.send, frame.batch or b"")
             return

@@ -17,7 +17,7 @@ from spark_ledger.broker.produce.producer import Producer
 from spark_ledger.broker.serve.client import Client
 from spark_ledger.broker.serve.committers import CommitterConnection
 from spark_ledger.broker.wire.commands import ServerError, command
-from spark_ledger.broker.wire.frames import FrameReader, MalformedFrame, encode
+from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrameReader, encode
 from spark_ledger.topic.commit.hand_over import MAGIC
 
 CONNECTION_BYTES_MAX = 16 << 20
@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
         self._begun = False
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._frames = FrameReader()
+        self._frames = PulsarFrameReader()
         self._transport: asyncio.Transport
         self._out: list[bytes] = []
         self._out_bytes = 0

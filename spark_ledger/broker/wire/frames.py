@@ -36,20 +36,20 @@ class MalformedFrame(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PulsarFrame:
     """`batch` is what follows the command, None where nothing does."""
 
     command: BaseCommand
     batch: bytes | None = None
 
 
-class FrameReader:
+class PulsarFrameReader:
     """Of one connection."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
 
-    def feed(self, received: bytes) -> list[Frame]:
+    def feed(self, received: bytes) -> list[PulsarFrame]:
         """The frames that are whole now. Raises MalformedFrame."""
         data, spans = self.whole(received)
         return [frame_of(data, *span) for span in spans]
@@ -95,13 +95,13 @@ def _no_frame(size: int) -> MalformedFrame:
     return MalformedFrame(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are taken")
 
 
-def frame_of(data: bytes, begin: int, batch_at: int, end: int) -> Frame:
+def frame_of(data: bytes, begin: int, batch_at: int, end: int) -> PulsarFrame:
     """The frame at a span of the bytes. Raises MalformedFrame."""
     try:
         command = BaseCommand.FromString(data[begin:batch_at])
     except DecodeError as error:
         raise MalformedFrame(f"a command that cannot be read: {error}") from error
-    return Frame(command, data[batch_at:end] or None)
+    return PulsarFrame(command, data[batch_at:end] or None)
 
 
 def encode(command: BaseCommand, batch: Buffer = b"") -> bytes:

@@ -72,7 +72,7 @@ class Block:
         return int(run["partition"]), int(self.each_counted("offset")[row])
 
 
-class Joining:
+class BlockJoiner:
     """Puts small blocks together: the same rows in the same order, in fewer blocks."""
 
     def __init__(self) -> None:

@@ -125,7 +125,7 @@ async def compact(
     again and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
     errors.Unavailable.
     """
-    pace = Pace(bytes_per_s)
+    pace = MergePace(bytes_per_s)
     info = await client.topics.open(name)
     async with aclosing(Compaction(client, info, limits)) as compaction:
         while tasks := await compaction.plan():
@@ -189,7 +189,7 @@ class Compaction:
                 self._intent = await self._client.intents.open_system_intent("compact", name)
         return tasks
 
-    async def carry_out(self, tasks: Sequence[MergeTask], pace: "Pace") -> None:
+    async def carry_out(self, tasks: Sequence[MergeTask], pace: "MergePace") -> None:
         """Carries the last planned tasks out, one after the other, and commits them. Raises as
         `merge` and `commit`."""
         merged: list[Merged] = []
@@ -379,7 +379,7 @@ def _note_stored(fetched: FetchedEntry, stored: dict[int, list[Stored]]) -> None
         stored.setdefault(partition, []).append((offset, take, written_ms))
 
 
-class Pace:
+class MergePace:
     """Holds a merge to `bytes_per_s` on average; None: no limit."""
 
     def __init__(self, bytes_per_s: float | None) -> None:

@@ -126,7 +126,7 @@ class Janitor:
         self._session = 0
         self._lost = 0  # sessions; each time the store may be an older copy
         self._lost_before = 0  # when the pass began
-        self._cluster: cluster.Cluster | None = None
+        self._cluster: cluster.ClusterRecord | None = None
         self._looked = False
         store.add_session_listener(self._session_changed)
 
@@ -167,7 +167,7 @@ class Janitor:
         try:
             current = None if node is None else cluster.decode(node.value)
         except cluster.BadClusterRecord:
-            current = cluster.Cluster("")
+            current = cluster.ClusterRecord("")
         if (refusal := cluster.held(current)) is not None:
             raise refusal
         before, self._cluster = self._cluster, current

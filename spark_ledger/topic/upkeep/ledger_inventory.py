@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.metadata.store_calls import each, look_up, names_in, reachable, read
 from spark_ledger.topic.checkpointer import with_losses
@@ -112,7 +112,7 @@ class LedgerInventory:
             ) from damage
         if record.intent != intent_id:
             return None
-        recovering = record.state is LedgerState.IN_RECOVERY
+        recovering = record.state is RecordState.IN_RECOVERY
         closed_in = node.set_in if record.closed else 0
         return LedgerSeen(
             *(ledger_id, intent_id, record.topic, record.closed, node.created_ms, recovering),

@@ -15,7 +15,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.cluster import not_held
-from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.seal import Tail, sealed, tail_of
@@ -104,7 +104,7 @@ async def _looked_at(client: TopicClient, live: LiveSegment) -> Unopened | None:
     await reader.refresh_record()
     record = reader.record
     nothing = (live.base, live.base)
-    if record.state is LedgerState.IN_RECOVERY:
+    if record.state is RecordState.IN_RECOVERY:
         return Unopened(live, Fault.UNDECIDED, (), nothing)
     last = reader.last_add_confirmed
     if not record.closed or last < live.first_entry:

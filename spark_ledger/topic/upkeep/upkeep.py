@@ -29,7 +29,7 @@ from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import Trimmed, retain
-from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, Pace
+from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, MergePace
 from spark_ledger.topic.upkeep.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
 from spark_ledger.topic.upkeep.merge_plan import ALL, QUIET_MS, MergeLimits, Upkept, merged_up_to
@@ -100,7 +100,7 @@ class Merging:
         there = {head.topic.id for head in heads}
         self._looked = {id_: looked for id_, looked in self._looked.items() if id_ in there}
         await self._renew(now_ms)
-        pace = Pace(self._bytes_per_s)
+        pace = MergePace(self._bytes_per_s)
         left = self._pass_bytes
         for head in self._in_turn(heads):
             if not head.topic.policies.merging or self._rests(head, now_ms):
@@ -134,7 +134,7 @@ class Merging:
             await self._client.intents.try_finish(self._intent)
             self._intent = None
 
-    async def _merge(self, topic: TopicInfo, now_ms: int, left: int, pace: Pace) -> Compacted:
+    async def _merge(self, topic: TopicInfo, now_ms: int, left: int, pace: MergePace) -> Compacted:
         """Merges all segments of the topic that are worth it, about `left` bytes at most. Raises as
         Compaction's methods, errors.TopicDeleted."""
         client = self._client

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.errors import LedgerError
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.read import live
@@ -69,7 +69,7 @@ class BatchReads:
                 owner = owners.of(partition)
                 its = owner is not None and owner_name(owner.broker) == held.live.owner
                 record = self._work.world.ghost.ledgers[held.live.ledger_id].record
-                if not (its and held.live.owner in awake and record.state is LedgerState.OPEN):
+                if not (its and held.live.owner in awake and record.state is RecordState.OPEN):
                     continue
                 found += ends[partition].rows
             self._work.judged(

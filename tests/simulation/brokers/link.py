@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from spark_ledger.broker.wire.commands import LookupType, ServerError, command, name_of
-from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from tests.simulation.brokers.process import BrokerProcess, Brokers
 from tests.simulation.brokers.wire import Wire
 from tests.simulation.invariants import Violation
@@ -36,7 +36,7 @@ class Link:
         """What is asked for is waited for, and then it is closed."""
         self.heard_s = loop.now
         self._loop = loop
-        self._frames = FrameReader()
+        self._frames = PulsarFrameReader()
         self._asked: dict[int, asyncio.Future[tuple[str, Any]]] = {}
         self._requests = 0
         self.wire = Wire(loop, server, client, self._received, self._lost)
@@ -68,7 +68,7 @@ class Link:
 
     def watch(self, watched: Callable[["Link", str, Any], None]) -> None:
         """Tell of each command when the broker sends it."""
-        frames = FrameReader()
+        frames = PulsarFrameReader()
 
         def sent(data: bytes) -> None:
             for frame in frames.feed(data):

@@ -16,7 +16,7 @@ from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -413,7 +413,7 @@ class BrokerWork:
         while True:
             await asyncio.sleep(DECIDED_S)
             ledgers = [made for made in self.world.ghost.ledgers.values() if not made.deleted]
-            stuck = [made for made in ledgers if made.record.state is LedgerState.IN_RECOVERY]
+            stuck = [made for made in ledgers if made.record.state is RecordState.IN_RECOVERY]
             for ledger in stuck:
                 if ledger in before and undecided.is_undecidable(ledger):
                     client = await self.world.client("operator of undecided ledgers")

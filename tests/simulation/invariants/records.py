@@ -6,7 +6,7 @@ from typing import Any
 
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import LedgerError
-from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
 from tests.simulation.invariants.repair import is_of_repair, judge_move
@@ -53,7 +53,7 @@ def fragments_rise_within_what_is_confirmed(
     require(new >= last, "17", what)
     if is_of_repair(before, after):
         return  # invariant 18 judges which members it may change
-    if after.state is LedgerState.OPEN:
+    if after.state is RecordState.OPEN:
         for known, by in ((ledger.confirmed, "its author"), (ledger.durable_prefix, "anybody")):
             require(new <= known + 1, "17", f"{what}, beyond what {by} knows confirmed ({known})")
     kept = min(len(before.fragments), len(after.fragments)) - 1
@@ -101,7 +101,7 @@ def every_move_is_a_row_of_the_table(
         judge_move(before, after, what)
         return
     require(before.joining == after.joining, "18", f"{what}, changing who joins")
-    if before.state is LedgerState.OPEN and after.state is not LedgerState.IN_RECOVERY:
+    if before.state is RecordState.OPEN and after.state is not RecordState.IN_RECOVERY:
         require(author == ledger.author, "18", f"{what}, but its writer is {ledger.author}")
     if move == ("OPEN", "OPEN"):
         _judge_change(before, after, what)
@@ -148,7 +148,7 @@ def members_stand_still_in_recovery(
 ) -> None:
     """Between IN_RECOVERY and CLOSED the last fragment's members never change in the store."""
     states = (before.state, after.state)
-    if states == (LedgerState.IN_RECOVERY, LedgerState.IN_RECOVERY):
+    if states == (RecordState.IN_RECOVERY, RecordState.IN_RECOVERY):
         require(
             before.last_fragment == after.last_fragment,
             "19",

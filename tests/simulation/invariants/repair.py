@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerRecord, RecordState
 from tests.simulation.ghost import BookieGhost, Ghost, Home, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
 
@@ -59,11 +59,11 @@ def judge_move(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
     last = before.last_fragment.first_entry
     touched = [one.first_entry for one in came] + [swap.fragment.first_entry for swap in swaps]
     for first in touched:
-        settled = before.closed or (before.state is LedgerState.OPEN and first < last)
+        settled = before.closed or (before.state is RecordState.OPEN and first < last)
         require(settled, "18", f"{what}, touching the fragment at {first}, which is not settled")
 
 
-def is_better(ghost: Ghost, record: LedgerRecord, one: Joining) -> bool:
+def is_better(ghost: Ghost, record: LedgerRecord, one: JoiningBookie) -> bool:
     """Whether the bookie that joins shares its rack or address with fewer of its write sets."""
     ensemble = record.fragment_of(one.first_entry).ensemble
     size = len(ensemble)

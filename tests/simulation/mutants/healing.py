@@ -10,7 +10,7 @@ from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.ensemble_change import AbsentMembers
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import Joining, LedgerRecord
+from spark_ledger.metadata.ledger_record import JoiningBookie, LedgerRecord
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown
 from spark_ledger.repair import copies, slots, work_list, worker
 from spark_ledger.repair.auditor import Absence
@@ -63,7 +63,7 @@ def nobody_is_named(run: Any) -> Any:
 def any_joining_will_do(swap: Any) -> Any:
     """A swap looks who is joining, and not whether it is the joining that was copied for."""
 
-    def swapped(record: LedgerRecord, old: str, new: Joining) -> Any:
+    def swapped(record: LedgerRecord, old: str, new: JoiningBookie) -> Any:
         found = record.joining_at(new.first_entry, new.slot)
         same = found is not None and found.bookie_id == new.bookie_id
         return swap(record, old, found if same else new)

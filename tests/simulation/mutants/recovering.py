@@ -11,7 +11,7 @@ from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger import client, quorum, recovery, transitions
 from spark_ledger.ledger.quorum import PendingAdd
 from spark_ledger.ledger.transitions import Refused, Write, with_replacements
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from tests.simulation.mutants.mutant import Mutant
 
 SLOW = {
@@ -104,7 +104,7 @@ def starts_at_what_was_heard(begin: Any) -> Any:
 def publishes_its_changes(change_in_memory: Any) -> Any:
     async def published(self: Any, failed: Any, replacements: Any, first_entry: int) -> Any:
         def move(record: Any) -> Any:
-            if record.state is not LedgerState.IN_RECOVERY:
+            if record.state is not RecordState.IN_RECOVERY:
                 return Refused(f"the ledger is {record.state.value}")
             return Write(with_replacements(record, replacements, first_entry))
 
@@ -142,7 +142,7 @@ def length_of_what_was_heard(end_at: Any) -> Any:
 def never_joins(recover: Any) -> Any:
     async def alone(cluster: Any, ledger_id: int, *more: Any) -> Any:
         known = await cluster.records.read(ledger_id, fresh=True)
-        if known.record.state is LedgerState.IN_RECOVERY:
+        if known.record.state is RecordState.IN_RECOVERY:
             raise DataUnavailable(f"somebody else recovers ledger {ledger_id}")
         return await recover(cluster, ledger_id, *more)
 

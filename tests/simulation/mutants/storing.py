@@ -60,7 +60,7 @@ def marked_when_one_is_flushed(write: Any) -> Any:
             first = live[0]
             entries = flush.half.to_write(flush.parts.get(first.id, ()))
             await first.write(entries, flush.changes)
-            marks = {i: checkpoint.Mark(position) for i, position in flush.marks.items()}
+            marks = {i: checkpoint.JournalMark(position) for i, position in flush.marks.items()}
             await checkpoint.write(first.disk, {**self._marks, **marks})
             await asyncio.sleep(0.3)  # the other one is slower
         await write(self, flush)

@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.autorecovery import Settings
+from spark_ledger.metadata.autorecovery import AutorecoverySettings
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
@@ -38,7 +38,7 @@ WINDOW = 3
 FLUSHED_S = 4.0
 WHOLE_S = 200.0
 LOOKS, ROUNDS = 8, 8
-SETTINGS = Settings(lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
+SETTINGS = AutorecoverySettings(lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
 
 
 class HealingStage(Stage):

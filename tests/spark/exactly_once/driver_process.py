@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_ledger.demo.worker import Worker
+from spark_ledger.demo.worker import DemoWorker
 from tests.crash.procfs import command_line
 from tests.kit.processes import descendants
 from tests.spark.exactly_once.query import Gate, Query
@@ -34,9 +34,9 @@ class DriverProcess:
         }
         self.killed = False
         self._log = folder / f"driver-{number}.log"
-        self._events: queue.Queue[tuple[Worker, Event]] = queue.Queue()
+        self._events: queue.Queue[tuple[DemoWorker, Event]] = queue.Queue()
         module = "tests.spark.exactly_once.driver"
-        self._worker = Worker(f"driver-{number}", module, told, self._log, self._events)
+        self._worker = DemoWorker(f"driver-{number}", module, told, self._log, self._events)
         self._ready = False
         self._running: list[str] = []
         self._answers: list[Event] = []

@@ -11,7 +11,7 @@ from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import degraded_reason
 from bookie_server.journal import checkpoint
-from bookie_server.journal.checkpoint import Mark
+from bookie_server.journal.checkpoint import JournalMark
 from bookie_server.journal.format import Position
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from tests.simulation.disk import SimDisk
@@ -230,7 +230,7 @@ def test_bk_4105_of_several_checkpoints_the_further_mark_counts():
             await node.add_all(entry(1, e, bytes(3000)))
         await flushed(node)
         await node.bookie.stop()
-        await checkpoint.write(node.ledgers["d1"], {"j0": Mark(Position(1, 4096))})
+        await checkpoint.write(node.ledgers["d1"], {"j0": JournalMark(Position(1, 4096))})
         await node.start()
         assert node.bookie.readonly_reason == ""
         assert degraded_reason(node.bookie.disks.states) == ""

@@ -2,12 +2,12 @@ import pytest
 
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal import checkpoint
-from bookie_server.journal.checkpoint import Mark
+from bookie_server.journal.checkpoint import JournalMark
 from bookie_server.journal.format import Position
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 
-MARKS = {"b": Mark(Position(9, 8192)), "a": Mark(Position(2, 4096), retired=True)}
+MARKS = {"b": JournalMark(Position(9, 8192)), "a": JournalMark(Position(2, 4096), retired=True)}
 VERSION_1 = bytes.fromhex("534c43500100000009000000000000000020000000000000d62beff9")
 
 
@@ -25,7 +25,7 @@ def test_the_bytes_of_a_checkpoint():
 
 
 def test_a_checkpoint_of_version_1_is_the_mark_of_the_first_journal():
-    assert checkpoint.decode(VERSION_1, "j") == {"j": Mark(Position(9, 8192))}
+    assert checkpoint.decode(VERSION_1, "j") == {"j": JournalMark(Position(9, 8192))}
 
 
 @pytest.mark.parametrize("data", [checkpoint.encode(MARKS), VERSION_1])
@@ -42,17 +42,23 @@ def test_no_flipped_bit_and_no_missing_byte_goes_unnoticed(data):
 
 def test_bk_4844_marks_of_several_journals_are_compared_one_by_one():
     """[2, 1] is neither before nor after [1, 2]: of each journal the further one is right."""
-    one = {"a": Mark(Position(2, 0)), "b": Mark(Position(1, 0))}
-    other = {"a": Mark(Position(1, 0)), "b": Mark(Position(2, 0)), "c": Mark(Position(1, 0))}
+    one = {"a": JournalMark(Position(2, 0)), "b": JournalMark(Position(1, 0))}
+    other = {
+        "a": JournalMark(Position(1, 0)),
+        "b": JournalMark(Position(2, 0)),
+        "c": JournalMark(Position(1, 0)),
+    }
     both = {"a": one["a"], "b": other["b"], "c": other["c"]}
     assert checkpoint.furthest(one, other) == both == checkpoint.furthest(other, one)
     retired = {"a": one["a"]._replace(retired=True)}
     assert checkpoint.furthest(retired, one)["a"] == retired["a"]
-    assert checkpoint.furthest(retired, {"a": Mark(Position(3, 0))})["a"] == Mark(Position(3, 0))
+    assert checkpoint.furthest(retired, {"a": JournalMark(Position(3, 0))})["a"] == JournalMark(
+        Position(3, 0)
+    )
 
 
 def test_a_journal_that_was_missed_is_retired_and_said_to_be_missed():
-    marks = {"a": Mark(Position(2, 4096), retired=True, missed=True)}
+    marks = {"a": JournalMark(Position(2, 4096), retired=True, missed=True)}
     assert checkpoint.encode(marks)[28:30] == b"\x03\0"
     assert checkpoint.decode(checkpoint.encode(marks), "") == marks
 
@@ -63,13 +69,13 @@ def test_after_a_crash_there_is_the_last_checkpoint_written_or_the_one_under_way
         disk = SimDisk()
         assert await checkpoint.read(disk, "") is None
         for number in range(1, 6):
-            await checkpoint.write(disk, {"j": Mark(Position(number, 0))})
+            await checkpoint.write(disk, {"j": JournalMark(Position(number, 0))})
         disk.faults.sync_fails = 1
         with pytest.raises(DiskFailed):
-            await checkpoint.write(disk, {"j": Mark(Position(6, 0))})
+            await checkpoint.write(disk, {"j": JournalMark(Position(6, 0))})
         disk.crash(keep)
-        assert await checkpoint.read(disk, "") == {"j": Mark(Position(5, 0))}
-        await checkpoint.write(disk, {"j": Mark(Position(7, 0))})
-        assert await checkpoint.read(disk, "") == {"j": Mark(Position(7, 0))}
+        assert await checkpoint.read(disk, "") == {"j": JournalMark(Position(5, 0))}
+        await checkpoint.write(disk, {"j": JournalMark(Position(7, 0))})
+        assert await checkpoint.read(disk, "") == {"j": JournalMark(Position(7, 0))}
 
     run(main())

@@ -10,7 +10,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.logs.index import EVERY_LEDGER, LimboReason
 from spark_ledger.metadata import cluster, paths
-from spark_ledger.metadata.ledger_record import LedgerState, decode, encode
+from spark_ledger.metadata.ledger_record import RecordState, decode, encode
 from tests.kit.settings import with_settings
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
@@ -35,7 +35,7 @@ def on_a_node(test):
         assert await node.add(entry(7, 0)) == [OK]
         found = await admin.get(paths.ledger(7))
         end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
-        closed = replace(decode(found.value), state=LedgerState.CLOSED, **end)
+        closed = replace(decode(found.value), state=RecordState.CLOSED, **end)
         await admin.set(paths.ledger(7), encode(closed), found.version)
         try:
             await test(node)

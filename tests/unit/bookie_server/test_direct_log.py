@@ -7,7 +7,7 @@ import pytest
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, log_path, record_end
-from bookie_server.logs.index import Changes, LedgerState, Location, encode_log_mark, log_key
+from bookie_server.logs.index import IndexChanges, LedgerState, Location, encode_log_mark, log_key
 from bookie_server.logs.scan import read_map
 from bookie_server.storage.directories import DirectoryStore, LedgerDirectory
 from tests.kit.settings import with_settings
@@ -64,7 +64,7 @@ class Rig:
     async def flush(self, places: list[Location], puts: int | None = None) -> None:
         """As a flush that began after so many puts, by default after all."""
         count = self.direct_log.puts if puts is None else puts
-        await self.store.write(iter(()), Changes([], []), places, count)
+        await self.store.write(iter(()), IndexChanges([], []), places, count)
 
     async def marks(self) -> dict[int, int]:
         """As a start would find them."""
@@ -423,7 +423,7 @@ def test_marks_are_written_after_all_that_the_index_needs_of_what_lies_before_th
         wrote: list[str] = []
         for name in ("put", "put_ledgers", "mark_logs", "sync"):
             monitored(rig.index, name, wrote)
-        changes = Changes([LedgerState(1)], [])
+        changes = IndexChanges([LedgerState(1)], [])
         await rig.store.write(iter(()), changes, places, rig.direct_log.puts)
         assert wrote == ["put_ledgers", "put", "mark_logs", "sync"]
 

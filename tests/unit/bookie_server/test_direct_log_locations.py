@@ -13,7 +13,7 @@ from bookie_server.logs.entry_log import (
 )
 from bookie_server.logs.index import Location
 from bookie_server.logs.scan import Scanned, parse
-from bookie_server.start.replayed import Coverage, Hole
+from bookie_server.start.replayed import Coverage, LogHole
 from tests.unit.bookie_server.node import entry
 
 LOG_ID = 3
@@ -54,7 +54,7 @@ def log(*writes: tuple[int, ...]) -> Written:
 
 def judged(
     data: bytes, start: int = BLOCK_BYTES, synced: int = 0, piece: int = 1 << 30
-) -> tuple[list[Hole], list[Hole]]:
+) -> tuple[list[LogHole], list[LogHole]]:
     coverage = Coverage(start)
     position, end, wanted = start, len(data), piece
     while position < end:
@@ -89,7 +89,7 @@ def test_a_log_that_nothing_was_written_to_has_no_hole():
 def test_a_record_that_is_bad_in_a_write_before_the_last_is_damage_of_its_ledger():
     place = WHOLE.writes[1][1]
     damaged, torn = judged(flipped(WHOLE.data, place.position + 1000))
-    assert damaged == [Hole(place.position, record_end(place), [place.ledger_id])] and torn == []
+    assert damaged == [LogHole(place.position, record_end(place), [place.ledger_id])] and torn == []
 
 
 def test_records_that_are_bad_one_after_the_other_are_damage_of_their_ledgers():
@@ -102,7 +102,7 @@ def test_records_that_are_bad_one_after_the_other_are_damage_of_their_ledgers():
 def test_a_record_whose_header_is_bad_is_damage_of_nobody_knows_whom():
     place = WHOLE.writes[1][1]
     damaged, torn = judged(flipped(WHOLE.data, place.position + 1))
-    assert damaged == [Hole(place.position, record_end(place), None)] and torn == []
+    assert damaged == [LogHole(place.position, record_end(place), None)] and torn == []
 
 
 def test_a_bad_record_beside_one_whose_header_is_bad_tells_not_whose_all_of_it_is():
@@ -117,7 +117,7 @@ def test_a_bad_record_beside_one_whose_header_is_bad_tells_not_whose_all_of_it_i
 def test_rot_in_what_fills_a_block_up_is_damage_for_a_small_record_may_have_begun_there():
     end = record_end(WHOLE.writes[1][-1])
     damaged, torn = judged(flipped(WHOLE.data, end + 100))
-    assert damaged == [Hole(end, WHOLE.begins(2), None)] and torn == []
+    assert damaged == [LogHole(end, WHOLE.begins(2), None)] and torn == []
 
 
 @pytest.mark.parametrize("write", [1, 2, 3])

@@ -11,8 +11,8 @@ from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
 from bookie_server.disk.monitor import (
     RESERVE,
     DirectoryState,
+    DiskLimits,
     DiskMonitor,
-    Limits,
     Role,
     Space,
     Watched,
@@ -28,7 +28,7 @@ from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 
 MIB = 1 << 20
-LIMITS = Limits(usage_high=0.95, usage_low=0.90, free_bytes_min=10)
+LIMITS = DiskLimits(usage_high=0.95, usage_low=0.90, free_bytes_min=10)
 CONFIG = with_settings(
     StorageConfig(),
     disk_free_bytes_min=4 * MIB,

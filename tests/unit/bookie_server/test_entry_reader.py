@@ -11,7 +11,7 @@ from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.logs.entry_log import EntryLogs, log_path
 from bookie_server.storage import entry_reader
-from bookie_server.storage.entry_reader import BadEntries, EntryReader, Undeliverable
+from bookie_server.storage.entry_reader import EntryReader, FailedReadLog, Undeliverable
 from bookie_server.storage.write_cache import WriteCache
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
@@ -472,7 +472,7 @@ def test_a_look_up_that_stopped_at_its_bytes_denies_nothing_behind_it(replaced):
 
 
 def test_a_ledger_of_many_bad_entries_is_told_of_in_few_lines_that_count(caplog):
-    bad = BadEntries()
+    bad = FailedReadLog()
     for entry_id in range(1000):
         bad.found(7, entry_id, "damaged")
     assert len(caplog.messages) == 4
@@ -481,7 +481,7 @@ def test_a_ledger_of_many_bad_entries_is_told_of_in_few_lines_that_count(caplog)
 
 def test_each_ledger_is_told_of_and_what_is_remembered_is_bounded(caplog, monkeypatch):
     monkeypatch.setattr(entry_reader, "BAD_LEDGERS_MAX", 3)
-    bad = BadEntries()
+    bad = FailedReadLog()
     for ledger_id in range(10):
         bad.found(ledger_id, 0, "damaged")
     assert len(caplog.messages) == 10

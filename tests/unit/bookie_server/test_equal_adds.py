@@ -8,7 +8,7 @@ import pytest
 
 from bookie_server.api.status import Status
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from tests.unit.bookie_server.node import entry
 from tests.unit.bookie_server.test_bookie_directories import flushed
 from tests.unit.bookie_server.test_lost_directories import on_a_node
@@ -24,7 +24,7 @@ async def kept_elsewhere(node, ledger_id):
     record = dataclasses.replace(
         ledger_record.decode(found.value),
         fragments=(Fragment(0, ("another",)),),
-        state=LedgerState.CLOSED,
+        state=RecordState.CLOSED,
         last_entry=1,
         length_bytes=14,
         rows=2,

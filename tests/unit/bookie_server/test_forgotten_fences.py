@@ -10,7 +10,7 @@ from bookie_server.api.status import Status
 from bookie_server.journal.format import BATCH_HEADER_BYTES, BATCH_MAGIC
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from spark_ledger.metadata.store import NoNode
 from tests.kit.deleting import delete_ledgers
 from tests.simulation.loop import run
@@ -31,7 +31,7 @@ from tests.unit.bookie_server.test_limbo import (
 BLOCK = 4096
 ELSEWHERE = (Fragment(0, ("another",)),)
 FENCED, UNAVAILABLE = Status.FENCED, Status.METADATA_UNAVAILABLE
-EMPTY = {"state": LedgerState.CLOSED, "last_entry": -1, "length_bytes": 0, "rows": 0}
+EMPTY = {"state": RecordState.CLOSED, "last_entry": -1, "length_bytes": 0, "rows": 0}
 
 
 async def rot_the_last_batch(node, batches=1):
@@ -172,7 +172,7 @@ def test_a_ledger_of_which_rot_took_everything_is_met_as_fenced_when_its_record_
     """It was met by its fence alone, and closed without an entry."""
 
     async def test(node):
-        await change(node, UNMET, state=LedgerState.IN_RECOVERY)
+        await change(node, UNMET, state=RecordState.IN_RECOVERY)
         assert await node.fence(UNMET) is OK
         await rot_the_last_batch(node, batches=2)
         await change(node, UNMET, **EMPTY)
@@ -193,7 +193,7 @@ def test_a_fence_comes_back_of_a_ledger_that_names_others_only_by_now():
     async def test(node):
         await fence_and_rot(node, RECOVERING)
         end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
-        await change(node, RECOVERING, state=LedgerState.CLOSED, fragments=ELSEWHERE, **end)
+        await change(node, RECOVERING, state=RecordState.CLOSED, fragments=ELSEWHERE, **end)
         await node.start()
         await asyncio.sleep(10)
         assert await node.add(entry(RECOVERING, 2)) == [FENCED]

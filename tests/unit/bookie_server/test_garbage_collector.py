@@ -15,7 +15,7 @@ from bookie_server.logs.index import LedgerState
 from bookie_server.reclaim.collect import GarbageCollector, StoreLogs
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata import ledger_record as record_of
-from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.metadata.cluster import ClusterRecord, Hold
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, StoreError, StoreUnavailable
 from tests.kit.deleting import delete_ledgers, lose_records
@@ -164,7 +164,7 @@ def record(ledger_id, bookie, closed=False, last_entry=9):
     plain = LedgerRecord(ledger_id, 1, 1, 1, (Fragment(0, (bookie,)),))
     if not closed:
         return plain
-    state = ledger_record.LedgerState.CLOSED
+    state = ledger_record.RecordState.CLOSED
     return replace(plain, state=state, last_entry=last_entry, length_bytes=1, rows=1)
 
 
@@ -216,7 +216,8 @@ def test_a_buried_ledger_whose_record_is_back_is_kept():
 
 
 @pytest.mark.parametrize(
-    "found", [None, Cluster("another"), Cluster(CLUSTER_ID, 1, Hold("older", "b")), b"?"]
+    "found",
+    [None, ClusterRecord("another"), ClusterRecord(CLUSTER_ID, 1, Hold("older", "b")), b"?"],
 )
 def test_bk870_the_store_of_another_cluster_or_of_none_drops_nothing(found):
     """BK#870: a bookie whose metadata root was another cluster's, or empty, took all its ledgers
@@ -254,7 +255,7 @@ def test_yahoo15_a_store_that_changes_while_it_is_read_drops_nothing():
             found = await plain(path) if path != paths.ledger(2) else None
             if path == paths.ledger(2):
                 version = (await at.metadata.get(paths.CLUSTER)).version
-                value = cluster.encode(Cluster(CLUSTER_ID, epoch=1))
+                value = cluster.encode(ClusterRecord(CLUSTER_ID, epoch=1))
                 await at.metadata.set(paths.CLUSTER, value, version)
                 raise NoNode(path)
             return found

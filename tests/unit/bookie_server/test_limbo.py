@@ -14,7 +14,7 @@ from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import (
     Fragment,
     LedgerRecord,
-    LedgerState,
+    RecordState,
     derive,
     verifiers,
 )
@@ -55,9 +55,9 @@ def on_a_node(test, check_s=5.0):
         for ledger_id in (OPEN, RECOVERING, CLOSED, OURS_NOT):
             for entry_id in range(2):
                 assert await node.add(entry(ledger_id, entry_id)) == [OK]
-        await change(node, RECOVERING, state=LedgerState.IN_RECOVERY)
+        await change(node, RECOVERING, state=RecordState.IN_RECOVERY)
         end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
-        await change(node, CLOSED, state=LedgerState.CLOSED, **end)
+        await change(node, CLOSED, state=RecordState.CLOSED, **end)
         await change(node, OURS_NOT, fragments=(Fragment(0, ("another",)),))
         await test(node)
 
@@ -367,7 +367,7 @@ def test_a_store_that_cannot_be_believed_clears_nothing(harm):
         admin = node.store.session("admin")
         await tear(node)
         if harm == "another cluster":
-            value = cluster.encode(cluster.Cluster("another"))
+            value = cluster.encode(cluster.ClusterRecord("another"))
             await admin.set(paths.CLUSTER, value, (await admin.get(paths.CLUSTER)).version)
         elif harm == "broken listing":
             await admin.create(f"{paths.LEDGERS}/000/0000/none of ours")

@@ -10,7 +10,7 @@ from bookie_server.disk.seen_links import BadLinks, SeenLinks
 from bookie_server.ledgers.lineage import Lineage, Verdict, judged
 from spark_ledger.metadata import chain, cluster, hold, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
-from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.metadata.cluster import ClusterRecord, Hold
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.simulation.restoring import copied, go_back
@@ -122,7 +122,7 @@ def test_a_crash_while_links_are_written_leaves_the_old_ones_or_the_new(keep):
 
 # -- the verdict -----------------------------------------------------------------------------------
 
-OURS, HELD = Cluster(ID, 3), Cluster(ID, 3, Hold("older", "b"))
+OURS, HELD = ClusterRecord(ID, 3), ClusterRecord(ID, 3, Hold("older", "b"))
 SEEN = SeenLinks(ID, 3, {0: "a", 4: "b"})
 GROWN = Chain({0: "a", 4: "b", 5: "c"})
 
@@ -136,13 +136,13 @@ GROWN = Chain({0: "a", 4: "b", 5: "c"})
         (SEEN, OURS, Chain({0: "a"}), 100, 0, Verdict.OLDER),
         (SEEN, OURS, Chain({0: "a", 4: "x", 5: "y"}), 100, 0, Verdict.OLDER),
         (SEEN, OURS, None, 100, 0, Verdict.OLDER),
-        (SEEN, Cluster(ID, 2), GROWN, 100, 0, Verdict.OLDER),
-        (SEEN, Cluster(ID, 4), Chain({0: "a", 2: "x"}), 100, 99, Verdict.ACCEPTED),
-        (SEEN, Cluster(ID, 4), Chain({0: "a", 2: "x"}), 99, 99, Verdict.OLDER),
-        (SEEN, Cluster("another", 3), GROWN, 100, 0, Verdict.FOREIGN),
+        (SEEN, ClusterRecord(ID, 2), GROWN, 100, 0, Verdict.OLDER),
+        (SEEN, ClusterRecord(ID, 4), Chain({0: "a", 2: "x"}), 100, 99, Verdict.ACCEPTED),
+        (SEEN, ClusterRecord(ID, 4), Chain({0: "a", 2: "x"}), 99, 99, Verdict.OLDER),
+        (SEEN, ClusterRecord("another", 3), GROWN, 100, 0, Verdict.FOREIGN),
         (SEEN, None, None, 1, 0, Verdict.FOREIGN),
-        (SeenLinks(ID), Cluster(ID), None, 1, 0, Verdict.OURS),
-        (SeenLinks(ID), Cluster(ID), GROWN, 100, 99, Verdict.OURS),
+        (SeenLinks(ID), ClusterRecord(ID), None, 1, 0, Verdict.OURS),
+        (SeenLinks(ID), ClusterRecord(ID), GROWN, 100, 99, Verdict.OURS),
     ],
 )
 def test_what_a_store_is_to_a_disk(seen, found, links, next_id, id_max, verdict):

@@ -15,7 +15,7 @@ from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.metadata import cluster, ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from spark_ledger.metadata.store import NoNode
 from tests.kit.deleting import delete_ledgers
 from tests.kit.settings import with_settings
@@ -367,7 +367,7 @@ async def closed(node, ledger_id, last_entry=1, kept_by=ID):
     record = dataclasses.replace(
         ledger_record.decode(found.value),
         fragments=(Fragment(0, (kept_by,)),),
-        state=LedgerState.CLOSED,
+        state=RecordState.CLOSED,
         last_entry=last_entry,
         length_bytes=7 * (last_entry + 1),
         rows=last_entry + 1,

@@ -3,7 +3,7 @@
 from bookie_server.api.messages import StoredResponse, spans_of
 from bookie_server.api.status import Status
 from bookie_server.ledgers.peers import Peers
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 from tests.simulation.loop import run
 
 
@@ -12,7 +12,7 @@ def test_only_the_entries_of_its_write_sets_are_asked_of_a_bookie():
     fragments = (Fragment(0, ("a", "b", "c")),)
     closed = LedgerRecord(
         *(7, 3, 2, 2, fragments),
-        state=LedgerState.CLOSED,
+        state=RecordState.CLOSED,
         last_entry=8,
         length_bytes=1,
         rows=9,

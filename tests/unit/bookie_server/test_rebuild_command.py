@@ -10,7 +10,7 @@ from bookie_server.config import BookieConfig
 from bookie_server.disk.identity import Identity
 from bookie_server.disk.interface import DiskFull
 from bookie_server.journal import checkpoint
-from bookie_server.journal.checkpoint import Mark
+from bookie_server.journal.checkpoint import JournalMark
 from bookie_server.journal.format import Position
 from bookie_server.logs import rocks_index
 from bookie_server.logs.entry_log import EntryLogs
@@ -45,7 +45,7 @@ async def prepare(disks, offsets):
         await directory.index.sync()
         await directory.index.close()
         await logs.close()
-        await checkpoint.write(directory.disk, {"j": Mark(Position(1, offset))})
+        await checkpoint.write(directory.disk, {"j": JournalMark(Position(1, offset))})
 
 
 @pytest.mark.parametrize(("offsets", "limbo"), [((4096, 4096), ""), ((8192, 4096), "lost")])

@@ -7,7 +7,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.logs.entry_log import log_path
 from spark_ledger.metadata import cluster, ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord
+from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
 from tests.kit.handling import reclaim_once
 from tests.kit.settings import with_settings
@@ -321,7 +321,7 @@ def test_the_scrub_does_not_push_out_what_the_read_cache_has():
 async def close_elsewhere(node, ledger_id, *joining):
     record = LedgerRecord(
         *(ledger_id, 1, 1, 1, (Fragment(0, ("another",)),)),
-        state=ledger_record.LedgerState.CLOSED,
+        state=ledger_record.RecordState.CLOSED,
         last_entry=15,
         length_bytes=1,
         rows=1,
@@ -344,7 +344,7 @@ def test_a_closed_ledger_that_others_keep_is_dropped_and_a_late_writer_of_it_is_
         assert states(node) == [1, 3, 4, 99]
         assert await node.statuses(2, 0, 0) == [Status.NO_SUCH_LEDGER]
         if joins:
-            await close_elsewhere(node, 2, Joining(0, 0, node.bookie.bookie_id))
+            await close_elsewhere(node, 2, JoiningBookie(0, 0, node.bookie.bookie_id))
         assert await node.add(text(2, 16)) == [Status.FENCED]
         assert await node.add(text(2, 16), recovery=True) == [OK], "repair may copy it here"
 

@@ -9,7 +9,7 @@ from bookie_server.api.status import Status
 from bookie_server.journal.format import RECORD_HEADER_BYTES
 from bookie_server.journal.writer import segment_ids, segment_path
 from bookie_server.ledgers import limbo
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from tests.unit.bookie_server import test_limbo
 from tests.unit.bookie_server.node import entry
 from tests.unit.bookie_server.test_limbo import (
@@ -42,7 +42,7 @@ async def rot(node, wanted, back):
 
 async def closed_at(node, last):
     end = {"last_entry": last, "length_bytes": 7 * (last + 1), "rows": last + 1}
-    await change(node, CLOSED, state=LedgerState.CLOSED, **end)
+    await change(node, CLOSED, state=RecordState.CLOSED, **end)
 
 
 IN_THE_PAYLOAD, IN_THE_RECORD_HEADER = 2, len(entry(CLOSED, 2)) + RECORD_HEADER_BYTES - 9

@@ -8,7 +8,7 @@ from bookie_server.api.status import Status
 from bookie_server.ledgers.cluster_ledgers import READS_PER_S, ClusterLedgers
 from bookie_server.reclaim.collect import Tombstones
 from spark_ledger.metadata import cluster, deleted_ledgers, paths
-from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.metadata.cluster import ClusterRecord, Hold
 from spark_ledger.metadata.deleted_ledgers import IDS_PER_FOLDER
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, StoreUnavailable, Versioned
 from tests.kit.deleting import lose_records
@@ -255,7 +255,8 @@ def test_a_store_that_was_another_clusters_from_the_start_buries_nothing():
 
 
 @pytest.mark.parametrize(
-    "record", [None, Cluster("another"), Cluster(CLUSTER_ID, 1, Hold("older", "b")), b"?"]
+    "record",
+    [None, ClusterRecord("another"), ClusterRecord(CLUSTER_ID, 1, Hold("older", "b")), b"?"],
 )
 def test_the_store_of_another_cluster_or_of_none_buries_nothing(record):
     """An empty root, another cluster's, one that is held because it went back in time, a damaged
@@ -357,7 +358,7 @@ class CountingStore:
 
     async def get(self, path, watch=None):
         if path == paths.CLUSTER:
-            return Versioned(cluster.encode(Cluster(CLUSTER_ID)), 0)
+            return Versioned(cluster.encode(ClusterRecord(CLUSTER_ID)), 0)
         if path == paths.LEDGERS:
             return Versioned(b"", 0)
         if len(path) < len(paths.ledger(0)):

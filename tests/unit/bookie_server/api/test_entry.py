@@ -1,7 +1,7 @@
 import pytest
 
 from bookie_server.api.entry import (
-    BadEntry,
+    DamagedEntry,
     EntryHeader,
     check_entries,
     check_entry,
@@ -38,12 +38,12 @@ def test_no_flipped_bit_and_no_missing_or_extra_byte_goes_unnoticed():
     for bit in range(8 * len(ENTRY)):
         data = bytearray(ENTRY)
         data[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(BadEntry):
+        with pytest.raises(DamagedEntry):
             unpack_entry(data)
     for length in range(len(ENTRY)):
-        with pytest.raises(BadEntry):
+        with pytest.raises(DamagedEntry):
             unpack_entry(ENTRY[:length])
-    with pytest.raises(BadEntry):
+    with pytest.raises(DamagedEntry):
         unpack_entry(ENTRY + b"!")
 
 
@@ -74,7 +74,7 @@ def of_other_formats() -> list[bytes]:
 
 def test_an_entry_of_another_format_is_refused():
     for entry in of_other_formats():
-        with pytest.raises(BadEntry, match="unknown entry format"):
+        with pytest.raises(DamagedEntry, match="unknown entry format"):
             unpack_header(entry)
 
 

@@ -12,9 +12,9 @@ from bookie_server.api.frames import (
     RECOVERY,
     SCRATCH_BYTES,
     BadFrame,
+    FrameHead,
     FrameKind,
     FrameReader,
-    Head,
     pack_head,
     pack_wait,
     unpack_head,
@@ -48,7 +48,7 @@ def reader(admit=lambda head: True):
 
 def test_a_head_has_these_bytes():
     assert pack_head(FrameKind.CALL, 7, 1001, METHOD_NUMBERS["Add"], RECOVERY) == GOLDEN
-    assert unpack_head(GOLDEN, 0, BODY_BYTES_MAX) == Head(FrameKind.CALL, 7, 1001, 1, 1)
+    assert unpack_head(GOLDEN, 0, BODY_BYTES_MAX) == FrameHead(FrameKind.CALL, 7, 1001, 1, 1)
 
 
 def test_the_time_to_wait_has_these_bytes():

@@ -8,7 +8,7 @@ from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Acking, Consuming
 from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType, command
-from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from tests.unit.spark_ledger.broker.test_connection import Tail, connected, until
 
 
@@ -158,7 +158,7 @@ def test_of_requests_that_come_together_no_more_are_begun_than_may_be_under_way(
             await asyncio.sleep(0)
             assert (max(most), connection.is_read) == (10, False)
             go_on.set()
-            loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
+            loop, reader, answers = asyncio.get_running_loop(), PulsarFrameReader(), []
             async with asyncio.timeout(30):
                 while len(answers) < 50:
                     answers += reader.feed(await loop.sock_recv(client, 1 << 20))

@@ -12,7 +12,7 @@ from spark_ledger.broker.owner.ownership import Ownership, Registered
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.topic.read.follower import TopicFollower
 from tests.unit.spark_ledger.broker.test_live_writer import Sent
 from tests.unit.spark_ledger.broker.test_moves import Producer
@@ -185,7 +185,7 @@ def test_a_broker_without_store_sends_clients_away_within_five_seconds_of_the_fe
         await asyncio.sleep(2)
         a.client.store.suspend(600.0)
         async with asyncio.timeout(60):
-            while ledger.record.state is LedgerState.OPEN:
+            while ledger.record.state is RecordState.OPEN:
                 assert not producer.away, "nothing is fenced"
                 await stored(partition, 1)
                 await asyncio.sleep(0.1)

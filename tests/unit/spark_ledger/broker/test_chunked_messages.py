@@ -13,7 +13,7 @@ from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.producer import NO_ID, Producer, Run
 from spark_ledger.broker.produce.waiting import RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError, SubscriptionType
-from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.actions import Trim
@@ -338,7 +338,7 @@ class Consuming:
         return self
 
     def send(self, frame):
-        self.frames += FrameReader().feed(frame)
+        self.frames += PulsarFrameReader().feed(frame)
 
     async def room(self):
         """There is."""

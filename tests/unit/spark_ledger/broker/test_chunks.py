@@ -9,7 +9,7 @@ from spark_ledger.broker.produce.chunks import BEGUN_MAX, ChunksOfProducer
 from spark_ledger.broker.produce.producer import Producer, Run
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
-from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.kit.pulsar_batches import chunked, lone, message, whole_of
@@ -25,7 +25,7 @@ class Link:
         self.drop = ServerError.CHECKSUM
 
     def send(self, frame):
-        for one in FrameReader().feed(frame):
+        for one in PulsarFrameReader().feed(frame):
             if one.command.HasField("send_error"):
                 refused = one.command.send_error
                 self.said.append((refused.sequence_id, refused.message))

@@ -24,7 +24,7 @@ from spark_ledger.broker.wire.commands import (
     SubscriptionType,
     command,
 )
-from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.topic.entry.pulsar_batch import built
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
@@ -206,7 +206,7 @@ def test_a_client_whose_answer_came_while_the_broker_stood_still_keeps_its_conne
 def test_an_ack_of_a_consumer_that_is_not_there_is_refused():
     async def main():
         async with connected() as (connection, client):
-            loop, frames = asyncio.get_running_loop(), FrameReader()
+            loop, frames = asyncio.get_running_loop(), PulsarFrameReader()
             hello = command("connect", client_version="raw", protocol_version=19)
             ack = command("ack", consumer_id=5, ack_type=AckType.INDIVIDUAL, request_id=8)
             place = ack.ack.message_id.add()
@@ -227,7 +227,7 @@ def test_an_ack_of_a_consumer_that_is_not_there_is_refused():
 def test_what_a_producer_sends_that_was_never_here_is_answered_by_its_end():
     async def main():
         async with connected() as (_, client):
-            loop, reader = asyncio.get_running_loop(), FrameReader()
+            loop, reader = asyncio.get_running_loop(), PulsarFrameReader()
             hello = command("connect", client_version="raw", protocol_version=19)
             lost = command("send", producer_id=5, sequence_id=0, num_messages=1)
             await loop.sock_sendall(client, encode(hello))
@@ -251,7 +251,7 @@ def test_a_request_that_the_metadata_store_does_not_serve_in_time_is_tried_again
 def test_a_name_that_is_not_utf_8_is_refused_and_logged_as_no_defect(caplog):
     async def main():
         async with connected() as (_, client):
-            loop, reader = asyncio.get_running_loop(), FrameReader()
+            loop, reader = asyncio.get_running_loop(), PulsarFrameReader()
             hello = command("connect", client_version="raw", protocol_version=19)
             asked = encode(command("partitioned_metadata", topic="abc", request_id=1))
             await loop.sock_sendall(client, encode(hello) + asked.replace(b"abc", b"a\xffc"))
@@ -317,7 +317,7 @@ async def runs_of(frames, *, deduplication=False):
         for run in partition.appended:
             run.stored(10)
         connection.data_received(encode(command("ping")))
-        loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
+        loop, reader, answers = asyncio.get_running_loop(), PulsarFrameReader(), []
         async with asyncio.timeout(30):
             while not answers or not answers[-1].HasField("pong"):
                 data = await loop.sock_recv(client, 1 << 20)
@@ -348,7 +348,7 @@ def test_what_a_producer_sends_that_waits_for_its_turn_is_not_taken():
 
     runs, answer = asyncio.run(main())
     assert runs == [(1, [0])]
-    (closed, *_) = FrameReader().feed(answer)
+    (closed, *_) = PulsarFrameReader().feed(answer)
     assert closed.command.close_producer.producer_id == 1
 
 
@@ -428,7 +428,7 @@ def test_what_a_request_asks_for_and_is_not_built_is_refused(asked, what):
         async with connected() as (connection, client):
             connection.client.connected = True
             connection.data_received(encode(asked))
-            loop, reader, found = asyncio.get_running_loop(), FrameReader(), []
+            loop, reader, found = asyncio.get_running_loop(), PulsarFrameReader(), []
             async with asyncio.timeout(30):
                 while not found:
                     found += reader.feed(await loop.sock_recv(client, 1 << 16))
@@ -533,7 +533,7 @@ def test_a_client_whose_sends_are_held_has_its_pings_answered(monkeypatch):
             held = sent(1, 0, lone(message(bytes(2000))))
             connection.data_received(held)
             assert not connection.is_read
-            loop, reader, answers = asyncio.get_running_loop(), FrameReader(), []
+            loop, reader, answers = asyncio.get_running_loop(), PulsarFrameReader(), []
             async with asyncio.timeout(30):
                 while len(answers) < 3:
                     data = await loop.sock_recv(client, 1 << 20)

@@ -14,9 +14,9 @@ from spark_ledger.broker.wire.commands import (
 )
 from spark_ledger.broker.wire.frames import (
     FRAME_BYTES_MAX,
-    Frame,
-    FrameReader,
     MalformedFrame,
+    PulsarFrame,
+    PulsarFrameReader,
     encode,
 )
 
@@ -25,16 +25,16 @@ PING = bytes.fromhex("00000009 00000005 0812 920100")
 
 def test_a_ping_is_the_bytes_that_the_protocol_says():
     assert encode(command("ping")) == PING
-    (frame,) = FrameReader().feed(PING)
+    (frame,) = PulsarFrameReader().feed(PING)
     assert (name_of(frame.command), frame.batch) == ("ping", None)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=8), st.data())
 def test_frames_come_out_whole_however_they_are_cut(batches, data):
-    sent = [Frame(command("send", producer_id=i), b or None) for i, b in enumerate(batches)]
+    sent = [PulsarFrame(command("send", producer_id=i), b or None) for i, b in enumerate(batches)]
     stream = b"".join(encode(one.command, one.batch or b"") for one in sent)
-    reader, found, at = FrameReader(), [], 0
+    reader, found, at = PulsarFrameReader(), [], 0
     while at < len(stream):
         size = data.draw(st.integers(1, len(stream) - at))
         found += reader.feed(stream[at : at + size])
@@ -54,11 +54,11 @@ def test_frames_come_out_whole_however_they_are_cut(batches, data):
 )
 def test_bytes_that_are_no_frame_are_refused(damaged):
     with pytest.raises(MalformedFrame):
-        FrameReader().feed(damaged)
+        PulsarFrameReader().feed(damaged)
 
 
 def test_a_frame_too_large_is_refused_although_it_comes_in_pieces():
-    reader = FrameReader()
+    reader = PulsarFrameReader()
     assert reader.feed(b"\xff\xff") == []
     with pytest.raises(MalformedFrame):
         reader.feed(b"\xff\xff")

@@ -6,7 +6,7 @@ import asyncio
 from spark_ledger.broker import names
 from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.wire.commands import AckType, command
-from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from tests.kit.paths import Ran, functions_that_run, named
 from tests.kit.pulsar_batches import lone, message
 from tests.unit.spark_ledger.broker.test_broker_background import Brokers
@@ -22,7 +22,7 @@ class Socket(asyncio.Transport):
 
     def __init__(self):
         super().__init__()
-        self.answers, self._frames = asyncio.Queue(), FrameReader()
+        self.answers, self._frames = asyncio.Queue(), PulsarFrameReader()
 
     def set_write_buffer_limits(self, high=None, low=None):
         pass

@@ -7,7 +7,7 @@ import pytest
 from spark_ledger.broker.produce.producer import RUN_MESSAGES_MAX, Producer, Run
 from spark_ledger.broker.produce.waiting import SequenceIds
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
-from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
@@ -23,7 +23,7 @@ class Link:
         self.said = []
 
     def send(self, frame):
-        for one in FrameReader().feed(frame):
+        for one in PulsarFrameReader().feed(frame):
             if one.command.HasField("send_error"):
                 self.said.append(-one.command.send_error.sequence_id)
             else:

@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger.broker.serve.commands import COMMANDS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
-from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.schema.records import ClientSchema
 from tests.unit.spark_ledger.broker.test_moves import Brokers
 from tests.unit.spark_ledger.topic.stage import play
@@ -25,7 +25,7 @@ class Client:
         self.producers, self.said = {}, None
 
     def send(self, frame):
-        (one,) = FrameReader().feed(frame)
+        (one,) = PulsarFrameReader().feed(frame)
         self.said = one.command
 
     def add(self, producer):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spark_ledger import errors
 from spark_ledger.broker.wire.commands import BaseCommand, MessageId, command
-from spark_ledger.broker.wire.frames import FrameReader, encode
+from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from spark_ledger.broker.wire.sends import Messages, Send, Shape, receipts
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import varint
@@ -58,7 +58,7 @@ def by_protobuf(command_, batch):
 
 
 def stream_of(frames):
-    return FrameReader().whole(b"".join(frames))
+    return PulsarFrameReader().whole(b"".join(frames))
 
 
 def read_of(shape, frames, *, size_max=1 << 20, after=-1):

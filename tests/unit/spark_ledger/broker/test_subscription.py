@@ -14,7 +14,7 @@ from spark_ledger.broker.owner.tail import (
     TailBudget,
 )
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
-from spark_ledger.broker.wire.frames import FrameReader
+from spark_ledger.broker.wire.frames import PulsarFrameReader
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
@@ -57,7 +57,7 @@ class Wire:
         self.open.set()
 
     def send(self, frame):
-        (one,) = FrameReader().feed(frame)
+        (one,) = PulsarFrameReader().feed(frame)
         if one.command.HasField("message"):
             said = one.command.message
             self.messages.append((said.message_id.entryId, list(said.ack_set)))

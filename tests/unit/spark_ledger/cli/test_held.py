@@ -8,18 +8,18 @@ from typer.testing import CliRunner
 from spark_ledger.bookies import directory
 from spark_ledger.cli import ledger, main, metadata, nodes
 from spark_ledger.cli.main import app
-from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.metadata.cluster import ClusterRecord, Hold
 from spark_ledger.metadata.hold import Report, Status
-from spark_ledger.metadata.unrecorded import Listed
+from spark_ledger.metadata.unrecorded import UnrecordedLedgers
 
 URL = ("--service-url", "zk://127.0.0.1:1/ledger")
 WHY = "the store lacks link 7"
-NOT_HELD = Status(Cluster("c", 1), (8, "token"))
+NOT_HELD = Status(ClusterRecord("c", 1), (8, "token"))
 
 
 def held(*missing):
     report = Report("b1", missing, (), (), len(missing))
-    return Status(Cluster("c", 0, Hold(WHY, "b1")), (3, "token"), [report])
+    return Status(ClusterRecord("c", 0, Hold(WHY, "b1")), (3, "token"), [report])
 
 
 def documents(result):
@@ -129,7 +129,7 @@ def test_a_list_of_bookies_begins_with_the_hold_if_there_is_one(nodes_of, why):
 
 @pytest.mark.parametrize("why", [WHY, ""])
 def test_ledgers_without_a_record_are_shown_with_the_hold(monkeypatch, why):
-    found = Listed({17: ["b1"]}, {}, why)
+    found = UnrecordedLedgers({17: ["b1"]}, {}, why)
     monkeypatch.setattr(ledger, "with_ledgers", lambda _url, _work: found)
     assert (WHY in invoke("ledger", "unrecorded").stdout) == bool(why)
     plain = json.loads(invoke("ledger", "unrecorded", "--json").stdout)

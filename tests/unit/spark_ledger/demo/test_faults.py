@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_ledger.demo.job import PLAN, Fault, Faults, batch_under_way
+from spark_ledger.demo.job import PLAN, DemoFault, Faults, batch_under_way
 
 
 def checkpoint(folder, planned, ended):
@@ -24,13 +24,13 @@ def test_faults_come_in_the_order_of_the_plan_and_once():
     while (fault := faults.due(1.0)) is not None:
         happened.append(fault)
         faults.done(fault)
-    assert happened == [Fault.KILL_BOOKIE, Fault.KILL_REPLAY, Fault.START_BOOKIE]
+    assert happened == [DemoFault.KILL_BOOKIE, DemoFault.KILL_REPLAY, DemoFault.START_BOOKIE]
     assert not faults.left
 
 
 def test_a_fault_out_of_turn_is_refused():
     with pytest.raises(AssertionError, match="not the next"):
-        Faults().done(Fault.START_BOOKIE)
+        Faults().done(DemoFault.START_BOOKIE)
 
 
 def test_a_batch_is_under_way_between_its_offsets_and_its_commit(tmp_path):

@@ -8,7 +8,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.ledger import transitions
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
@@ -108,7 +108,7 @@ def test_close_with_a_lost_answer_of_the_store_closes_once(applied):
 
         ledgers.metadata.set = once
         record = await writer.close()
-        assert (record.state, record.last_entry) == (LedgerState.CLOSED, 0)
+        assert (record.state, record.last_entry) == (RecordState.CLOSED, 0)
         assert writer.version == 1
 
     test()
@@ -126,7 +126,7 @@ async def test_close_that_meets_a_recovery_under_way_gives_up_and_adopts_its_res
     known = await other.record(writer.ledger_id, fresh=True)
     await other.cluster.records.move(known, transitions.mark_in_recovery)
     record = await writer.close()
-    assert (record.state, record.last_entry, record.rows) == (LedgerState.CLOSED, 2, 3)
+    assert (record.state, record.last_entry, record.rows) == (RecordState.CLOSED, 2, 3)
     assert all(bookie.fenced[writer.ledger_id] for bookie in cluster.bookies.values())
     assert (await other.recover(writer.ledger_id)).record == record
 
@@ -191,7 +191,7 @@ async def test_giving_up_fails_what_is_pending_and_leaves_the_ledger_open_for_re
     pending = writer.append(b"1")
     writer.abandon()
     assert isinstance(await failure_of(pending), errors.LedgerClosed)
-    assert (await ledgers.record(writer.ledger_id)).record.state is LedgerState.OPEN
+    assert (await ledgers.record(writer.ledger_id)).record.state is RecordState.OPEN
 
 
 # -- the last add confirmed, announced --------------------------------------------------------

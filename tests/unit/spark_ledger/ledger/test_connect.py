@@ -64,7 +64,7 @@ def test_a_cluster_that_cannot_be_used_is_named_and_the_session_is_closed(
 def test_a_connection_given_up_while_it_is_made_leaves_no_session_behind(monkeypatch):
     @simulated
     async def test():
-        store, closed = await a_store(monkeypatch, cluster.encode(cluster.Cluster("x")))
+        store, closed = await a_store(monkeypatch, cluster.encode(cluster.ClusterRecord("x")))
         store.stall(60)
         connecting = asyncio.ensure_future(connect(URL, ClientConfig()))
         await asyncio.sleep(1)
@@ -79,7 +79,7 @@ def test_a_connection_given_up_while_it_is_made_leaves_no_session_behind(monkeyp
 def test_a_cluster_that_is_there_is_connected_to(monkeypatch):
     @simulated
     async def test():
-        _, closed = await a_store(monkeypatch, cluster.encode(cluster.Cluster("x")))
+        _, closed = await a_store(monkeypatch, cluster.encode(cluster.ClusterRecord("x")))
         ledgers = await connect(URL, ClientConfig())
         assert not closed
         await ledgers.close()

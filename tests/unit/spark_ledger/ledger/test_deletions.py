@@ -7,7 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.ledger.records import LedgerRecords, OutcomeUnresolved
 from spark_ledger.metadata import deleted_ledgers, paths
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import Check
 from tests.simulation.store import SimStore
 from tests.unit.spark_ledger.ledger.fakes import simulated
@@ -21,7 +21,7 @@ from tests.unit.spark_ledger.ledger.test_records import (
 )
 
 
-@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY], ids=str)
+@pytest.mark.parametrize("state", [RecordState.OPEN, RecordState.IN_RECOVERY], ids=str)
 @simulated
 async def test_only_a_closed_ledger_is_deleted(state):
     _, records, known = await stored(record_of(state=state))

@@ -8,7 +8,7 @@ from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger import errors
-from spark_ledger.metadata.ledger_record import LedgerState, Tokens, derive
+from spark_ledger.metadata.ledger_record import RecordState, Tokens, derive
 from tests.simulation.world import World
 from tests.unit.spark_ledger.ledger.fakes import simulated
 
@@ -79,7 +79,7 @@ async def test_a_stranger_recovers_nothing_and_leaves_the_ledger_to_its_writer()
         with pytest.raises(errors.Unauthorized):
             await stranger.ledgers.open(writer.ledger_id, recover=True, password=password)
     known = await ledgers.record(writer.ledger_id, fresh=True)
-    assert known.record.state is LedgerState.OPEN
+    assert known.record.state is RecordState.OPEN
     assert await writer.append(b"two") == 1
     recovered = await stranger.ledgers.recover(writer.ledger_id, password=b"secret")
     assert recovered.record.last_entry == 1

@@ -19,7 +19,7 @@ from spark_ledger.ledger.records import (
     OutcomeUnresolved,
 )
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown, StoreUnavailable, Versioned
 from tests.simulation.store import SimStore
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
@@ -85,13 +85,13 @@ class Scripted:
         return result
 
 
-def record_of(ledger_id=7, state=LedgerState.OPEN, **fields):
+def record_of(ledger_id=7, state=RecordState.OPEN, **fields):
     whole = (Fragment(0, ABC),)
     return LedgerRecord(ledger_id, 3, 3, 2, whole, state, creator="mine", **fields)
 
 
 def closed_of(ledger_id=7):
-    return record_of(ledger_id, LedgerState.CLOSED, last_entry=4, length_bytes=50, rows=5)
+    return record_of(ledger_id, RecordState.CLOSED, last_entry=4, length_bytes=50, rows=5)
 
 
 async def stored(record=None):
@@ -116,10 +116,10 @@ CLOSE = (record_of(), lambda record: t.close(record, END), lambda record: t.end_
 MARK = (
     record_of(),
     t.mark_in_recovery,
-    lambda record: record.state is LedgerState.IN_RECOVERY,
+    lambda record: record.state is RecordState.IN_RECOVERY,
 )
 RECOVERED = (
-    record_of(state=LedgerState.IN_RECOVERY),
+    record_of(state=RecordState.IN_RECOVERY),
     lambda record: t.close_recovered(record, Fragment(0, ABC), (Fragment(0, ABC),), END),
     lambda record: t.end_of(record) == END,
 )
@@ -218,7 +218,7 @@ async def test_a_change_that_was_applied_and_then_fenced_is_refused():
 
     with pytest.raises(MoveRefused) as refused:
         await flaky(store, APPLIED, then=fenced).move(known, CHANGE[1])
-    assert refused.value.versioned.record.state is LedgerState.IN_RECOVERY
+    assert refused.value.versioned.record.state is RecordState.IN_RECOVERY
     assert CHANGE[2](refused.value.versioned.record), "it is in the record, and was not made twice"
 
 
@@ -231,7 +231,7 @@ async def test_a_close_that_was_applied_and_then_deleted_is_gone():
 
 @simulated
 async def test_a_recovery_that_loses_the_race_adopts_what_the_winner_closed():
-    store, records, known = await stored(record_of(state=LedgerState.IN_RECOVERY))
+    store, records, known = await stored(record_of(state=RecordState.IN_RECOVERY))
     won = await records.move(known, RECOVERED[1])
     tail = (Fragment(0, ABC),)
     late = await flaky(store).move(
@@ -325,7 +325,7 @@ async def test_a_creation_that_was_applied_and_written_to_since_is_found_as_it_i
         await records.move(await records.read(8, fresh=True), t.mark_in_recovery)
 
     found = await flaky(store, APPLIED, then=marked).create(record_of(8))
-    assert (found.version, found.record.state) == (1, LedgerState.IN_RECOVERY)
+    assert (found.version, found.record.state) == (1, RecordState.IN_RECOVERY)
 
 
 @simulated

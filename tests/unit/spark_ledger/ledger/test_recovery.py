@@ -10,7 +10,7 @@ from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpac
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import (
     SilentFor,
@@ -31,7 +31,7 @@ def unknown(request):
 async def test_a_ledger_never_written_closes_at_minus_one():
     cluster, ledgers = await cluster_of(3)
     record = (await ledgers.recover(await ledger_on(cluster, ledgers))).record
-    assert record.state is LedgerState.CLOSED
+    assert record.state is RecordState.CLOSED
     assert (record.last_entry, record.length_bytes, record.rows) == (-1, 0, 0)
 
 
@@ -130,7 +130,7 @@ async def test_both_holders_silent_and_the_third_denying_is_given_up_and_stays_i
         cluster.bookies[name].override = unknown
     with pytest.raises(errors.DataUnavailable, match="stays IN_RECOVERY"):
         await ledgers.recover(ledger_id)
-    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+    assert (await ledgers.record(ledger_id)).record.state is RecordState.IN_RECOVERY
     for name in "ab":
         cluster.bookies[name].override = None
     assert (await ledgers.recover(ledger_id)).record.last_entry == 0
@@ -200,7 +200,7 @@ async def test_a_failing_write_back_changes_the_ensemble_in_the_closing_write_on
         for change in commit.changes
         if change.path == paths.ledger(ledger_id) and change.after is not None
     ]
-    in_recovery = [r for r in writes if r.state is LedgerState.IN_RECOVERY]
+    in_recovery = [r for r in writes if r.state is RecordState.IN_RECOVERY]
     assert [r.last_fragment.ensemble for r in in_recovery] == [("a", "b", "c")]
 
 
@@ -269,7 +269,7 @@ async def test_lost_answers_of_the_store_do_not_change_the_result():
     put(cluster, ledger_id, 0, "ab")
     cluster.store.faults.unknown = 0.7
     record = (await ledgers.recover(ledger_id)).record
-    assert (record.state, record.last_entry) == (LedgerState.CLOSED, 0)
+    assert (record.state, record.last_entry) == (RecordState.CLOSED, 0)
 
 
 @simulated
@@ -311,7 +311,7 @@ async def test_the_time_over_recovery_raises_what_its_last_attempt_met():
     with pytest.raises(errors.DataUnavailable, match=r"it cannot be fenced; a .*refused.*; c "):
         await ledgers.recover(ledger_id)
     assert 8.9 < current().time() - began < 9.5
-    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+    assert (await ledgers.record(ledger_id)).record.state is RecordState.IN_RECOVERY
 
 
 @simulated
@@ -323,7 +323,7 @@ async def test_write_backs_that_nobody_takes_are_not_enough_bookies():
         cluster.bookies[name].override = takes_no_adds_until(1000.0)
     with pytest.raises(errors.NotEnoughBookies):
         await ledgers.recover(ledger_id)
-    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+    assert (await ledgers.record(ledger_id)).record.state is RecordState.IN_RECOVERY
     for name in "bc":
         cluster.bookies[name].override = None
     assert (await ledgers.recover(ledger_id)).record.last_entry == 0
@@ -376,7 +376,7 @@ async def test_an_attempt_begins_from_the_record_as_it_is_by_then():
     await asyncio.sleep(5)
     known = await ledgers.record(ledger_id, fresh=True)
     end = {"last_entry": -1, "length_bytes": 0, "rows": 0}
-    closed = dataclasses.replace(known.record, state=LedgerState.CLOSED, **end)
+    closed = dataclasses.replace(known.record, state=RecordState.CLOSED, **end)
     await cluster.admin.set(paths.ledger(ledger_id), ledger_record.encode(closed), known.version)
     assert (await recovery).record == closed
 
@@ -475,7 +475,7 @@ async def test_a_refused_password_is_no_answer_and_ends_nothing():
         )
     with pytest.raises(errors.Unauthorized):
         await ledgers.recover(ledger_id)
-    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+    assert (await ledgers.record(ledger_id)).record.state is RecordState.IN_RECOVERY
 
 
 @simulated

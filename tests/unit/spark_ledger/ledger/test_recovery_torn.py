@@ -5,7 +5,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, ledger_on, put, simulated
 
 
@@ -59,7 +59,7 @@ async def test_a_bookie_declared_gone_hinders_no_decision_and_what_a_torn_one_st
     with pytest.raises(errors.DataUnavailable):
         await ledgers.recover(ledger_id, gone={"d"})
     record = (await ledgers.recover(ledger_id, gone={"c"})).record
-    assert (record.state, record.last_entry) == (LedgerState.CLOSED, 0)
+    assert (record.state, record.last_entry) == (RecordState.CLOSED, 0)
 
 
 @simulated

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from spark_ledger.ledger import transitions as t
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 
 ABC = ("a", "b", "c")
 
@@ -13,14 +13,14 @@ ABC = ("a", "b", "c")
 WHOLE = (Fragment(0, ABC),)
 
 
-def record(state=LedgerState.OPEN, fragments=WHOLE, end=None):
+def record(state=RecordState.OPEN, fragments=WHOLE, end=None):
     names = ("last_entry", "length_bytes", "rows")
     ends = {} if end is None else dict(zip(names, end, strict=True))
     return LedgerRecord(7, 3, 3, 2, tuple(fragments), state, **ends)
 
 
-CLOSED = record(LedgerState.CLOSED, end=(4, 50, 5))
-IN_RECOVERY = record(LedgerState.IN_RECOVERY)
+CLOSED = record(RecordState.CLOSED, end=(4, 50, 5))
+IN_RECOVERY = record(RecordState.IN_RECOVERY)
 
 
 def written(move):
@@ -62,7 +62,7 @@ def test_a_fragment_below_the_last_one_is_a_defect():
 def test_the_writer_closes_an_open_ledger_once():
     end = t.End(4, 50, 5)
     closed = written(t.close(record(), end))
-    assert (closed.state, t.end_of(closed)) == (LedgerState.CLOSED, end)
+    assert (closed.state, t.end_of(closed)) == (RecordState.CLOSED, end)
     assert isinstance(t.close(closed, end), t.Done)
     assert isinstance(t.close(closed, t.End(3, 40, 4)), t.Refused)
 
@@ -72,7 +72,7 @@ def test_the_writer_does_not_close_a_ledger_in_recovery():
 
 
 def test_recovery_marks_joins_and_leaves_closed_ledgers_alone():
-    assert written(t.mark_in_recovery(record())).state is LedgerState.IN_RECOVERY
+    assert written(t.mark_in_recovery(record())).state is RecordState.IN_RECOVERY
     assert isinstance(t.mark_in_recovery(IN_RECOVERY), t.Done)
     assert isinstance(t.mark_in_recovery(CLOSED), t.Done)
 
@@ -85,8 +85,8 @@ def test_recovery_closes_with_its_ensemble_changes_in_one_write():
 
 
 def test_recovery_keeps_swaps_that_repair_made_in_older_fragments_meanwhile():
-    began = record(LedgerState.IN_RECOVERY, (Fragment(0, ABC), Fragment(5, ("a", "d", "c"))))
-    swapped = record(LedgerState.IN_RECOVERY, (Fragment(0, ("x", "b", "c")), began.fragments[1]))
+    began = record(RecordState.IN_RECOVERY, (Fragment(0, ABC), Fragment(5, ("a", "d", "c"))))
+    swapped = record(RecordState.IN_RECOVERY, (Fragment(0, ("x", "b", "c")), began.fragments[1]))
     closed = written(
         t.close_recovered(swapped, began.fragments[1], began.fragments[1:], t.End(4, 50, 5))
     )
@@ -103,7 +103,7 @@ def test_recovery_does_not_close_a_ledger_that_is_open_or_has_another_last_fragm
     began = Fragment(0, ABC)
     assert isinstance(t.close_recovered(record(), began, tail, t.End(4, 50, 5)), t.Refused)
     for fragments in ((began, Fragment(5, ABC)), (Fragment(0, ("a", "x", "c")),)):
-        moved = record(LedgerState.IN_RECOVERY, fragments)
+        moved = record(RecordState.IN_RECOVERY, fragments)
         assert isinstance(t.close_recovered(moved, began, tail, t.End(4, 50, 5)), t.Refused)
 
 

@@ -12,7 +12,7 @@ from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import CallFailed
 from spark_ledger.ledger.writer import own_parts
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerState, decode
+from spark_ledger.metadata.ledger_record import RecordState, decode
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
@@ -396,7 +396,7 @@ async def test_close_waits_for_what_is_pending_and_counts_it():
     adds = [writer.append(b"four", 2) for _ in range(5)]
     record = await writer.close()
     assert [add.result() for add in adds] == [0, 1, 2, 3, 4]
-    assert (record.state, record.last_entry) == (LedgerState.CLOSED, 4)
+    assert (record.state, record.last_entry) == (RecordState.CLOSED, 4)
     assert (record.length_bytes, record.rows) == (20, 10)
     assert await writer.close() is record
     assert isinstance(await failure_of(writer.append(b"x")), errors.LedgerClosed)

@@ -8,7 +8,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.ledger.records import LedgerIds
 from spark_ledger.metadata import chain, cluster, hold, paths
-from spark_ledger.metadata.cluster import BadClusterRecord, Cluster, ClusterGuard, Hold
+from spark_ledger.metadata.cluster import BadClusterRecord, ClusterGuard, ClusterRecord, Hold
 from spark_ledger.metadata.hold import Report
 from spark_ledger.metadata.store import VALUE_BYTES_MAX, Create, MultiFailed, StoreUnavailable
 from tests.simulation.loop import run
@@ -31,10 +31,10 @@ async def begun() -> tuple[SimStore, LedgerIds]:
 
 
 def test_the_record_of_a_cluster_is_as_before_until_it_is_held():
-    assert cluster.encode(Cluster(ID, 3)) == f'{{"epoch":3,"format":1,"id":"{ID}"}}'.encode()
-    held = cluster.encode(Cluster(ID, 3, WHY))
+    assert cluster.encode(ClusterRecord(ID, 3)) == f'{{"epoch":3,"format":1,"id":"{ID}"}}'.encode()
+    held = cluster.encode(ClusterRecord(ID, 3, WHY))
     assert json.loads(held)["format"] == 2
-    assert cluster.decode(held) == Cluster(ID, 3, WHY)
+    assert cluster.decode(held) == ClusterRecord(ID, 3, WHY)
     for damaged in (held.replace(b'"format":2', b'"format":1'), held.replace(b'"why"', b'"y"')):
         with pytest.raises(BadClusterRecord):
             cluster.decode(damaged)
@@ -98,7 +98,7 @@ def test_of_bookies_that_hold_the_store_at_once_the_first_is_named_and_the_highe
         for by, epoch in (("b1", 2), ("b2", 5), ("b3", 1)):
             await hold.put(store.session(by), ID, Hold("older", by, epoch))
         found = await cluster.read(store.session("reader"))
-        assert found == Cluster(ID, 0, Hold("older", "b1", 5))
+        assert found == ClusterRecord(ID, 0, Hold("older", "b1", 5))
         assert (await hold.accept(store.session("person"))).cluster.epoch == 6
 
     run(act(), seed=1)
@@ -107,7 +107,7 @@ def test_of_bookies_that_hold_the_store_at_once_the_first_is_named_and_the_highe
 def test_another_clusters_store_is_not_held_and_neither_is_an_empty_one():
     async def act() -> None:
         store, ids = await begun()
-        assert await hold.put(store.session("b1"), "another", WHY) == Cluster(ID)
+        assert await hold.put(store.session("b1"), "another", WHY) == ClusterRecord(ID)
         assert len(await ids.allocate(5)) == 5
         assert await hold.put(SimStore().session("b1"), ID, WHY) is None
 
@@ -120,7 +120,7 @@ def test_a_hold_that_was_judged_before_the_accept_does_not_come_after_it():
         await hold.put(store.session("b1"), ID, WHY)
         await hold.accept(store.session("person"))
         found = await hold.put(store.session("b2"), ID, WHY)
-        assert found == Cluster(ID, 1)
+        assert found == ClusterRecord(ID, 1)
 
     run(act(), seed=1)
 
@@ -134,7 +134,7 @@ def test_ids_after_accept_begin_above_every_id_on_any_disk_and_fit_into_63_bits(
         before = await hold.status(store.session("person"))
         assert before.missing == {3 * 10**12 + 5: (9, 4096)}
         after = await hold.accept(store.session("person"))
-        assert after.cluster == Cluster(ID, 4)
+        assert after.cluster == ClusterRecord(ID, 4)
         assert after.newest[0] == before.newest[0] + 1
         assert (await ids.allocate(2))[0] == 4 * 10**12
         assert store.peek_children(paths.HELD) == []
@@ -146,7 +146,7 @@ def test_ids_after_accept_begin_above_every_id_on_any_disk_and_fit_into_63_bits(
 def test_a_store_that_is_not_held_is_left_alone_by_accept():
     async def act() -> None:
         store, ids = await begun()
-        assert (await hold.accept(store.session("person"))).cluster == Cluster(ID)
+        assert (await hold.accept(store.session("person"))).cluster == ClusterRecord(ID)
         assert (await ids.allocate(1))[0] == 101
 
     run(act(), seed=1)
@@ -163,7 +163,7 @@ def test_hold_and_accept_come_through_a_store_that_loses_responses():
             await hold.accept(store.session("person"))
             store.calm()
             found = await hold.status(store.session("reader"))
-            assert found.cluster == Cluster(ID, 1)
+            assert found.cluster == ClusterRecord(ID, 1)
             ids = LedgerIds(store.session("writer"))
             assert (await ids.allocate(1))[0] >= 10**12
 

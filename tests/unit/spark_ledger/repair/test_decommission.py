@@ -9,7 +9,7 @@ import pytest
 from spark_ledger.errors import BadConfig, LedgerError, NotEnoughBookies
 from spark_ledger.metadata import autorecovery, hold, ledger_record, paths, unrecorded
 from spark_ledger.metadata import cluster as clusters
-from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from spark_ledger.repair import status
 from spark_ledger.repair.decommission import begin, cancel, decommission, forget
 from spark_ledger.repair.service import Autorecovery
@@ -368,7 +368,7 @@ async def test_an_idle_writer_replaces_the_drained_member_and_its_ledger_stays_o
     said = [left async for left in looks]
     assert said[-1].ledgers == 0
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
-    assert record.state is LedgerState.OPEN and not record.names(going)
+    assert record.state is RecordState.OPEN and not record.names(going)
     assert await writer.append([b"more"]) == 3
     await writer.close()
     await ended(healing)

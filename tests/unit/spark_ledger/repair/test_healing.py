@@ -11,7 +11,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import MoveRefused
 from spark_ledger.metadata import autorecovery, paths
-from spark_ledger.metadata.ledger_record import Joining, LedgerState
+from spark_ledger.metadata.ledger_record import JoiningBookie, RecordState
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
@@ -240,7 +240,7 @@ async def test_an_open_ledger_whose_writer_moves_is_left_and_its_earlier_fragmen
     await look_for(auditor, worker, DELAY_S + 9)
     await writing
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
-    assert record.state is LedgerState.OPEN
+    assert record.state is RecordState.OPEN
     assert len(record.fragments) == 2 and not record.names(first[0])
     await writer.close()
     assert all(
@@ -268,9 +268,9 @@ async def test_a_worker_that_slept_while_its_bookie_left_and_joined_again_swaps_
     ledger_id = (await ledger_of(ledgers, 3)).ledger_id
     known = await ledgers.record(ledger_id, fresh=True)
     ensemble = known.record.last_fragment.ensemble
-    spare = next(name for name in "abcd" if name not in ensemble)
+    old, spare = ensemble[0], next(name for name in "abcd" if name not in ensemble)
     records = ledgers.cluster.records
-    old, first, again = ensemble[0], Joining(0, 0, spare, "1"), Joining(0, 0, spare, "2")
+    first, again = (JoiningBookie(0, 0, spare, token) for token in "12")
     known = await records.move(known, lambda r: t.join(r, old, first))
     known = await records.move(known, lambda r: t.leave(r, first))
     known = await records.move(known, lambda r: t.join(r, old, again))
@@ -593,6 +593,6 @@ async def test_a_writer_that_had_no_spare_gets_its_time_when_there_is_one():
     await look_for(auditor, worker, DELAY_S / 2 - 1)
     await writer.append([b"y"])
     now = (await ledgers.record(writer.ledger_id, fresh=True)).record
-    assert now.state is LedgerState.OPEN, "it was not recovered"
+    assert now.state is RecordState.OPEN, "it was not recovered"
     assert now.last_fragment.ensemble[0] == "d", "its writer replaced the member"
     await writer.close()

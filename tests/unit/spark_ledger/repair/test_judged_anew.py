@@ -10,7 +10,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger.ledger import transitions as t
 from spark_ledger.metadata import autorecovery, ledger_record, paths
-from spark_ledger.metadata.ledger_record import Joining, LedgerState
+from spark_ledger.metadata.ledger_record import JoiningBookie, RecordState
 from spark_ledger.metadata.store import NoNode, SessionState, StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.decommission import forget
@@ -66,7 +66,7 @@ async def test_an_open_ledger_whose_record_alone_moves_has_a_writer():
     assert {bookie.lac[writer.ledger_id] for bookie in cluster.bookies.values()} == {2}
     await look_for(auditor, worker, 12)  # longer than an open ledger may stand still
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
-    assert record.state is LedgerState.OPEN
+    assert record.state is RecordState.OPEN
     await look_for(auditor, worker, 2 * DELAY_S)
     assert (await ledgers.record(writer.ledger_id, fresh=True)).record.closed
 
@@ -89,7 +89,7 @@ async def two_fragments(cluster, ledgers):
 async def test_who_joins_for_a_member_that_stays_leaves_also_where_a_later_one_is_gone():
     cluster, ledgers = await cluster_of(5)
     known, stays, lost, spare = await two_fragments(cluster, ledgers)
-    joins = Joining(0, 0, spare, "token")
+    joins = JoiningBookie(0, 0, spare, "token")
     await ledgers.cluster.records.move(known, lambda record: t.join(record, stays, joins))
     _, worker = await healing(ledgers)
     await gone(cluster, lost)
@@ -105,7 +105,7 @@ async def test_who_joins_for_a_member_that_stays_leaves_also_where_a_later_one_i
 async def test_who_joins_for_a_member_that_is_gone_keeps_what_it_has_where_a_later_one_stays():
     cluster, ledgers = await cluster_of(5)
     known, lost, _, spare = await two_fragments(cluster, ledgers)
-    joins = Joining(0, 0, spare, "token")
+    joins = JoiningBookie(0, 0, spare, "token")
     for name in {*known.record.fragments[0].ensemble} - {lost}:
         lose(cluster, name, (known.record.ledger_id, 1))  # so that it cannot be swapped
     await ledgers.cluster.records.move(known, lambda record: t.join(record, lost, joins))
@@ -124,7 +124,7 @@ async def test_a_ledger_in_recovery_is_given_to_no_bookie_before_its_end_is_deci
     known, lost, _, _ = await two_fragments(cluster, ledgers)
     assert slots.slots_of(known.record, [lost])
     ended = {"last_entry": None, "length_bytes": None, "rows": None}
-    undecided = replace(known.record, state=LedgerState.IN_RECOVERY, **ended)
+    undecided = replace(known.record, state=RecordState.IN_RECOVERY, **ended)
     assert not slots.slots_of(undecided, [lost])
     path = paths.ledger(known.record.ledger_id)
     await gone(cluster, lost)

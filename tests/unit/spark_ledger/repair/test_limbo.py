@@ -11,13 +11,13 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import (
     Fragment,
     LedgerRecord,
-    LedgerState,
+    RecordState,
     entries_kept,
     keeps,
 )
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.limbo import Listed, listed, repair_everywhere
+from spark_ledger.repair.limbo import LimboLedger, listed, repair_everywhere
 from spark_ledger.repair.service import repair_once, tokens_of
 from spark_ledger.repair.worker import Worker
 from tests.kit.limbo_repair import repair
@@ -151,7 +151,7 @@ async def test_the_bookies_lists_are_told_with_their_reasons():
     await in_limbo(cluster, "a", 12, "lost")
     found = await listed(ledgers.metadata)
     assert [one[:3] for one in found] == [("a", 12, "lost"), ("b", 5, "lost"), ("b", 12, "torn")]
-    assert isinstance(found[0], Listed)
+    assert isinstance(found[0], LimboLedger)
 
 
 async def list_and_work(auditor, worker):
@@ -179,7 +179,7 @@ async def test_a_worker_leaves_a_writer_that_moves_and_recovers_one_that_does_no
     ((repaired,),) = [one.repaired for one in outcomes if one.repaired]
     assert repaired.cleared
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
-    assert record.state is LedgerState.CLOSED
+    assert record.state is RecordState.CLOSED
     assert record.last_entry == 12
     assert await work_list.listed(ledgers.metadata) == []
     with pytest.raises(errors.LedgerError):

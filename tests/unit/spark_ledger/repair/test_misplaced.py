@@ -7,7 +7,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.repair import auditor as auditors
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.audit import audit
@@ -168,7 +168,7 @@ async def test_of_an_open_ledger_all_but_the_end_is_moved_and_it_stays_open():
     await look_for(auditor, worker, 3 * DELAY_S)
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
     first, last = (fragment.ensemble for fragment in record.fragments)
-    assert record.state is LedgerState.OPEN
+    assert record.state is RecordState.OPEN
     assert {*last} == {"a", "b", "d"}
     assert len({*first} & {"a", "b"}) == 1
     assert await work_list.listed(ledgers.metadata) == []

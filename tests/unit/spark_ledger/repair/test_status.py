@@ -95,7 +95,7 @@ async def test_a_wrong_setting_is_refused_before_anything_is_written(given, said
     with pytest.raises(BadConfig) as refused:
         await status.change(ledgers.metadata, **{"repair_bytes_per_s": 7, **given})
     assert said in str(refused.value)
-    assert await autorecovery.read_settings(ledgers.metadata) == autorecovery.Settings()
+    assert await autorecovery.read_settings(ledgers.metadata) == autorecovery.AutorecoverySettings()
 
 
 @simulated

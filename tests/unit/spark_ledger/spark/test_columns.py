@@ -30,7 +30,7 @@ from spark_ledger.errors import (
 from spark_ledger.spark.options.options import shape_options
 from spark_ledger.spark.rows import columns
 from spark_ledger.topic.entry import message_batch, pulsar_batch, pulsar_columns
-from spark_ledger.topic.read.row_blocks import RUN, Block, Joining
+from spark_ledger.topic.read.row_blocks import RUN, Block, BlockJoiner
 from spark_ledger.topic.schema.records import RESERVED_NAMES
 from tests.kit.pulsar_batches import batch_of, message
 from tests.kit.rows import Rows, parts_of
@@ -325,7 +325,7 @@ def test_an_error_of_the_columns_survives_the_way_from_a_task():
 
 
 def joined_of(blocks):
-    joining = Joining()
+    joining = BlockJoiner()
     return [*(one for block in blocks for one in joining.add(block)), *joining.end()]
 
 

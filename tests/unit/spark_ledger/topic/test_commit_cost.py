@@ -8,7 +8,7 @@ import pytest
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Create, Set
 from spark_ledger.topic.commit import draft as commit_draft
-from spark_ledger.topic.upkeep.compactor import Compaction, Pace
+from spark_ledger.topic.upkeep.compactor import Compaction, MergePace
 from spark_ledger.topic.write import TaskResult
 from tests.unit.spark_ledger.broker.test_hand_over import another_process, reached
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
@@ -174,7 +174,7 @@ def test_a_round_of_merges_makes_one_ledger_and_one_more_for_a_large_body(
             counted.taken(), counted.multis.clear()
             before = len(ledgers_made(stage.world))
             compaction = Compaction(stage.client, stage.topic, intent=one_for_all)
-            await compaction.carry_out(await compaction.plan(), Pace(None))
+            await compaction.carry_out(await compaction.plan(), MergePace(None))
             await stage.client.cache.close()
 
         made = 1 + body_in_a_ledger

@@ -499,7 +499,7 @@ def test_no_two_rounds_of_merges_write_to_one_ledger(monkeypatch, shared):
             intent=one_for_all if shared else None,
         )
         while tasks := await compaction.plan():
-            await compaction.carry_out(tasks, compactor.Pace(None))
+            await compaction.carry_out(tasks, compactor.MergePace(None))
         await compaction.aclose()
 
         assert compaction.done.commits == 3

@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.ledger.records import VersionedRecord
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, RecordState
 from spark_ledger.topic.commit.seal import ended_at, seal_of, sealed
 from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, OpenLive, SealLive
@@ -100,7 +100,7 @@ def test_the_seal_of_a_million_entries_is_a_small_record():
 
 def record_closed(**ends):
     members = (Fragment(0, ("a", "b", "c")),)
-    return LedgerRecord(1, 3, 3, 2, members, LedgerState.CLOSED, **ends)
+    return LedgerRecord(1, 3, 3, 2, members, RecordState.CLOSED, **ends)
 
 
 def test_only_a_commit_that_needs_it_asks_for_the_version_that_counts():

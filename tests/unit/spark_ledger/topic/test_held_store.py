@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import chain, cluster, hold, ledger_record, paths
-from spark_ledger.metadata.cluster import Cluster, Hold
+from spark_ledger.metadata.cluster import ClusterRecord, Hold
 from spark_ledger.topic.commit.draft import TxnKey
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.simulation.restoring import copied, go_back
@@ -280,6 +280,6 @@ def test_a_cluster_that_was_never_held_is_as_it_was():
         intent = await stage.intent()
         await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
         node = stage.world.store.peek(paths.CLUSTER)
-        assert (cluster.decode(node.value), node.version) == (Cluster(CLUSTER_ID), 0)
+        assert (cluster.decode(node.value), node.version) == (ClusterRecord(CLUSTER_ID), 0)
 
     play(act)

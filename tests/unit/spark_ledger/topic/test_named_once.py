@@ -13,7 +13,7 @@ from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.blobs import HeldLedgers
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.upkeep.compactor import Compaction, Pace
+from spark_ledger.topic.upkeep.compactor import Compaction, MergePace
 from tests.unit.spark_ledger.topic.stage import inline, play
 from tests.unit.spark_ledger.topic.test_compactor import all_merged
 from tests.unit.spark_ledger.topic.test_janitor import janitor_of
@@ -68,7 +68,7 @@ def test_rows_of_a_merge_are_not_in_a_ledger_that_its_intent_has_named_before(
         await batches(stage, intent, 0, 6)
         first = Compaction(stage.client, stage.topic, intent=one_for_all)
         while tasks := await first.plan():
-            await first.carry_out(tasks, Pace(None))
+            await first.carry_out(tasks, MergePace(None))
         if named_by == "a checkpoint":
             await stage.client.checkpoints.make(stage.topic.id, own.id)
         await batches(stage, intent, 6, 6)
@@ -165,7 +165,7 @@ def test_a_merge_whose_ledger_is_gone_is_not_committed_and_is_planned_again():
         assert compaction.done.commits == 0
 
         while tasks := await compaction.plan():
-            await compaction.carry_out(tasks, Pace(None))
+            await compaction.carry_out(tasks, MergePace(None))
 
         assert compaction.done.commits == 1
         assert stage.world.store.peek(paths.ledger(gone)) is None
