@@ -30,7 +30,7 @@ from bookie_server.config import StorageConfig
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Lane, retry_after_ms
-from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
+from bookie_server.ledgers.registry import FirstContactFailed, LedgerHandle, LedgerHandles
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
 
@@ -184,7 +184,7 @@ class Adder:
         met = await asyncio.gather(*map(self._ledgers.meet, missing), return_exceptions=True)
         refusals: dict[int, m.AddResult] = {}
         for ledger_id, outcome in zip(missing, met, strict=True):
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, FirstContactFailed):
                 refusals[ledger_id] = m.AddResult(outcome.status, reason=outcome.reason)
             elif isinstance(outcome, BaseException):
                 raise outcome

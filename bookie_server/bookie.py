@@ -33,7 +33,7 @@ from bookie_server.lanes import RETRY_AFTER_MS_MAX, Budget, Lane, calling, trave
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
 from bookie_server.ledgers.limbo import Limbo, absence
 from bookie_server.ledgers.peers import Ask, Peers, nobody_responds
-from bookie_server.ledgers.registry import LedgerHandle, LedgerHandles, Refused
+from bookie_server.ledgers.registry import FirstContactFailed, LedgerHandle, LedgerHandles
 from bookie_server.logs.index import EVERY_LEDGER, LimboReason, worse
 from bookie_server.reclaim.reclaim import Reclaim
 from bookie_server.start.replay import open_storage
@@ -180,7 +180,7 @@ class Bookie:
             return await self._dispatch(request)
         except (JournalFailed, DiskFailed) as error:
             return _refuse_all(request, Status.IO_ERROR, str(error))
-        except Refused as error:
+        except FirstContactFailed as error:
             return _refuse_all(request, error.status, error.reason)
         finally:
             travelling.reset(lane)
@@ -263,7 +263,7 @@ class Bookie:
         return await self._info()
 
     async def _met(self, ledger_id: int) -> LedgerHandle:
-        """Raises Refused."""
+        """Raises FirstContactFailed."""
         handle = await self.ledgers.meet(ledger_id)
         await self.ledgers.assure(handle)
         return handle

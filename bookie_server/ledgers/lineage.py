@@ -39,7 +39,7 @@ RECORDS_AT_ONCE, REPORT_PAUSE_S = 200, 0.2
 _log = logging.getLogger(__name__)
 
 
-class Verdict(Enum):
+class LineageVerdict(Enum):
     """What the store is to a disk."""
 
     OURS = "it goes on from what was seen"
@@ -54,28 +54,28 @@ def judged(
     chain: Chain | None,
     next_id: int | None,
     id_max: int,
-) -> tuple[Verdict, str]:
+) -> tuple[LineageVerdict, str]:
     """The verdict, and why if it is OLDER. `stored`: the store's cluster record; `next_id`: of its
     counter, None while it is held; `id_max`: the highest ledger id that was met here, else 0."""
     if stored is None or stored.cluster_id != seen.cluster_id:
-        return Verdict.FOREIGN, ""
+        return LineageVerdict.FOREIGN, ""
     if stored.epoch < seen.epoch:
         return (
-            Verdict.OLDER,
+            LineageVerdict.OLDER,
             f"the store has epoch {stored.epoch}, and a bookie has seen epoch {seen.epoch}",
         )
     if next_id is not None and id_max >= next_id:
         return (
-            Verdict.OLDER,
+            LineageVerdict.OLDER,
             f"a bookie has ledger {id_max}, and the next ledger id of the store is {next_id}",
         )
     if stored.epoch > seen.epoch:
-        return Verdict.ACCEPTED, ""
+        return LineageVerdict.ACCEPTED, ""
     number = chains.missing(seen.links, chain)
     if number is None:
-        return Verdict.OURS, ""
+        return LineageVerdict.OURS, ""
     newest = "it has no link" if chain is None else f"its newest is {chain.newest}"
-    return Verdict.OLDER, f"the store lacks link {number}, which a bookie has seen; {newest}"
+    return LineageVerdict.OLDER, f"the store lacks link {number}, which a bookie has seen; {newest}"
 
 
 def highest_id(states: Iterable[LedgerState]) -> int:
@@ -97,7 +97,7 @@ class Lineage:
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
         self._was_another = False
-        self._reported: Verdict | Hold | None = None
+        self._reported: LineageVerdict | Hold | None = None
         self.refusal = ""
         """Why the bookie does not register, as of the last look; empty: it may."""
         self.listeners: list[Callable[[], None]] = []
@@ -156,7 +156,7 @@ class Lineage:
         chain = chains.of_node(node)
         states = [] if self.storage is None else self.storage.states()
         verdict, why = judged(self._seen, stored, chain, await self._next_id(), highest_id(states))
-        if verdict is Verdict.OLDER:
+        if verdict is LineageVerdict.OLDER:
             text = f"{why}: this is an older copy of the store, or goes on from one"
             epoch = max(self._seen.epoch, 0 if stored is None else stored.epoch)
             new_hold = Hold(text, self._bookie_id, epoch)
@@ -164,9 +164,9 @@ class Lineage:
         self._apply(verdict, stored)
         if stored is None or stored.hold is not None:
             return
-        if verdict in (Verdict.OLDER, Verdict.FOREIGN):
+        if verdict in (LineageVerdict.OLDER, LineageVerdict.FOREIGN):
             return
-        if chain is None or verdict is Verdict.OURS:
+        if chain is None or verdict is LineageVerdict.OURS:
             await self.extender.once()
         if chain is not None:
             await self._keep(stored, chain)
@@ -192,16 +192,18 @@ class Lineage:
         else:
             self._seen = seen
 
-    def _apply(self, verdict: Verdict, stored: ClusterRecord | None) -> None:
+    def _apply(self, verdict: LineageVerdict, stored: ClusterRecord | None) -> None:
         """Set `refusal`; report a change to the log, the ledgers and the listeners, once."""
         before = self.refusal
         held = None if stored is None else stored.hold
         self.refusal = ""
-        if verdict is Verdict.FOREIGN:
+        if verdict is LineageVerdict.FOREIGN:
             self.refusal = "the metadata store has no cluster, or another than the disks"
         elif held is not None:
             self.refusal = f"the metadata store is held: {held.why}"
-        now = held or (verdict if verdict in (Verdict.FOREIGN, Verdict.ACCEPTED) else None)
+        now = held or (
+            verdict if verdict in (LineageVerdict.FOREIGN, LineageVerdict.ACCEPTED) else None
+        )
         if now != self._reported and now is not None:
             if self.refusal:
                 _log.error("%s; the bookie serves on and does not register", self.refusal)

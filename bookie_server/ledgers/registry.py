@@ -180,7 +180,7 @@ _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py be
 METADATA_WAIT_S = 2.0  # well below a caller's time-out, as its contact may have begun before
 
 
-class Refused(Exception):
+class FirstContactFailed(Exception):
     """First contact failed; `status` is that of the response."""
 
     def __init__(self, status: Status, reason: str) -> None:
@@ -224,7 +224,7 @@ class LedgerHandles:
         return self._handles.get(ledger_id)
 
     async def meet(self, ledger_id: int) -> LedgerHandle:
-        """The ledger's handle, after first contact if need be. Raises Refused."""
+        """The ledger's handle, after first contact if need be. Raises FirstContactFailed."""
         while (handle := self._handles.get(ledger_id)) is None:
             handle = await _once(self._meeting, ledger_id, lambda: self._meet(ledger_id))
             if not handle.forgotten:  # else it was forgotten in the moment it was met
@@ -252,7 +252,9 @@ class LedgerHandles:
     async def _make_sure(self, handle: LedgerHandle) -> None:
         try:
             record = await self._record(handle.ledger_id)
-        except Refused:  # without a record too: reclaim/collect.py decides what was deleted
+        except (
+            FirstContactFailed
+        ):  # without a record too: reclaim/collect.py decides what was deleted
             return
         if record.state is not RecordState.OPEN:
             await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])
@@ -273,12 +275,12 @@ class LedgerHandles:
         return handle.compared < (self._look if below else self._other_since)
 
     async def assure(self, handle: LedgerHandle) -> None:
-        """Called before any read. Raises Refused: the stored entries are another ledger's."""
+        """Called before any read. Raises FirstContactFailed: another ledger's entries are stored."""
         if self.is_uncertain(handle, below=False):
             await self.compare(handle)
         if handle.other:
             reason = "the metadata store went back in time, and gave the ledger's id to another"
-            raise Refused(Status.LIMBO, reason)
+            raise FirstContactFailed(Status.LIMBO, reason)
 
     async def compare(self, handle: LedgerHandle) -> None:
         """Read the ledger's record, once for all calls meanwhile, and see whether the stored
@@ -291,7 +293,7 @@ class LedgerHandles:
             if self._metadata.session_state is not SessionState.CONNECTED:
                 return  # the next session is another look
             record = await self._record(handle.ledger_id)
-        except Refused as refused:
+        except FirstContactFailed as refused:
             if refused.status is Status.LEDGER_DELETED or look > self._other_since:
                 handle.compared = look
             return
@@ -475,7 +477,7 @@ class LedgerHandles:
         try:
             last, lac = await self._last(ledger_id)
         except DiskFailed as error:
-            raise Refused(Status.IO_ERROR, str(error)) from error
+            raise FirstContactFailed(Status.IO_ERROR, str(error)) from error
         credential = self._repair_credential
         handle = LedgerHandle(ledger_id, self._storage.state, last, lac, credential)
         self._handles[ledger_id] = handle
@@ -510,19 +512,19 @@ class LedgerHandles:
             self._fence_until(ledger_id, done)
 
     async def _record(self, ledger_id: int) -> LedgerRecord:
-        """The ledger's record, after a sync. Raises Refused."""
+        """The ledger's record, after a sync. Raises FirstContactFailed."""
         path = paths.ledger(ledger_id)
         try:
             async with asyncio.timeout(METADATA_WAIT_S):
                 await self._metadata.sync(path)
                 return ledger_record.decode((await self._metadata.get(path)).value)
         except NoNode as error:
-            raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
+            raise FirstContactFailed(Status.LEDGER_DELETED, "the ledger has no record") from error
         except TimeoutError as error:
             reason = f"the metadata store did not answer within {METADATA_WAIT_S} s"
-            raise Refused(Status.METADATA_UNAVAILABLE, reason) from error
+            raise FirstContactFailed(Status.METADATA_UNAVAILABLE, reason) from error
         except (StoreError, ledger_record.BadLedgerRecord) as error:
-            raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
+            raise FirstContactFailed(Status.METADATA_UNAVAILABLE, str(error)) from error
 
     async def _last(self, ledger_id: int) -> tuple[int, int]:
         """The highest entry stored, and the last add confirmed that its header carries."""

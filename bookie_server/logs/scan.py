@@ -54,7 +54,7 @@ class Readable(Protocol):
     async def read(self, position: int, length: int) -> bytes: ...
 
 
-class Record(NamedTuple):
+class LogRecord(NamedTuple):
     """A whole record; `entry` is a view into its chunk. `write_start`: see entry_log."""
 
     location: Location
@@ -76,7 +76,7 @@ class Damage(NamedTuple):
 class Scanned(NamedTuple):
     """The contents of `size` bytes of a log: records and damage, each in order of position."""
 
-    records: list[Record]
+    records: list[LogRecord]
     damage: list[Damage]
     size: int
 
@@ -84,7 +84,7 @@ class Scanned(NamedTuple):
 class Parsed(NamedTuple):
     """What `parse` returns: go on at `position`, with at least `bytes_min` bytes."""
 
-    records: list[Record]
+    records: list[LogRecord]
     damage: list[Damage]
     position: int
     bytes_min: int
@@ -111,7 +111,7 @@ async def scan(file: Readable, log_id: int, end: int, start: int = 0) -> AsyncIt
 def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
     """The records in `data`, the bytes from `base` on of a log whose records end before `end`."""
     view = memoryview(data)
-    records: list[Record] = []
+    records: list[LogRecord] = []
     damage: list[Damage] = []
     at, limit = 0, len(view)
     last = base + limit >= end
@@ -144,7 +144,7 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
             damage.append(Damage(base + at, base + stop, why, location, begun))
             at = stop
         else:
-            records.append(Record(location, entry, begun))
+            records.append(LogRecord(location, entry, begun))
             at = stop
     return Parsed(records, damage, base + at, RECORD_HEADER_BYTES)
 
@@ -304,7 +304,7 @@ async def write_map_file(disk: Disk, log_map: LogMap) -> None:
     await replace_file(disk, path, data, path.removesuffix(MAP) + MAP_TEMPORARY)
 
 
-async def pointed_to(index: EntryIndex, records: Sequence[Record]) -> list[Record]:
+async def pointed_to(index: EntryIndex, records: Sequence[LogRecord]) -> list[LogRecord]:
     """Those of the records of one log that the index points to. Raises DiskFailed."""
     return [
         record
@@ -314,7 +314,7 @@ async def pointed_to(index: EntryIndex, records: Sequence[Record]) -> list[Recor
     ]
 
 
-async def locations_of(index: EntryIndex, run: Sequence[Record]) -> list[Location | None]:
+async def locations_of(index: EntryIndex, run: Sequence[LogRecord]) -> list[Location | None]:
     """The locations of these entries in the index; the records are of one ledger."""
     ledger_id = run[0].location.ledger_id
     ids = [record.location.entry_id for record in run]
@@ -325,9 +325,9 @@ async def locations_of(index: EntryIndex, run: Sequence[Record]) -> list[Locatio
     return [await index.get(ledger_id, entry_id) for entry_id in ids]
 
 
-def runs_of_a_ledger(records: Iterable[Record]) -> Iterator[list[Record]]:
+def runs_of_a_ledger(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
     """The records, cut where the next one is of another ledger."""
-    run: list[Record] = []
+    run: list[LogRecord] = []
     for record in records:
         if run and record.location.ledger_id != run[0].location.ledger_id:
             yield run

@@ -310,7 +310,7 @@ APART_S = 1.0  # a failure closer than this to the one before counts as the same
 
 
 @dataclass(slots=True)
-class Standing:
+class BookieDoubts:
     """The doubts about one bookie. Times are seconds of the loop's clock."""
 
     doubted_at: float | None = None
@@ -333,7 +333,7 @@ class Quarantine:
         self._window_s = window_s
         self._quarantine_s = quarantine_s
         self._clock = clock
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, BookieDoubts] = {}
 
     # -- what happened ------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Quarantine:
     def overtaken(self, bookie_id: str) -> None:
         """A read was given up, because another bookie, asked later, delivered it sooner. The bookie
         may only have had more to do: it is chosen last, and is a spare only without another."""
-        self._standings.setdefault(bookie_id, Standing()).overtaken_at = self._clock()
+        self._standings.setdefault(bookie_id, BookieDoubts()).overtaken_at = self._clock()
 
     def responded(self, bookie_id: str) -> None:
         """A response came in good time, whatever its status."""
@@ -386,8 +386,8 @@ class Quarantine:
     def _lately(self, at: float | None) -> bool:
         return at is not None and self._clock() - at < DOUBT_S
 
-    def _trouble(self, bookie_id: str) -> Standing:
-        standing = self._standings.setdefault(bookie_id, Standing())
+    def _trouble(self, bookie_id: str) -> BookieDoubts:
+        standing = self._standings.setdefault(bookie_id, BookieDoubts())
         now, troubles = self._clock(), standing.troubles
         if troubles and now - troubles[-1] < APART_S:
             return standing

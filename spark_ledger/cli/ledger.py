@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
     from spark_ledger.repair.audit import Audit, Checked
-    from spark_ledger.repair.status import Status
-    from spark_ledger.repair.work_list import Work
+    from spark_ledger.repair.status import AutorecoveryStatus
+    from spark_ledger.repair.work_list import ListedLedger
     from spark_ledger.topic.client import TopicClient
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
     """Ledgers with copies that are missing, or will be moved: at which bookie, why, since when, and
     the obstacle."""
 
-    async def work(ledgers: "LedgerStore") -> "tuple[list[Work], str]":
+    async def work(ledgers: "LedgerStore") -> "tuple[list[ListedLedger], str]":
         from spark_ledger.repair.status import status, underreplicated
 
         listed = await underreplicated(ledgers.metadata)
@@ -267,7 +267,7 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
         print(unlisted, "`spark-ledger ledger audit` looks at every ledger.", sep="\n")
 
 
-def _unlisted(now: "Status") -> str:
+def _unlisted(now: "AutorecoveryStatus") -> str:
     """Why ledgers that lack copies may be missing on the list."""
     if not now.enabled:
         return "autorecovery is disabled, so lost copies are not listed."
@@ -339,7 +339,7 @@ def _lacking(checked: "Checked") -> str:
     return " ".join(f"{bookie}: {count}" for bookie, count in sorted(checked.lacking.items()))
 
 
-def _work(listed: "Work") -> dict[str, object]:
+def _work(listed: "ListedLedger") -> dict[str, object]:
     plain = {name: getattr(listed, name) for name in ("ledger_id", "blocked", "damaged")}
     return {**plain, "reasons": [reason._asdict() for reason in listed.reasons]}
 

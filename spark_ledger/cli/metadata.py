@@ -13,7 +13,7 @@ from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import counted
 
 if TYPE_CHECKING:
-    from spark_ledger.metadata.hold import Status
+    from spark_ledger.metadata.hold import StoreStatus
 
 app = App(
     help="The metadata store: whether it went back in time, and accepting one that did.",
@@ -28,14 +28,14 @@ UNLISTED = (
 )
 
 
-def standing(service_url: str) -> "Status":
+def standing(service_url: str) -> "StoreStatus":
     """The state of the store at the URL. Raises errors.Unavailable, errors.UnsupportedFormat."""
     from spark_ledger.metadata import hold
 
     return asyncio.run(of_store(service_url, hold.status))
 
 
-def plain(status: "Status") -> dict[str, Any]:
+def plain(status: "StoreStatus") -> dict[str, Any]:
     """The state of the store, for JSON."""
     cluster, held = status.cluster, status.cluster.hold
     newest = status.newest
@@ -56,7 +56,7 @@ def plain(status: "Status") -> dict[str, Any]:
     }
 
 
-def sentence(status: "Status") -> str:
+def sentence(status: "StoreStatus") -> str:
     """One line: epoch, newest link, the hold."""
     cluster = status.cluster
     link = "no link yet" if status.newest is None else f"newest link {status.newest[0]}"
@@ -87,7 +87,7 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
     end_as(now)
 
 
-def end_as(status: "Status") -> None:
+def end_as(status: "StoreStatus") -> None:
     """End with status 1 if the store is held: for commands that show the state of the cluster."""
     if status.cluster.hold is not None:
         raise typer.Exit(1)
@@ -138,7 +138,7 @@ def accept(
         print("more ends with an error, and goes on under a new checkpoint (docs/operations.md)")
 
 
-def _show(status: "Status") -> None:
+def _show(status: "StoreStatus") -> None:
     """Print what an accept gives up, as far as bookies have it."""
     missing = status.missing
     size = in_units(sum(size for _, size in missing.values()))

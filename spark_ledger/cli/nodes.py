@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from spark_ledger.metadata.autorecovery import AutorecoverySettings
     from spark_ledger.metadata.store import MetadataStore
     from spark_ledger.repair.decommission import Left
-    from spark_ledger.repair.status import Status
+    from spark_ledger.repair.status import AutorecoveryStatus
 
 
 bookies = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
@@ -535,7 +535,7 @@ def _change(service_url: str | None, changes: dict[str, object]) -> "Autorecover
     return with_ledgers(service_url, lambda ledgers: change(ledgers.metadata, **changes))
 
 
-def _settings(now: "AutorecoverySettings | Status") -> dict[str, str]:
+def _settings(now: "AutorecoverySettings | AutorecoveryStatus") -> dict[str, str]:
     """The settings that an operator sets by name, for people."""
     rate = now.repair_bytes_per_s
     return {

@@ -22,8 +22,8 @@ from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.process import Calls, background_loop
 from spark_ledger.repair import status as autorecovery
 from spark_ledger.repair.decommission import Left, cancel, decommission
-from spark_ledger.repair.status import Status as AutorecoveryStatus
-from spark_ledger.repair.work_list import Work
+from spark_ledger.repair.status import AutorecoveryStatus
+from spark_ledger.repair.work_list import ListedLedger
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import NamespacePolicies, TopicPolicies, changed
 from spark_ledger.topic.log.topics import TopicInfo
@@ -339,7 +339,7 @@ class Admin:
 
         return self._run(work())
 
-    def underreplicated(self) -> list[Work]:
+    def underreplicated(self) -> list[ListedLedger]:
         """The ledgers with copies that are missing or will be moved, by id: at which bookies, why,
         since when, and the obstacle. Changes nothing."""
         return self._run(autorecovery.underreplicated(self._client.store))

@@ -252,7 +252,7 @@ WAIT_S_MAX = 60.0  # the longest that a bookie lets a request wait
 
 
 @dataclass(slots=True)
-class Heard:
+class LacResponses:
     """Which bookies responded while one caller waited, and which did not."""
 
     responded: bool = False
@@ -277,7 +277,7 @@ class News:
         bookie that was asked failed to respond.
         """
         loop = asyncio.get_running_loop()
-        deadline, heard = loop.time() + timeout_s, Heard()
+        deadline, heard = loop.time() + timeout_s, LacResponses()
         while not self._view.record.closed and self._view.last_add_confirmed <= after:
             if loop.time() >= deadline:
                 members = self._view.record.last_fragment.ensemble
@@ -286,7 +286,7 @@ class News:
                 return
             await self._listen_to_all(after, deadline, heard)
 
-    async def _listen_to_all(self, after: int, deadline: float, heard: Heard) -> None:
+    async def _listen_to_all(self, after: int, deadline: float, heard: LacResponses) -> None:
         """Return at the first news: of entries, or of a new version of the record."""
         members = self._view.record.last_fragment.ensemble
         listening = [self._listen(bookie, after, deadline, heard) for bookie in members]
@@ -296,7 +296,7 @@ class News:
 
     # -- the bookies ----------------------------------------------------------------------------
 
-    async def _listen(self, bookie: str, after: int, deadline: float, heard: Heard) -> None:
+    async def _listen(self, bookie: str, after: int, deadline: float, heard: LacResponses) -> None:
         """Ask one bookie until entries beyond `after` are known to be confirmed."""
         view, loop, pause_s = self._view, asyncio.get_running_loop(), PAUSE_MIN_S
         while (lac := view.last_add_confirmed) <= after:
@@ -320,7 +320,7 @@ class News:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    def _refused(self, bookie: str, response: ReadLacResponse, heard: Heard) -> None:
+    def _refused(self, bookie: str, response: ReadLacResponse, heard: LacResponses) -> None:
         heard.refused[bookie] = response
         statuses = [refusal.status for refusal in heard.refused.values()]
         if statuses.count(Status.UNAUTHORIZED) >= self._view.quorum.ack_quorum:

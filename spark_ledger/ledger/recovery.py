@@ -42,7 +42,7 @@ from spark_ledger.ledger.cluster import Cluster, Undelivered, as_responded, judg
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.quorum import PendingAdd, Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
-from spark_ledger.ledger.transitions import End
+from spark_ledger.ledger.transitions import LastEntry
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
@@ -148,7 +148,7 @@ class Recovery:
         pipeline = self._begin_writing_back(start)
         await self._write_back_tail(pipeline, start)
         last = pipeline.pending.last_add_confirmed
-        end = End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        end = LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
             end = await self._end_at(start)
         return await self._close(pipeline, end)
@@ -280,10 +280,10 @@ class Recovery:
 
     # -- closing ------------------------------------------------------------------------------
 
-    async def _end_at(self, last: int) -> End:
+    async def _end_at(self, last: int) -> LastEntry:
         """The end of the ledger when `last` was confirmed already: its header has the counts."""
         if last == NO_ENTRY:
-            return End(NO_ENTRY, 0, 0)
+            return LastEntry(NO_ENTRY, 0, 0)
         ensemble = self._record.fragment_of(last).ensemble
         slots = self._quorum.write_set(last)
         requests = [
@@ -301,11 +301,11 @@ class Recovery:
                 delivered = CUT_SHORT if judged is None else judged[1]
                 if isinstance(delivered, Entry):
                     header = delivered.header
-                    return End(last, header.cumulative_bytes, header.cumulative_rows)
+                    return LastEntry(last, header.cumulative_bytes, header.cumulative_rows)
                 reasons[slots[index]] = delivered
         raise self._undecidable(f"its last entry {last} cannot be read", reasons, ensemble)
 
-    async def _close(self, pipeline: AddPipeline, end: End) -> VersionedRecord:
+    async def _close(self, pipeline: AddPipeline, end: LastEntry) -> VersionedRecord:
         began = self._record.last_fragment
         tail = pipeline.record.fragments[len(self._record.fragments) - 1 :]
         try:

@@ -41,7 +41,7 @@ Move = Write | Done | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class LastEntry:
     """Where a ledger ends: its last entry (-1 for none) and the counts in that entry's header."""
 
     last_entry: int
@@ -49,12 +49,12 @@ class End:
     rows: int
 
 
-def end_of(record: LedgerRecord) -> End:
+def end_of(record: LedgerRecord) -> LastEntry:
     """The end of a closed ledger."""
     assert record.last_entry is not None
     assert record.length_bytes is not None
     assert record.rows is not None
-    return End(record.last_entry, record.length_bytes, record.rows)
+    return LastEntry(record.last_entry, record.length_bytes, record.rows)
 
 
 def with_replacements(
@@ -90,7 +90,7 @@ def change_ensemble(
     return Write(with_replacements(record, replacements, first_entry))
 
 
-def close(record: LedgerRecord, end: End) -> Move:
+def close(record: LedgerRecord, end: LastEntry) -> Move:
     """OPEN -> CLOSED at the last entry that the writer acknowledged."""
     if record.state is RecordState.CLOSED:
         closed = end_of(record)
@@ -108,7 +108,7 @@ def mark_in_recovery(record: LedgerRecord) -> Move:
 
 
 def close_recovered(
-    record: LedgerRecord, began: Fragment, tail: tuple[Fragment, ...], end: End
+    record: LedgerRecord, began: Fragment, tail: tuple[Fragment, ...], end: LastEntry
 ) -> Move:
     """IN_RECOVERY -> CLOSED, with the ensemble changes made during recovery, in this one write.
 
@@ -197,7 +197,7 @@ def _refusal(record: LedgerRecord, old: str, new: JoiningBookie) -> Refused | No
     return None
 
 
-def _closed(record: LedgerRecord, fragments: tuple[Fragment, ...], end: End) -> LedgerRecord:
+def _closed(record: LedgerRecord, fragments: tuple[Fragment, ...], end: LastEntry) -> LedgerRecord:
     return replace(
         record,
         state=RecordState.CLOSED,

@@ -235,7 +235,7 @@ class AsyncLedgerWriter:
     async def _close_record(self) -> VersionedRecord:
         pipeline = self._pipeline
         last = pipeline.pending.last_add_confirmed
-        end = transitions.End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         try:
             return await self._cluster.records.move(
                 self._versioned, lambda record: transitions.close(record, end), together=True

@@ -165,7 +165,7 @@ async def publish(store: MetadataStore, report: Report) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class StoreStatus:
     """The status of the metadata store. `newest`: the chain's newest link (number, token);
     `silent`: the bookies that ever registered and have not reported since the hold."""
 
@@ -192,7 +192,7 @@ class Status:
         return max([self.cluster.epoch, seen, *epochs]) + 1
 
 
-async def status(store: MetadataStore) -> Status:
+async def status(store: MetadataStore) -> StoreStatus:
     """Raises errors.Unavailable, errors.UnsupportedFormat."""
     try:
         with reachable("reading how the metadata store stands"):
@@ -207,7 +207,7 @@ async def status(store: MetadataStore) -> Status:
     reported = {report.bookie_id for report in reports}
     silent = sorted(set(bookies) - reported) if cluster.hold is not None else []
     newest = None if chain is None else (chain.newest, chain.links[chain.newest])
-    return Status(cluster, newest, reports, silent)
+    return StoreStatus(cluster, newest, reports, silent)
 
 
 async def reports_of(store: MetadataStore, cluster: ClusterRecord | None) -> list[Report]:
@@ -222,7 +222,7 @@ async def reports_of(store: MetadataStore, cluster: ClusterRecord | None) -> lis
     return [report for report in reports if report.epoch == cluster.epoch]
 
 
-async def accept(store: MetadataStore) -> Status:
+async def accept(store: MetadataStore) -> StoreStatus:
     """Take the store as it is: the epoch rises, the counter of ids goes to the first id of the
     epoch, the chain gets one more link, and the hold is gone. Returns the status then; a store that
     is not held is left alone. Raises errors.Unavailable, errors.UnsupportedFormat."""
@@ -236,7 +236,7 @@ async def accept(store: MetadataStore) -> Status:
     raise errors.Unavailable("others wrote the cluster's record again and again")
 
 
-async def _accept(store: MetadataStore, before: Status) -> None:
+async def _accept(store: MetadataStore, before: StoreStatus) -> None:
     """One try; it may fail because another write came first."""
     node, link = await read(store, paths.CLUSTER), await read(store, paths.CHAIN)
     if node is None or clusters.decode(node.value) != before.cluster:

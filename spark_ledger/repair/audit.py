@@ -24,7 +24,7 @@ from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
 from spark_ledger.metadata.store_calls import each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
-from spark_ledger.repair.work_list import Work
+from spark_ledger.repair.work_list import ListedLedger
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
@@ -137,7 +137,7 @@ async def check_ledger(
     ledgers: LedgerStore,
     record: LedgerRecord,
     tokens: Tokens,
-    work: Work | None = None,
+    work: ListedLedger | None = None,
     *,
     deep: bool = False,
 ) -> Checked:

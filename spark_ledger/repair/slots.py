@@ -38,7 +38,7 @@ NO_BETTER = "no bookie is placed better any more"
 NO_COPY = "none of the bookies that hold its copies is registered"
 
 
-class Slot(NamedTuple):
+class FragmentSlot(NamedTuple):
     """A slot of the fragment that begins at `first_entry`, and the member to replace, `old`."""
 
     first_entry: int
@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 class Moved(NamedTuple):
     """The result for a slot: without a `why`, `new` owns it. `copied` counts entries."""
 
-    slot: Slot
+    slot: FragmentSlot
     new: str = ""
     copied: int = 0
     why: str = ""
@@ -57,10 +57,10 @@ class Moved(NamedTuple):
     """Entries that no bookie supplies."""
 
 
-def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Slot]:
+def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[FragmentSlot]:
     """The settled slots that these bookies own."""
     return [
-        Slot(fragment.first_entry, slot, bookie)
+        FragmentSlot(fragment.first_entry, slot, bookie)
         for fragment in record.fragments
         if transitions.is_settled(record, fragment.first_entry)
         for slot, bookie in enumerate(fragment.ensemble)
@@ -68,11 +68,13 @@ def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Slot]:
     ]
 
 
-def misplaced(cluster: Cluster, record: LedgerRecord, avoid: Collection[str] = ()) -> list[Slot]:
+def misplaced(
+    cluster: Cluster, record: LedgerRecord, avoid: Collection[str] = ()
+) -> list[FragmentSlot]:
     """The settled slots that a better placed bookie can take."""
     quorum = Quorum.of(record)
     return [
-        Slot(fragment.first_entry, slot, fragment.ensemble[slot])
+        FragmentSlot(fragment.first_entry, slot, fragment.ensemble[slot])
         for fragment in record.fragments
         if transitions.is_settled(record, fragment.first_entry)
         for slot in misplaced_in(cluster, quorum, fragment.ensemble, avoid)
@@ -153,7 +155,7 @@ def _choose(
 async def give_away(
     ledgers: LedgerStore,
     ledger_id: int,
-    slot: Slot,
+    slot: FragmentSlot,
     tokens: Tokens,
     *,
     avoid: Collection[str] = (),
@@ -182,7 +184,7 @@ class _Move:
         self,
         ledgers: LedgerStore,
         ledger_id: int,
-        slot: Slot,
+        slot: FragmentSlot,
         tokens: Tokens,
         avoid: Collection[str],
         better: bool,

@@ -24,7 +24,7 @@ from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, Outco
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import work_list
 from spark_ledger.repair.auditor import alarm
-from spark_ledger.repair.work_list import Work
+from spark_ledger.repair.work_list import ListedLedger
 from spark_ledger.repair.worker import bookies
 
 READS_AT_ONCE = 64
@@ -74,7 +74,7 @@ async def _findings(store: MetadataStore) -> Findings | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class AutorecoveryStatus:
     """`auditor`: "host:pid" of its process, "" without an auditor. `lost`, `down`: ids of bookies,
     and since when each is not registered, in ms; copies of the `lost` ones are made elsewhere, not
     those of the ones that are `down`. `under_replicated`: how many listed ledgers lack copies, or
@@ -100,7 +100,7 @@ class Status:
     held: str
 
 
-async def status(store: MetadataStore) -> Status:
+async def status(store: MetadataStore) -> AutorecoveryStatus:
     """The present state. Raises Unavailable, BadConfig for settings that are damaged."""
     works = await underreplicated(store)
     with reachable("asking how autorecovery stands"):
@@ -115,7 +115,7 @@ async def status(store: MetadataStore) -> Status:
     reasons = Counter(why for work in works for why in {reason.why for reason in work.reasons})
     findings = published or Findings()
     gone = {*findings.lost, *findings.too_many}
-    return Status(
+    return AutorecoveryStatus(
         **asdict(settings),
         auditor=f"{findings.host}:{findings.pid}" if findings.pid else findings.host,
         lost={bookie: since for bookie, since in findings.absent.items() if bookie in gone},
@@ -131,7 +131,7 @@ async def status(store: MetadataStore) -> Status:
     )
 
 
-async def underreplicated(store: MetadataStore) -> list[Work]:
+async def underreplicated(store: MetadataStore) -> list[ListedLedger]:
     """Every ledger on the list, by id. Raises Unavailable."""
     ledger_ids = await work_list.listed(store)
     with reachable("reading what is under-replicated"):

@@ -42,7 +42,7 @@ class Reason(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ListedLedger:
     """A ledger on the list. `blocked`: the obstacle that a worker met last; `damaged`: entries that
     no bookie supplied to it."""
 
@@ -53,7 +53,7 @@ class Work:
     version: int = 0
 
 
-def encode(work: Work) -> bytes:
+def encode(work: ListedLedger) -> bytes:
     plain: dict[str, Any] = {"reasons": [list(reason) for reason in work.reasons]}
     if work.blocked:
         plain["blocked"] = work.blocked
@@ -62,16 +62,16 @@ def encode(work: Work) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
-def decode(ledger_id: int, value: bytes, version: int) -> Work:
+def decode(ledger_id: int, value: bytes, version: int) -> ListedLedger:
     """The work of a node's value. A value that cannot be understood is a ledger with no reason, so
     the next worker takes it off the list."""
     try:
         plain: dict[str, Any] = json.loads(value)
         reasons = tuple(Reason(str(w), str(b), int(s)) for w, b, s in plain["reasons"])
         damaged = tuple(map(int, plain.get("damaged", ())))
-        return Work(ledger_id, reasons, str(plain.get("blocked", "")), damaged, version)
+        return ListedLedger(ledger_id, reasons, str(plain.get("blocked", "")), damaged, version)
     except errors.MALFORMED:
-        return Work(ledger_id, (), version=version)
+        return ListedLedger(ledger_id, (), version=version)
 
 
 async def listed(store: MetadataStore) -> list[int]:
@@ -83,7 +83,7 @@ async def listed(store: MetadataStore) -> list[int]:
         return [number async for number in ledger_record.ledger_ids(store, paths.UNDERREPLICATED)]
 
 
-async def find(store: MetadataStore, ledger_id: int) -> Work | None:
+async def find(store: MetadataStore, ledger_id: int) -> ListedLedger | None:
     """The ledger's work on the list, as this session sees it. Raises StoreError."""
     node = await read(store, paths.underreplicated(ledger_id))
     return None if node is None else decode(ledger_id, node.value, node.version)
@@ -99,7 +99,7 @@ async def is_anything_missing(store: MetadataStore) -> bool:
     return False
 
 
-def lacks(work: Work) -> bool:
+def lacks(work: ListedLedger) -> bool:
     """Whether copies are missing, or are going."""
     return any(reason.why not in (MISPLACED, JOINING) for reason in work.reasons)
 
@@ -112,7 +112,7 @@ async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -
     while True:
         work = await find(store, ledger_id)
         if work is None:
-            value = encode(Work(ledger_id, tuple(given.values())))
+            value = encode(ListedLedger(ledger_id, tuple(given.values())))
             try:
                 await store.create(paths.underreplicated(ledger_id), value, parents=True)
                 return True
@@ -127,13 +127,13 @@ async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -
             return bool(new)
 
 
-async def keep(store: MetadataStore, work: Work) -> None:
+async def keep(store: MetadataStore, work: ListedLedger) -> None:
     """Keep the ledger listed, with the reasons that are left and the obstacle. Without effect if
     the node has changed meanwhile. Raises StoreError."""
     await _put(store, work)
 
 
-async def done(store: MetadataStore, work: Work) -> None:
+async def done(store: MetadataStore, work: ListedLedger) -> None:
     """Take the ledger off the list, if no reason was added meanwhile. Raises StoreError."""
     with suppress(NoNode, BadVersion, OutcomeUnknown):
         await store.delete(paths.underreplicated(work.ledger_id), work.version)
@@ -166,7 +166,7 @@ async def unlock(store: MetadataStore, ledger_id: int) -> bool:
         return False
 
 
-async def _put(store: MetadataStore, work: Work) -> bool:
+async def _put(store: MetadataStore, work: ListedLedger) -> bool:
     try:
         await store.set(paths.underreplicated(work.ledger_id), encode(work), work.version)
         return True

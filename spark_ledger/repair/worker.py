@@ -34,7 +34,7 @@ from spark_ledger.metadata.store import MetadataStore
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
-from spark_ledger.repair.work_list import Reason, Work
+from spark_ledger.repair.work_list import ListedLedger, Reason
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
 SETTINGS_S = 5.0  # after this time a changed rate counts
@@ -213,7 +213,7 @@ class Worker:
             log.warning("ledger %d stays under-replicated for now: %s", ledger_id, result.why)
         return Outcome(ledger_id, result.copied, result.why, result.repaired)
 
-    async def _repair(self, work: Work) -> _Result:
+    async def _repair(self, work: ListedLedger) -> _Result:
         """Raises LedgerError, NotNeeded, StoreError."""
         now = await bookies(self._store)
         reasons = tuple(reason for reason in work.reasons if _holds(reason, now))

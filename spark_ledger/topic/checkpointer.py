@@ -43,7 +43,7 @@ from spark_ledger.topic.log.checkpoint import (
 )
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.segment_table import Chunk, Interval
+from spark_ledger.topic.log.segment_table import Interval, TableChunk
 from spark_ledger.topic.log.state import PartitionState, TopicState
 from spark_ledger.topic.log.topic_log import Checkpointed, TopicLog
 from spark_ledger.topic.log.topics import policies_now
@@ -223,10 +223,10 @@ class Checkpointer:
             gone=await self._gone(state),
         )
 
-    async def _chunk(self, part: ByPartition, held: HeldLedgers) -> Chunk:
+    async def _chunk(self, part: ByPartition, held: HeldLedgers) -> TableChunk:
         table = checkpoint.tail_table(part)
         pointer = await held.write(table.encode(), every_copy=True)
-        chunk = Chunk(pointer, len(table), checkpoint.rows_of(part))
+        chunk = TableChunk(pointer, len(table), checkpoint.rows_of(part))
         self._chunks.keep(chunk, table)
         return chunk
 
@@ -363,9 +363,9 @@ class Loss:
     hi: int
 
 
-def losses(before: TopicState, after: TopicState) -> dict[Chunk, list[Loss]]:
+def losses(before: TopicState, after: TopicState) -> dict[TableChunk, list[Loss]]:
     """By chunk of `before`, the rows that the later state `after` does not have there."""
-    by_chunk: dict[Chunk, list[Loss]] = {}
+    by_chunk: dict[TableChunk, list[Loss]] = {}
     for was, now in zip(before.partitions, after.partitions, strict=False):
         if was.intervals is not now.intervals:
             for chunk, loss in _of_partition(was, now):
@@ -392,9 +392,9 @@ async def with_losses(state: TopicState, before: TopicState, chunks: ChunkStore)
     return replace(state, dropped=dropped)
 
 
-def _of_partition(was: PartitionState, now: PartitionState) -> Iterator[tuple[Chunk, Loss]]:
+def _of_partition(was: PartitionState, now: PartitionState) -> Iterator[tuple[TableChunk, Loss]]:
     for interval in was.intervals:
-        if isinstance(interval.source, Chunk):
+        if isinstance(interval.source, TableChunk):
             there = (
                 at
                 for at in now.intervals.between(interval.lo, interval.hi)

@@ -26,7 +26,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
+from spark_ledger.topic.log.segment_table import SegmentTable, TableChunk
 from spark_ledger.topic.log.segments import INLINE
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
@@ -104,7 +104,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ViewPart:
     """A part of a view. Picklable. `topics` are the topics that it lists. For segments, `ranges`
     are the offsets whose segments it has; for ledgers, `ledgers` are the ids to look at, and
     `only_topics` leaves out ledgers of other topics than `topics`."""
@@ -116,7 +116,9 @@ class Part:
     only_topics: bool = False
 
 
-async def plan(client: TopicClient, view: str, names: Iterable[str] | None = None) -> list[Part]:
+async def plan(
+    client: TopicClient, view: str, names: Iterable[str] | None = None
+) -> list[ViewPart]:
     """The parts of a view of these topics (None: of all topics), maybe an empty list.
 
     Raises errors.TopicNotFound for a named topic that does not exist, errors.Unavailable.
@@ -125,23 +127,23 @@ async def plan(client: TopicClient, view: str, names: Iterable[str] | None = Non
         return await _planned(client, view, names)
 
 
-async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) -> list[Part]:
+async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) -> list[ViewPart]:
     if view == "bookies":
-        return [Part(view)]
+        return [ViewPart(view)]
     topics = client.topics
     named = None if names is None else tuple([await topics.open(name) for name in names])
     if view == "ledgers":
         ids = [ledger_id async for ledger_id in client.ledgers.list()]
         runs = _runs(ids, LEDGERS_PER_PART)
-        return [Part(view, named or (), (), tuple(few), named is not None) for few in runs]
+        return [ViewPart(view, named or (), (), tuple(few), named is not None) for few in runs]
     infos = tuple(await topics.list()) if named is None else named
     if view == "segments":
         planned = await each(lambda info: _segment_parts(client, info), infos, AT_ONCE)
         return [part for parts in planned for part in parts]
-    return [Part(view, tuple(few)) for few in _runs(infos, TOPICS_PER_PART)]
+    return [ViewPart(view, tuple(few)) for few in _runs(infos, TOPICS_PER_PART)]
 
 
-async def read(client: TopicClient, part: Part) -> list[pa.RecordBatch]:
+async def read(client: TopicClient, part: ViewPart) -> list[pa.RecordBatch]:
     """The part's rows, sorted by topic and the columns after it. Raises errors.Unavailable,
     errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch."""
     with reachable(f"listing {part.view}"):
@@ -259,7 +261,7 @@ _OF_TOPIC: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row]]]
 # -- segments ------------------------------------------------------------------------------------
 
 
-async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[Part]:
+async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[ViewPart]:
     """A part for the offsets whose segments are in no chunk, and parts of several chunks each."""
     state = await _there(_state(client, info))
     if state is None:
@@ -267,10 +269,10 @@ async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[Part]:
     by_chunk = _ranges_by_chunk(state)
     runs = [[None], *_runs([chunk for chunk in by_chunk if chunk is not None], CHUNKS_PER_PART)]
     ranges = [tuple(r for chunk in run for r in by_chunk.get(chunk, ())) for run in runs]
-    return [Part("segments", (info,), offsets) for offsets in ranges if offsets]
+    return [ViewPart("segments", (info,), offsets) for offsets in ranges if offsets]
 
 
-async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
+async def _segments(client: TopicClient, part: ViewPart) -> pa.RecordBatch:
     (info,) = part.topics
     for tries in range(TRIES_MAX):
         state = await _there(_state(client, info))
@@ -286,19 +288,19 @@ async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
     return _joined([], info.name.short)
 
 
-def _ranges_by_chunk(state: TopicState) -> dict[Chunk | None, list[OffsetRange]]:
+def _ranges_by_chunk(state: TopicState) -> dict[TableChunk | None, list[OffsetRange]]:
     """For each chunk the offsets whose segments it has; None for offsets outside of chunks."""
-    by_chunk: dict[Chunk | None, list[OffsetRange]] = {}
+    by_chunk: dict[TableChunk | None, list[OffsetRange]] = {}
     for held in state.partitions:
         for interval in held.intervals.between(held.start_offset, held.end_offset):
             if interval.source is not None:
-                chunk = interval.source if isinstance(interval.source, Chunk) else None
+                chunk = interval.source if isinstance(interval.source, TableChunk) else None
                 lo = max(interval.lo, held.start_offset)
                 by_chunk.setdefault(chunk, []).append((held.number, lo, interval.hi))
     return by_chunk
 
 
-def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[Chunk]:
+def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[TableChunk]:
     """The chunks that `_of_ranges` needs in `read`."""
     partitions = state.partitions
     needed = (
@@ -356,7 +358,7 @@ def _joined(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
 # -- ledgers and bookies ---------------------------------------------------------------------------
 
 
-async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
+async def _ledgers(client: TopicClient, part: ViewPart) -> list[Row]:
     await client.store.sync()
     alive = await directory.alive(client.store)
 

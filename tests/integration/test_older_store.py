@@ -56,8 +56,8 @@ class Copy:
         self._cluster.zookeeper.start()
 
 
-def standing(cluster: LocalCluster) -> hold.Status:
-    async def ask() -> hold.Status:
+def standing(cluster: LocalCluster) -> hold.StoreStatus:
+    async def ask() -> hold.StoreStatus:
         store = await connect(cluster.service_url)
         try:
             return await hold.status(store)

@@ -395,7 +395,7 @@ class Healing:
     def _gone(self) -> list[str]:
         return [each.bookie_id for each in self._world.ghost.bookies.values() if each.wiped]
 
-    def _is_true(self, ledger: LedgerGhost, work: work_list.Work) -> bool:
+    def _is_true(self, ledger: LedgerGhost, work: work_list.ListedLedger) -> bool:
         """Whether what stands in the way does: no other bookie may take the copies."""
         if slots.NO_SPARE not in work.blocked:
             return False

@@ -29,7 +29,7 @@ from spark_ledger.topic.log.actions import (
 from spark_ledger.topic.log.checkpoint import CheckpointRecord
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.records import Commit, Spilled, TopicLife
-from spark_ledger.topic.log.segment_table import Chunk
+from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import TopicState
 from tests.simulation import invariants
@@ -585,7 +585,7 @@ def _ledgers_told(folded: TopicState, previous: int = 0) -> dict[int, None]:
         if held.live is not None:
             found[held.live.ledger_id] = None
         for one in held.intervals:
-            if isinstance(one.source, Chunk):
+            if isinstance(one.source, TableChunk):
                 found[one.source.pointer.ledger_id] = None
             elif one.source is not None:
                 table = one.source.between(held.number, one.lo, one.hi)

@@ -16,7 +16,7 @@ from spark_ledger import errors
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import replay
 from spark_ledger.topic.commit.fingerprint import Fingerprint
-from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork
 from spark_ledger.topic.log.intents import Intent
 from tests.simulation.world import World
 
@@ -37,7 +37,7 @@ class PlannedBatch:
     seed: str
     on_replay: OnReplay
     counted: Fingerprint = field(default_factory=Fingerprint)
-    work: Work = Work.WRITE
+    work: TaskWork = TaskWork.WRITE
 
     @property
     def batch(self) -> QueryBatch:

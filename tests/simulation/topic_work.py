@@ -24,7 +24,7 @@ from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint
-from spark_ledger.topic.commit.replay import QueryBatch, Work
+from spark_ledger.topic.commit.replay import QueryBatch, TaskWork
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.state import TopicState
@@ -288,7 +288,7 @@ class TopicWork:
                 for info in infos:
                     counts = _counts(planned.rng(info.name.short, index))
                     planned.count(info.name.short, index, sum(counts))
-            if planned.work is Work.COMPARE:
+            if planned.work is TaskWork.COMPARE:
                 return {}
         work = [
             asyncio.shield(

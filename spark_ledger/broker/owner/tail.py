@@ -46,7 +46,7 @@ class Stored(NamedTuple):
         return self.offset + self.messages
 
 
-class Block:
+class BatchBlock:
     """Batches that follow each other, those that came together and some after them."""
 
     __slots__ = ("batched", "batches", "began", "bytes", "counts", "end", "first")
@@ -97,21 +97,21 @@ class TailBudget:
         self.bytes = 0
         """What the tails take."""
         self._came = 0
-        self._order: deque[tuple[Tail, Block]] = deque()
+        self._order: deque[tuple[Tail, BatchBlock]] = deque()
 
     @cached_property
     def apart(self) -> "TailBudget":
         """A quarter more, for what is read from ledgers: that is not to push out the newest."""
         return TailBudget(self._bytes_max // 4)
 
-    def block(self, tail: "Tail", first: int, batched: bool) -> Block:
+    def block(self, tail: "Tail", first: int, batched: bool) -> BatchBlock:
         """A new one of that tail."""
-        block = Block(first, batched, self._came)
+        block = BatchBlock(first, batched, self._came)
         self._order.append((tail, block))
         self.bytes += block.bytes
         return block
 
-    def is_fresh(self, block: Block) -> bool:
+    def is_fresh(self, block: BatchBlock) -> bool:
         """Whether it may take more: what it has goes, when it goes, at one time."""
         return _FRESH * (self._came - block.began) < self._bytes_max
 
@@ -130,8 +130,8 @@ class Tail:
     def __init__(self, budget: TailBudget) -> None:
         self._budget = budget
         self._firsts: list[int] = []
-        self._blocks: list[Block] = []
-        self._newest: Block | None = None
+        self._blocks: list[BatchBlock] = []
+        self._newest: BatchBlock | None = None
 
     def add(
         self, offset: int, counts: Sequence[int], batches: Sequence[Buffer], batched: bool
@@ -156,7 +156,7 @@ class Tail:
             self.add(first.offset, counts, payloads, first.batched)
             begin = at
 
-    def _put(self, block: Block) -> None:
+    def _put(self, block: BatchBlock) -> None:
         at = bisect_left(self._firsts, block.first)
         if at < len(self._firsts) and self._firsts[at] == block.first:
             self._blocks[at] = block
@@ -164,7 +164,7 @@ class Tail:
         self._firsts.insert(at, block.first)
         self._blocks.insert(at, block)
 
-    def forget(self, block: Block) -> None:
+    def forget(self, block: BatchBlock) -> None:
         if self._newest is block:
             self._newest = None
         at = bisect_left(self._firsts, block.first)

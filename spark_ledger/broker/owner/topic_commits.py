@@ -124,7 +124,7 @@ def stored_from(first: int, ledger_id: int, closed: LedgerRecord, confirmed: int
     return last + 1 - first
 
 
-class Hold:
+class SegmentHold:
     """Of the live segment that commit `opened` began in a ledger, until `until_s` of the loop's
     clock at the latest."""
 
@@ -165,7 +165,7 @@ class Hold:
             self.answer.set_result(handed)
 
 
-class Holds:
+class SegmentHolds:
     """Of a topic's partitions, those that are held. `look` reads the log without a sync."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Holds:
         self._follow = follow
         self._look = _SharedLook(look)
 
-    async def past(self, partition: int, hold: Hold) -> TopicState | None:
+    async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
         """The topic as soon as the held segment is live no more; None where it is still when the
         hold is over. Raises as TopicFollower.state and `look`."""
         stirred = asyncio.Event()
@@ -227,7 +227,7 @@ class TopicCommits:
         self._opening = asyncio.Lock()
         log = client.log(topic.id)
         self._look = _SharedLook(lambda: log.fold(fresh=True))
-        self._holds = Holds(partial(client.follow, topic.id, topic.name.short), log.fold)
+        self._holds = SegmentHolds(partial(client.follow, topic.id, topic.name.short), log.fold)
         self._asked: list[_Asked] = []
         self._task: asyncio.Task[None] | None = None
         self._wanted: list[asyncio.Future[Made]] = []
@@ -269,8 +269,8 @@ class TopicCommits:
         self._last_ms = max(self._last_ms, state.commit_ms)
         return state
 
-    async def past(self, partition: int, hold: Hold) -> TopicState | None:
-        """As Holds.past."""
+    async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
+        """As SegmentHolds.past."""
         state = await self._holds.past(partition, hold)
         return None if state is None else self._seen(state)
 

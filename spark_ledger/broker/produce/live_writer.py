@@ -34,9 +34,9 @@ from spark_ledger.broker.owner.topic_commits import (
     PAUSE_S,
     PAUSE_S_MAX,
     TAKES_NO_ROWS,
-    Hold,
     Next,
     RollLimits,
+    SegmentHold,
     TopicCommits,
     stored_from,
 )
@@ -104,9 +104,9 @@ class LiveWriter:
         """The live segment that this owner appends to, once it was read back."""
         self._reopened = False  # the ledger at hand had segments before the live one
         self._ended: SealLive | None = None
-        self._asked: Hold | None = None  # the segment at hand is to be handed over, or was
-        self._asked_next: Hold | None = None  # and the one that is read back next
-        self._hold: Hold | None = None
+        self._asked: SegmentHold | None = None  # the segment at hand is to be handed over, or was
+        self._asked_next: SegmentHold | None = None  # and the one that is read back next
+        self._hold: SegmentHold | None = None
         self._rolls = False  # the next ledger is opened although nothing waits
         self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
@@ -158,7 +158,7 @@ class LiveWriter:
         if self._deduplicates:
             self._ids.begin((await self._commits.state()).partitions[self._number].producers)
 
-    def hand_over(self, ledger_id: int, opened: int, until_s: float) -> Hold | None:
+    def hand_over(self, ledger_id: int, opened: int, until_s: float) -> SegmentHold | None:
         """Stop the live segment that commit `opened`, or a later one, began in that ledger, for a
         committer, and hold until `until_s` of the loop's clock, or until the last committer leaves.
         None if the segment is not to be handed over. The caller leaves the hold."""
@@ -166,14 +166,14 @@ class LiveWriter:
         if asked is None and live is not None:
             if live.ledger_id != ledger_id or self._closing:
                 return None
-            asked = self._asked = Hold(ledger_id, live.opened, until_s)
+            asked = self._asked = SegmentHold(ledger_id, live.opened, until_s)
             self._wake.set()
             if self._waits and not self._inflight and not self._broken():
                 self._stop()
         elif following is not None and (asked is None or asked.opened < opened):
             new = self._asked_next is None and following.writer.ledger_id == ledger_id
             if new and not self._closing:
-                self._asked_next = Hold(ledger_id, opened, until_s)
+                self._asked_next = SegmentHold(ledger_id, opened, until_s)
             asked = self._asked_next
         if asked is None or asked.ledger_id != ledger_id:
             return None
@@ -429,7 +429,7 @@ class LiveWriter:
         self._forget(recovered.version, ended_at(recovered, self._entries, self._sent))
         if fenced:
             until_s = asyncio.get_running_loop().time() + HOLD_S
-            self._hold = Hold(live.ledger_id, live.opened, until_s)
+            self._hold = SegmentHold(live.ledger_id, live.opened, until_s)
         self._hand()
 
     def _forget(self, version: int, has: Extent) -> None:

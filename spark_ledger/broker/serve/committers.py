@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.topic_commits import Hold
+from spark_ledger.broker.owner.topic_commits import SegmentHold
 from spark_ledger.topic.commit import hand_over
 from spark_ledger.topic.commit.hand_over import Handed, Live
 
@@ -26,7 +26,7 @@ class CommitterConnection(asyncio.Protocol):
         self._broker = broker
         self._transport = transport
         self._received = bytearray()
-        self._holds: list[Hold] | None = None
+        self._holds: list[SegmentHold] | None = None
         self._answering: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(LASTS_S, transport.close)
 
@@ -50,7 +50,7 @@ class CommitterConnection(asyncio.Protocol):
         within_s = hand_over.answer_within_s(hold_s, len(lives))
         self._answering = loop.create_task(self._answer_within(stopping, within_s))
 
-    def _held(self, lives: list[Live], until_s: float) -> Iterator[Hold]:
+    def _held(self, lives: list[Live], until_s: float) -> Iterator[SegmentHold]:
         for topic_id, partition, ledger_id, opened in lives:
             writer = self._broker.live_writer(topic_id, partition)
             hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)

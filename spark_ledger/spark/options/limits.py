@@ -20,7 +20,7 @@ from spark_ledger.spark.spark_version import (
     ReadMaxRows,
     ReadMinRows,
 )
-from spark_ledger.topic.log.segment_table import Chunk, Interval, Longs, SegmentTable
+from spark_ledger.topic.log.segment_table import Interval, Longs, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 
 ENDLESS = 2**62
@@ -133,7 +133,11 @@ def curve_of(
         rows.append(_longs(0))
         sizes.append(_longs(0))
     for interval in held.intervals.between(lo, min(hi, held.end_offset)):
-        table = read.get(interval.source) if isinstance(interval.source, Chunk) else interval.source
+        table = (
+            read.get(interval.source)
+            if isinstance(interval.source, TableChunk)
+            else interval.source
+        )
         parts = (
             _of_table(held.number, interval, table, lo, hi)
             if table

@@ -81,7 +81,7 @@ COMMITS = "_commits"
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed:
+class TrimmedRange:
     """Requested offsets [start, end) of a partition whose rows were removed."""
 
     topic: str
@@ -192,7 +192,7 @@ def times_wanted(place: AtTime, topic_ends: Ends) -> dict[str, dict[int, int]]:
     return {t: {p: named[t][p] for p in ends.partitions} for t, ends in topic_ends.items()}
 
 
-def rows_trimmed(lost: Sequence[Trimmed]) -> RowsTrimmed:
+def rows_trimmed(lost: Sequence[TrimmedRange]) -> RowsTrimmed:
     """The error for these offsets, with the number of rows."""
     rows = sum(part.end - part.start for part in lost)
     named = "; ".join(

@@ -30,7 +30,7 @@ from typing import Any
 from spark_ledger.errors import OffsetsMalformed, OptionInvalid
 from spark_ledger.spark.options.values import Zone, json_of, once, quoted
 from spark_ledger.topic.log.names import parse_topic
-from spark_ledger.topic.log.segment_table import Chunk
+from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.subscription.seek_target import (
     CommittedSince,
@@ -93,7 +93,7 @@ def as_text(millis: int) -> str:
     return (_EPOCH + millis * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def chunks_to_look_up(state: TopicState, times: Mapping[int, int]) -> list[Chunk]:
+def chunks_to_look_up(state: TopicState, times: Mapping[int, int]) -> list[TableChunk]:
     """The chunks that `look_up` needs in `read`."""
     moments = dict.fromkeys(times.values())
     by_moment = (chunks_needed(state, CommittedSince(millis)) for millis in moments)

@@ -43,7 +43,7 @@ class ListingReader(DataSourceReader):
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        part: views.Part | None = planned(partition)
+        part: views.ViewPart | None = planned(partition)
         if part is None:  # what Spark makes of an empty plan
             return
         cluster = blocking.topics(self.options.service_url)

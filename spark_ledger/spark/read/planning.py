@@ -24,7 +24,7 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.spark.options import limits, offsets, start_positions
 from spark_ledger.spark.options.limits import Curve, CurveOf
-from spark_ledger.spark.options.offsets import Ends, Positions, Trimmed
+from spark_ledger.spark.options.offsets import Ends, Positions, TrimmedRange
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.options.start_positions import (
     AtSubscription,
@@ -198,7 +198,7 @@ class Planner:
     def _kept(self, states: States, start: Positions, end: Positions) -> Positions:
         """`start` without rows that were trimmed. Raises RowsTrimmed unless losses are accepted."""
         moved: Positions = {}
-        lost: list[Trimmed] = []
+        lost: list[TrimmedRange] = []
         for topic, starts in start.items():
             moved[topic] = {}
             for p, at in starts.items():
@@ -206,7 +206,7 @@ class Planner:
                 first = min(max(at, states[topic].partitions[p].start_offset), last)
                 moved[topic][p] = first
                 if first > at:
-                    lost.append(Trimmed(topic, p, at, first))
+                    lost.append(TrimmedRange(topic, p, at, first))
         if lost and not self._lossy:
             raise offsets.rows_trimmed(lost)
         return moved

@@ -40,7 +40,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
 from spark_ledger.topic.commit.fingerprint import Fingerprint, together
-from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work, work_of
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, work_of
 from spark_ledger.topic.log.intents import QUERY, Intent
 from spark_ledger.topic.write import TaskResult
 
@@ -125,7 +125,7 @@ def write_rows(
     if on_replay is not None:
         work = _work(cluster, intent, version, on_replay)
         batches = _counted(batches, job, counted)
-        if work is Work.COMPARE:
+        if work is TaskWork.COMPARE:
             for _ in batches:
                 pass
             cluster.until_back()
@@ -151,10 +151,10 @@ def write_rows(
             raise
 
 
-def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> Work:
+def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> TaskWork:
     """What to do with the rows; above `w0` this needs no request."""
     if version > intent.record.w0:
-        return Work.WRITE
+        return TaskWork.WRITE
     record = cluster.run(cluster.client.intents.recorded(intent))
     return work_of(record, intent.app_id, version, on_replay)
 

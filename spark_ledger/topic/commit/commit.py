@@ -51,7 +51,7 @@ from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.producers import with_fewer_producers
 from spark_ledger.topic.log.records import Commit, Head, IntentState, Spilled, TxnRecord
-from spark_ledger.topic.log.segment_table import Chunk
+from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import policies_now
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 OPERATION_BYTES = 64  # of a multi beside path and value, generously
 _CHECKS_AT = 2  # the caller's checks come after transaction record and intent
 
-LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
+LoadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
 
 
 class Committer:

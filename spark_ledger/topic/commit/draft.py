@@ -37,7 +37,7 @@ from spark_ledger.topic.log.actions import (
 )
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
-from spark_ledger.topic.log.segment_table import Chunk
+from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.segments import INLINE, Segment
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_of
 from spark_ledger.topic.schema import rules as schema_rules
@@ -319,7 +319,7 @@ def taken_away(state: TopicState, action: Action) -> list[Range]:
     return []
 
 
-def chunks_of(state: TopicState, actions: Actions) -> list[Chunk]:
+def chunks_of(state: TopicState, actions: Actions) -> list[TableChunk]:
     """The chunks that `with_dropped` needs."""
     ranges = [range_ for action in actions for range_ in taken_away(state, action)]
     by_range = (state.partitions[p].chunks_between(lo, hi) for p, lo, hi in ranges)

@@ -44,7 +44,7 @@ class OnReplay(Enum):
     IGNORE = "ignore"
 
 
-class Work(Enum):
+class TaskWork(Enum):
     """The work of a task on its rows."""
 
     WRITE = "write them"
@@ -59,17 +59,17 @@ class QueryBatch:
     on_replay: OnReplay = OnReplay.FAIL
 
 
-def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> Work:
+def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> TaskWork:
     """The work of a task of this batch, decided before it takes a row. `record` was read after the
     run began. Raises errors.CheckpointBehind."""
     if record.version < version:
-        return Work.WRITE
+        return TaskWork.WRITE
     if on_replay is OnReplay.IGNORE:
-        return Work.COMPARE
+        return TaskWork.COMPARE
     if record.version > version:
         check_not_behind(record, app_id, version, on_replay)
-        return Work.WRITE
-    return Work.COMPARE if on_replay in (OnReplay.FAIL, OnReplay.SKIP) else Work.WRITE
+        return TaskWork.WRITE
+    return TaskWork.COMPARE if on_replay in (OnReplay.FAIL, OnReplay.SKIP) else TaskWork.WRITE
 
 
 def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> bool:

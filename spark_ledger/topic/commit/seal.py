@@ -84,7 +84,7 @@ async def sealed(
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class LedgerTail:
     """The end of a closed ledger: the last entry of its segment (None: there is no entry), with its
     header. After it there may be entries that no owner wrote, or `damaged` ones; if any are
     damaged, all of them count as entries of the segment."""
@@ -97,7 +97,7 @@ class Tail:
 
 async def tail_of(
     reader: AsyncLedgerReader, live: LiveSegment, last: int, *, without_damaged: bool = False
-) -> Tail:
+) -> LedgerTail:
     """Raises errors.UnsupportedFormat for an entry of a later version and errors.DigestMismatch,
     with the entry, and as AsyncLedgerReader.read_back."""
     foreign, damaged = list[Foreign](), list[int]()
@@ -117,8 +117,8 @@ async def tail_of(
             except errors.UnsupportedFormat as why:
                 raise _of_later_version(live, entry_id, why) from why
             else:
-                return Tail(entry, header, tuple(foreign), tuple(damaged))
-    return Tail(None, None, tuple(foreign), tuple(damaged))
+                return LedgerTail(entry, header, tuple(foreign), tuple(damaged))
+    return LedgerTail(None, None, tuple(foreign), tuple(damaged))
 
 
 def is_damaged(why: errors.LedgerError) -> bool:
@@ -153,7 +153,7 @@ def _damaged(
     )
 
 
-def _extent_of(closed: VersionedRecord, live: LiveSegment, tail: Tail) -> Extent:
+def _extent_of(closed: VersionedRecord, live: LiveSegment, tail: LedgerTail) -> Extent:
     """What the segment's ledger has up to the segment's end. Raises errors.UnsupportedFormat if the
     CLOSED record differs."""
     record = closed.record

@@ -29,7 +29,7 @@ PART_BYTES_MAX = 32 << 20
 PART_ROWS_MAX = 1 << 20
 
 
-class Part(NamedTuple):
+class PulsarPart(NamedTuple):
     """Rows of an entry: their columns, the time at which each was published by its producer's
     clock, and the number of each among the entry's rows, rising."""
 
@@ -71,7 +71,7 @@ def parts_of(
     row_range: tuple[int, int],
     columns: Collection[str] | None = None,
     chunks: Chunks = NO_CHUNKS,
-) -> Iterator[Part | BadBatch]:
+) -> Iterator[PulsarPart | BadBatch]:
     """The parts of an entry's batches that have a row in `row_range`, from the first up to before
     the second. Each batch comes with its number of messages."""
     value = columns is None or VALUE in columns
@@ -120,7 +120,9 @@ def _batch(
     return batch
 
 
-def _decoded(held: list[_Placed], columns: Collection[str] | None) -> Iterator[Part | BadBatch]:
+def _decoded(
+    held: list[_Placed], columns: Collection[str] | None
+) -> Iterator[PulsarPart | BadBatch]:
     """The held batches decoded together, or by halves if one of them cannot be decoded."""
     if not held:
         return
@@ -139,4 +141,4 @@ def _decoded(held: list[_Placed], columns: Collection[str] | None) -> Iterator[P
     before = np.cumsum(counts) - counts
     begins = np.array([placed.row for placed in held], np.int64)
     rows_at = np.repeat(begins - before, counts) + np.arange(made.num_rows)
-    yield Part(made, np.repeat(publish_times(batches), counts), rows_at)
+    yield PulsarPart(made, np.repeat(publish_times(batches), counts), rows_at)

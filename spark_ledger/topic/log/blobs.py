@@ -26,7 +26,7 @@ from spark_ledger.metadata.store import Check
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.ledger_cache import LedgerCache, TaskLedger
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, SegmentTable
+from spark_ledger.topic.log.segment_table import BlobPointer, SegmentTable, TableChunk
 from spark_ledger.topic.log.segments import Segment
 
 ENTRY_BYTES_MAX = 4 * 1024 * 1024
@@ -37,7 +37,7 @@ _ZSTD = pa.Codec("zstd")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredEntries:
     """Entries `first` to `last` of a ledger; its record had this version or an older one when they
     were acknowledged."""
 
@@ -104,7 +104,7 @@ class HeldLedgers:
 
     async def store(
         self, payloads: Sequence[Buffer], rows: Sequence[int], *, every_copy: bool = False
-    ) -> Stored:
+    ) -> StoredEntries:
         """Stores the payloads, each of the number of rows in `rows`, as consecutive entries of one
         ledger. They are as durable as those of `write`, but not read back. Raises as `write`."""
         stored, missing = await self._store_once(payloads, rows)
@@ -147,7 +147,7 @@ class HeldLedgers:
 
     async def _store_once(
         self, payloads: Sequence[Buffer], rows: Sequence[int]
-    ) -> tuple[Stored, list[str]]:
+    ) -> tuple[StoredEntries, list[str]]:
         """The payloads in one ledger, and the bookies that did not confirm their copies in time. If
         there are such bookies, the ledger is discarded, so that the next one has bookies that
         respond."""
@@ -182,7 +182,7 @@ class HeldLedgers:
 
     async def _append(
         self, ledger: TaskLedger, payloads: Sequence[Buffer], rows: Sequence[int]
-    ) -> Stored:
+    ) -> StoredEntries:
         """Appends all payloads and waits for their acknowledgements; raises the error of the first
         that failed."""
         writer = ledger.writer
@@ -200,7 +200,7 @@ class HeldLedgers:
                 raise outcome
         last = first + len(payloads) - 1
         assert list(outcomes) == list(range(first, last + 1)), "there is no other writer"
-        return Stored(writer.ledger_id, writer.version, first, last)
+        return StoredEntries(writer.ledger_id, writer.version, first, last)
 
 
 async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
@@ -225,7 +225,7 @@ async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
     return b"".join(parts)
 
 
-def moved_segments(segments: Sequence[Segment], stored: Stored) -> tuple[Segment, ...]:
+def moved_segments(segments: Sequence[Segment], stored: StoredEntries) -> tuple[Segment, ...]:
     """The inline segments with their payloads in the stored entries, in order: the same rows."""
     moved, entry = [], stored.first
     for segment in segments:
@@ -284,9 +284,9 @@ class ChunkStore:
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._kept: OrderedDict[Chunk, SegmentTable] = OrderedDict()
+        self._kept: OrderedDict[TableChunk, SegmentTable] = OrderedDict()
         self._bytes = 0
-        self._reading: dict[Chunk, asyncio.Task[SegmentTable]] = {}
+        self._reading: dict[TableChunk, asyncio.Task[SegmentTable]] = {}
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
 
     @property
@@ -294,7 +294,7 @@ class ChunkStore:
         """About how much memory the chunks that are kept take."""
         return self._bytes
 
-    async def load(self, chunks: Iterable[Chunk]) -> Mapping[Chunk, SegmentTable]:
+    async def load(self, chunks: Iterable[TableChunk]) -> Mapping[TableChunk, SegmentTable]:
         """The tables of the chunks; those that are not kept are read.
 
         Raises errors.NoSuchLedger (a newer checkpoint replaced the chunk: fold again),
@@ -310,7 +310,7 @@ class ChunkStore:
         tables = await asyncio.gather(*map(asyncio.shield, reads))
         return {**kept, **dict(zip(missing, tables, strict=True))}
 
-    def keep(self, chunk: Chunk, table: SegmentTable) -> None:
+    def keep(self, chunk: TableChunk, table: SegmentTable) -> None:
         """Keeps the table of a chunk, so that its writer need not read it."""
         if chunk in self._kept:
             return
@@ -326,7 +326,7 @@ class ChunkStore:
             task.cancel()
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
 
-    def _read_once(self, chunk: Chunk) -> "asyncio.Task[SegmentTable]":
+    def _read_once(self, chunk: TableChunk) -> "asyncio.Task[SegmentTable]":
         task = self._reading.get(chunk)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._read(chunk))
@@ -334,12 +334,12 @@ class ChunkStore:
             task.add_done_callback(lambda done: self._over(chunk, done))
         return task
 
-    def _over(self, chunk: Chunk, task: "asyncio.Task[SegmentTable]") -> None:
+    def _over(self, chunk: TableChunk, task: "asyncio.Task[SegmentTable]") -> None:
         del self._reading[chunk]
         if not task.cancelled():
             task.exception()  # for waiting calls; there may be no such call left
 
-    async def _read(self, chunk: Chunk) -> SegmentTable:
+    async def _read(self, chunk: TableChunk) -> SegmentTable:
         async with self._turns:
             table = SegmentTable.decode(await read_blob(self._ledgers, chunk.pointer))
         if len(table) != chunk.segments:

@@ -21,17 +21,17 @@ from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
 from spark_ledger.topic.entry.arrow_stream import read_batch
 from spark_ledger.topic.entry.message_batch import Rowless
 from spark_ledger.topic.log import records
-from spark_ledger.topic.log.blobs import Stored, pack, unpack
+from spark_ledger.topic.log.blobs import StoredEntries, pack, unpack
 from spark_ledger.topic.log.records import READER_VERSION, pointer_from_json
 from spark_ledger.topic.log.segment_table import (
     SCHEMA,
     BlobPointer,
-    Chunk,
     Interval,
     Intervals,
     SegmentTable,
     Source,
     Stretch,
+    TableChunk,
 )
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, NO_TOKEN, LiveSegment
 from spark_ledger.topic.log.state import UNREAD, Across, PartitionState, Tables, TopicState
@@ -59,13 +59,13 @@ class Root:
 # -- making a state small ----------------------------------------------------------------------
 
 
-def sparse_chunks(state: TopicState) -> list[Chunk]:
+def sparse_chunks(state: TopicState) -> list[TableChunk]:
     """Chunks with less than half of their rows still held, SPARSE_BYTES_MAX at most: their other
     segments go back to the tail."""
-    held: dict[Chunk, int] = {}
+    held: dict[TableChunk, int] = {}
     for partition in state.partitions:
         for interval in partition.intervals:
-            if isinstance(interval.source, Chunk):
+            if isinstance(interval.source, TableChunk):
                 rows = interval.hi - interval.lo
                 held[interval.source] = held.get(interval.source, 0) + rows
     sparse, size = [], 0
@@ -82,7 +82,7 @@ def merged(held: PartitionState, read: Tables = UNREAD) -> list[Interval]:
     groups: list[list[Interval]] = []
     for interval in held.intervals:
         source = interval.source
-        if isinstance(source, Chunk):
+        if isinstance(source, TableChunk):
             source = read.get(source, source)
         if isinstance(source, SegmentTable):
             source = source.between(held.number, interval.lo, interval.hi)
@@ -127,7 +127,7 @@ def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
     return payloads, rows
 
 
-def with_inline_moved(parts: ByPartition, stored: Stored) -> ByPartition:
+def with_inline_moved(parts: ByPartition, stored: StoredEntries) -> ByPartition:
     """The same intervals, with every inline segment in the entries that store its payloads."""
     first = stored.first
     moved: ByPartition = []
@@ -145,7 +145,7 @@ def with_inline_moved(parts: ByPartition, stored: Stored) -> ByPartition:
     return moved
 
 
-def _moved(table: SegmentTable, stored: Stored, first: int) -> SegmentTable:
+def _moved(table: SegmentTable, stored: StoredEntries, first: int) -> SegmentTable:
     inline = table.ledgers == INLINE
     counts = as_numpy(table.batch.column("inline").value_lengths())[inline]
     firsts = first + np.cumsum(counts) - counts
@@ -206,7 +206,7 @@ def chunked(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
     return chunks
 
 
-def with_chunk(parts: ByPartition, chunk: ByPartition, stored: Chunk) -> ByPartition:
+def with_chunk(parts: ByPartition, chunk: ByPartition, stored: TableChunk) -> ByPartition:
     """The same intervals, with the rows of `chunk` in the stored chunk."""
     placed: ByPartition = []
     for before, taken in zip(parts, chunk, strict=True):
@@ -268,7 +268,9 @@ def _tables(parts: ByPartition) -> Iterator[SegmentTable]:
 def chunk_ledgers(state: TopicState) -> list[int]:
     """The ledgers that hold the state's chunks, ascending."""
     sources = (interval.source for held in state.partitions for interval in held.intervals)
-    return sorted({source.pointer.ledger_id for source in sources if isinstance(source, Chunk)})
+    return sorted(
+        {source.pointer.ledger_id for source in sources if isinstance(source, TableChunk)}
+    )
 
 
 def settled(
@@ -373,7 +375,7 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
     partitions, intervals, chunks = (_decoded(stream) for stream in streams[:3])
     pointers = zip(*(chunks[name] for name in _POINTER), strict=True)
     sizes = zip(chunks["segments"], chunks["rows"], strict=True)
-    stored = [Chunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
+    stored = [TableChunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
     tail = SegmentTable.decode(bytes(streams[3]))
     parts: ByPartition = [[] for _ in partitions["start_offset"]]
     for row in zip(*intervals.values(), strict=True):
@@ -410,14 +412,14 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
 
 
 def _source(
-    source: int, chunks: Sequence[Chunk], tail: SegmentTable, first: int, count: int
+    source: int, chunks: Sequence[TableChunk], tail: SegmentTable, first: int, count: int
 ) -> Source:
     if source == _HOLE:
         return None
     return tail.part(first, first + count) if source == _TAIL else chunks[source]
 
 
-def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str, list[int]]:
+def _interval_columns(parts: ByPartition, chunks: dict[TableChunk, int]) -> dict[str, list[int]]:
     names = ("partition", "source", "first", "count", *_INTERVALS)
     columns: dict[str, list[int]] = {name: [] for name in names}
     first = 0
@@ -425,7 +427,7 @@ def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str,
         for interval in intervals:
             count = len(interval.source) if isinstance(interval.source, SegmentTable) else 0
             source = _TAIL if count else _HOLE
-            if isinstance(interval.source, Chunk):
+            if isinstance(interval.source, TableChunk):
                 source = chunks[interval.source]
             row = (p, source, first, count, *(getattr(interval, name) for name in _INTERVALS))
             for name, value in zip(names, row, strict=True):

@@ -448,7 +448,7 @@ class BlobPointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TableChunk:
     """A stored SegmentTable: the number of its segments, and in `rows` how many of their rows were
     kept when it was stored."""
 
@@ -457,7 +457,7 @@ class Chunk:
     rows: int = 0
 
 
-Source = SegmentTable | Chunk | None
+Source = SegmentTable | TableChunk | None
 
 
 @dataclass(frozen=True, slots=True)

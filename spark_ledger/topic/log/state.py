@@ -31,11 +31,11 @@ from spark_ledger.topic.log.actions import (
 from spark_ledger.topic.log.producers import bytes_of_each, with_last
 from spark_ledger.topic.log.records import FIRST_VERSION, Commit, needed_by
 from spark_ledger.topic.log.segment_table import (
-    Chunk,
     Interval,
     Intervals,
     SegmentTable,
     Stretch,
+    TableChunk,
     joined_stretches,
 )
 from spark_ledger.topic.log.segments import (
@@ -48,7 +48,7 @@ from spark_ledger.topic.log.segments import (
 
 NEVER = -1
 ACROSS_KEPT_MAX = 64
-Tables = Mapping[Chunk, SegmentTable]
+Tables = Mapping[TableChunk, SegmentTable]
 """Chunks that were read."""
 UNREAD: Tables = MappingProxyType({})
 
@@ -73,17 +73,17 @@ class PartitionState:
     rowless: tuple[Rowless, ...] = ()
     end_token: int = NO_TOKEN
 
-    def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
+    def chunks_between(self, lo: int, hi: int) -> list[TableChunk]:
         """The chunks that `stretches` needs."""
         sources = (interval.source for interval in self.intervals.between(lo, hi))
-        return list(dict.fromkeys(source for source in sources if isinstance(source, Chunk)))
+        return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
     def stretches(self, lo: int, hi: int, read: Tables = UNREAD) -> list[Stretch]:
         """The stretches with the rows [lo, hi), in order. Offsets that no stretch has are holes."""
         stretches = []
         for interval in self.intervals.between(lo, hi):
             source = interval.source
-            table = read[source] if isinstance(source, Chunk) else source
+            table = read[source] if isinstance(source, TableChunk) else source
             if table is not None:
                 first, end = max(lo, interval.lo), min(hi, interval.hi)
                 stretches.append(Stretch(first, end, table.between(self.number, first, end)))
@@ -101,7 +101,7 @@ class PartitionState:
             return NO_TOKEN
         for interval in self.intervals.between(offset - 1, offset):
             source = interval.source
-            if isinstance(source, Chunk):
+            if isinstance(source, TableChunk):
                 source = read.get(source)
             if source is not None:
                 return source.token_of(self.number, offset - 1)
@@ -164,7 +164,7 @@ class TopicState:
     def end_offsets(self) -> dict[int, int]:
         return {p: state.end_offset for p, state in enumerate(self.partitions)}
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[TableChunk]:
         """Every chunk with a kept row."""
         by_partition = (p.chunks_between(p.start_offset, p.end_offset) for p in self.partitions)
         return list(dict.fromkeys(chunk for chunks in by_partition for chunk in chunks))

@@ -263,7 +263,7 @@ def live_task(
     return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, rows)
 
 
-class Starts:
+class EntryStarts:
     """The entries that begin at certain rows of their ledgers, as earlier reads found: a read that
     continues where another one ended need not search. The STARTS_KEPT used last are kept."""
 
@@ -280,16 +280,16 @@ class Starts:
         return self._kept.get((ledger_id, row))
 
 
-_starts: WeakKeyDictionary[LedgerStore, Starts] = WeakKeyDictionary()
+_starts: WeakKeyDictionary[LedgerStore, EntryStarts] = WeakKeyDictionary()
 
 
-def starts_of(ledgers: LedgerStore) -> Starts:
+def starts_of(ledgers: LedgerStore) -> EntryStarts:
     """The starts that this process keeps for these ledgers."""
-    return _starts.setdefault(ledgers, Starts())
+    return _starts.setdefault(ledgers, EntryStarts())
 
 
 async def first_piece(
-    reader: AsyncLedgerReader, live_rows: LiveRows, starts: Starts
+    reader: AsyncLedgerReader, live_rows: LiveRows, starts: EntryStarts
 ) -> tuple[int, int]:
     """The entry that has the first of the rows, and the rows of the segment before that entry.
     Each header counts the rows of the ledger up to its entry: the search takes turns between the

@@ -26,7 +26,7 @@ import numpy as np
 from spark_ledger import errors
 from spark_ledger.errors import RowsLost
 from spark_ledger.topic.entry.arrow_arrays import distinct, distinct_and_which
-from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Chunk, Longs, SegmentTable
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.read.pieces import (
     EMPTY_ROW_BYTES,
@@ -88,7 +88,7 @@ class Cutting:
 EVENLY = Cutting()
 
 
-def chunks_to_read(state: TopicState, ranges: Ranges) -> list[Chunk]:
+def chunks_to_read(state: TopicState, ranges: Ranges) -> list[TableChunk]:
     """The chunks that `plan_read` needs for these ranges."""
     _check(state, ranges)
     by_partition = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())

@@ -38,7 +38,7 @@ from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
 from spark_ledger.topic.read.bad_entries import BadEntries, BadRows, OnBadEntry
 from spark_ledger.topic.read.live import (
-    Starts,
+    EntryStarts,
     first_piece,
     lost_of_live,
     piece_of,
@@ -59,7 +59,7 @@ from spark_ledger.topic.read.plan import LedgerEnd, ReadTask, lost_of, rows_lost
 from spark_ledger.topic.read.row_blocks import RUN, Block
 
 if TYPE_CHECKING:
-    from spark_ledger.topic.entry.pulsar_parts import BadBatch, Chunks, Part
+    from spark_ledger.topic.entry.pulsar_parts import BadBatch, Chunks, PulsarPart
 
 _log = logging.getLogger(__name__)
 _NO_FILTERS = (
@@ -142,7 +142,7 @@ class FetchedEntry:
         cut = None if times is None else times[rows]
         return Block(runs, batch, header.typed, header.schema_version, cut)
 
-    def _of_part(self, header: Header, part: "Part") -> Block:
+    def _of_part(self, header: Header, part: "PulsarPart") -> Block:
         """The rows of a part of its batches: only the last chunk of a message has one."""
         place, runs, row_lists = self.entry.header, list[tuple[int, ...]](), list[Longs]()
         for partition, _, skip, take, offset in self.pieces.tolist():
@@ -511,7 +511,9 @@ def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSli
     return replace(planned, entries=tuple(kept), bytes=size)
 
 
-async def _fetch_live(reader: AsyncLedgerReader, live_rows: LiveRows, starts: Starts) -> Fetched:
+async def _fetch_live(
+    reader: AsyncLedgerReader, live_rows: LiveRows, starts: EntryStarts
+) -> Fetched:
     """The entries that have the rows, in order, by the counts in their headers."""
     end, rows_before = live_rows.end - live_rows.live.base, live_rows.live.rows_before
     at, before = await first_piece(reader, live_rows, starts)

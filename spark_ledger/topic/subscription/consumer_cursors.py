@@ -51,8 +51,8 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
 from spark_ledger.topic.subscription.records import (
-    Share,
     SubscriptionKind,
+    SubscriptionShare,
     newest,
     too_many,
     with_shares,
@@ -85,7 +85,7 @@ class ConsumerCursor:
         cursors: "ConsumerCursors",
         nodes: SubscriptionNodes,
         seen: Seen,
-        share: Share,
+        share: SubscriptionShare,
         version: int,
     ) -> None:
         self.name = seen.name
@@ -130,7 +130,7 @@ class ConsumerCursor:
         self.check()
         assert seen is not None, "else it has failed"
         shares = [share for share, _ in seen.shares.values()]
-        own = Share(seen.record.epoch, True, self._at)
+        own = SubscriptionShare(seen.record.epoch, True, self._at)
         positions = with_shares(seen.record.floor, seen.record.epoch, [*shares, own])
         self._at[partition] = (epoch, positions.get(partition, 0))
         self._cursors.changed()
@@ -172,10 +172,10 @@ class ConsumerCursor:
     def goes_back(self) -> bool:
         return any(at[1] < self._highest.get(p, at)[1] for p, at in self._at.items())
 
-    def share(self) -> Share:
-        return Share(self._seen.record.epoch, self.used, dict(self._at))
+    def share(self) -> SubscriptionShare:
+        return SubscriptionShare(self._seen.record.epoch, self.used, dict(self._at))
 
-    async def operations(self, share: Share) -> list[Operation]:
+    async def operations(self, share: SubscriptionShare) -> list[Operation]:
         """The operations that write the share. Raises StoreUnavailable."""
         nodes, seen = self._nodes, self._seen
         write = Set(
@@ -192,7 +192,7 @@ class ConsumerCursor:
         back = nodes.going_back(self.name, await nodes.marks(self.name), positions)
         return [Set(nodes.path(self.name), record, seen.version), write, *back]
 
-    def was_written(self, share: Share, changes: int, *, back: bool) -> None:
+    def was_written(self, share: SubscriptionShare, changes: int, *, back: bool) -> None:
         """`changes`: their number when the share was made."""
         self._written, self._version = share, self._version + 1
         self.durable = changes
@@ -383,7 +383,7 @@ class ConsumerCursors:
         mine = seen.shares.get(self.broker_id)
         own = {b: had for b, had in seen.shares.items() if b not in alive or b == self.broker_id}
         at = newest(seen.record.epoch, (share for share, _ in own.values()))
-        share = Share(seen.record.epoch, True, at)
+        share = SubscriptionShare(seen.record.epoch, True, at)
         path, value = nodes.share(seen.name, self.broker_id), records.encode_share(share)
         if not _is_on(self._store, connection):
             return None
@@ -542,7 +542,7 @@ class ConsumerCursors:
         cursors = [cursor for cursor in cursors if cursor.dirty and cursor.is_compared]
         at = 0
         while at < len(cursors):
-            part: list[tuple[ConsumerCursor, Share, int, bool]] = []
+            part: list[tuple[ConsumerCursor, SubscriptionShare, int, bool]] = []
             operations: list[Operation] = []
             size = 0
             while at < len(cursors) and size < MULTI_BYTES_MAX and len(part) < MULTI_WRITES_MAX:

@@ -8,7 +8,7 @@ bytes, and times inside a live segment or a chunk that was not read, are estimat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spark_ledger.topic.log.segment_table import Chunk
+from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.read.live import EMPTY, LiveEnd
 from spark_ledger.topic.subscription.records import Positions
@@ -85,7 +85,7 @@ def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) ->
         source = interval.source
         if source is None:
             continue
-        table = read.get(source) if isinstance(source, Chunk) else source
+        table = read.get(source) if isinstance(source, TableChunk) else source
         lo = max(offset, interval.lo)
         if table is None:
             between_ms = interval.last_ms - interval.first_ms

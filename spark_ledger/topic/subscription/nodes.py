@@ -37,9 +37,9 @@ from spark_ledger.topic.subscription import records as subscription_records
 from spark_ledger.topic.subscription.records import (
     Mark,
     Positions,
-    Share,
     SubscriptionKind,
     SubscriptionRecord,
+    SubscriptionShare,
     needed_before_going_back,
     stored,
     with_shares,
@@ -59,7 +59,7 @@ class Seen:
     record: SubscriptionRecord
     version: int
     created_ms: int
-    shares: Mapping[str, tuple[Share, int]] = field(default_factory=dict)
+    shares: Mapping[str, tuple[SubscriptionShare, int]] = field(default_factory=dict)
 
     @property
     def floor(self) -> dict[int, int]:
@@ -120,7 +120,7 @@ class SubscriptionNodes:
         shares = await self._shares(name) if consumers else {}
         return Seen(name, record, node.version, node.created_ms, shares)
 
-    async def _shares(self, name: str) -> dict[str, tuple[Share, int]]:
+    async def _shares(self, name: str) -> dict[str, tuple[SubscriptionShare, int]]:
         """The multi that removes a share puts it into another one: so if one goes while they are
         read, they are all read again."""
         for _ in range(TRIES_MAX):

@@ -86,7 +86,7 @@ class SubscriptionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SubscriptionShare:
     """The positions of a subscription's consumers at one broker. A share counts while the
     subscription has its `epoch`. `used`: consumers are connected there. `at`: by partition the
     epoch of its owner, and the position; of two shares the one of the higher owner's epoch counts.
@@ -97,13 +97,15 @@ class Share:
     at: Mapping[int, tuple[int, int]]
 
 
-def with_shares(floor: Positions, epoch: int, shares: Iterable[Share]) -> dict[int, int]:
+def with_shares(
+    floor: Positions, epoch: int, shares: Iterable[SubscriptionShare]
+) -> dict[int, int]:
     """The positions of a subscription whose record has that floor and epoch."""
     best = newest(epoch, shares)
     return {**floor, **{partition: offset for partition, (_, offset) in best.items()}}
 
 
-def newest(epoch: int, shares: Iterable[Share]) -> dict[int, tuple[int, int]]:
+def newest(epoch: int, shares: Iterable[SubscriptionShare]) -> dict[int, tuple[int, int]]:
     """By partition the owner's epoch and position that count among the shares."""
     best: dict[int, tuple[int, int]] = {}
     for share in shares:
@@ -163,15 +165,15 @@ def decode_mark(value: bytes) -> dict[int, int]:
     return load(value, "subscription's mark", lambda plain: _positions(plain["positions"]))
 
 
-def encode_share(share: Share) -> bytes:
+def encode_share(share: SubscriptionShare) -> bytes:
     at = {str(partition): list(share.at[partition]) for partition in sorted(share.at)}
     return _dump({"epoch": share.epoch, "used": share.used, "at": at})
 
 
-def decode_share(value: bytes) -> Share:
-    def build(plain: dict[str, Any]) -> Share:
+def decode_share(value: bytes) -> SubscriptionShare:
+    def build(plain: dict[str, Any]) -> SubscriptionShare:
         at = {int(p): (int(epoch), int(offset)) for p, (epoch, offset) in plain["at"].items()}
-        return Share(int(plain["epoch"]), bool(plain["used"]), at)
+        return SubscriptionShare(int(plain["epoch"]), bool(plain["used"]), at)
 
     return load(value, "subscription's share", build)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.topic.log.segment_table import Chunk, Interval, SegmentTable
+from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.read.live import EMPTY, LiveEnd, since_in
 from spark_ledger.topic.read.pieces import LiveRows, Span, live_rows
@@ -55,13 +55,13 @@ def needs_lives(state: TopicState, target: SeekTarget) -> bool:
     return True
 
 
-def chunks_needed(state: TopicState, target: SeekTarget) -> list[Chunk]:
+def chunks_needed(state: TopicState, target: SeekTarget) -> list[TableChunk]:
     """The chunks that `resolve` must have read."""
     if not isinstance(target, CommittedSince):
         return []
     intervals = (_first_since(held, target.ms) for held in state.partitions)
     sources = (interval.source for interval in intervals if interval is not None)
-    return list(dict.fromkeys(source for source in sources if isinstance(source, Chunk)))
+    return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
 
 def resolve(
@@ -143,7 +143,7 @@ def _segment_since(
     if interval is None:
         return None
     source = interval.source
-    table = read[source] if isinstance(source, Chunk) else source
+    table = read[source] if isinstance(source, TableChunk) else source
     assert table is not None, "a hole has no row"
     part = table.between(held.number, interval.lo, interval.hi)
     late = np.flatnonzero(part.commits_ms >= ms)[:1].tolist()

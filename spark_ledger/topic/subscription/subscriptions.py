@@ -39,7 +39,7 @@ from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
 from spark_ledger.topic.log.records import IntentState
-from spark_ledger.topic.log.segment_table import Chunk
+from spark_ledger.topic.log.segment_table import TableChunk
 from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
@@ -65,7 +65,7 @@ READS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
-ReadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
+ReadChunks = Callable[[Sequence[TableChunk]], Awaitable[Tables]]
 
 
 @dataclass(frozen=True, slots=True)

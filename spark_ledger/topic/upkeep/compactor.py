@@ -34,7 +34,7 @@ from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES, EncodedEntry
 from spark_ledger.topic.entry.message_batch import decode_header
 from spark_ledger.topic.log.actions import Replace
 from spark_ledger.topic.log.intents import HEARTBEAT_S, Intent
-from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
+from spark_ledger.topic.log.segment_table import SegmentTable, TableChunk
 from spark_ledger.topic.log.segments import CommitTimes, Segment
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topics import TopicInfo
@@ -251,7 +251,7 @@ class Compaction:
     async def _planned(self, state: TopicState) -> tuple[MergeTask, ...]:
         """Raises errors.NoSuchLedger if a chunk is gone."""
         merges: list[Merge] = []
-        tables: dict[Chunk, SegmentTable] = {}
+        tables: dict[TableChunk, SegmentTable] = {}
         self._reached = reached = dict(self._since)
         full = state.deleted
         for held in state.partitions:

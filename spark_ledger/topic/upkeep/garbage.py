@@ -99,7 +99,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GarbageVerdict:
     ledger: int
     fate: Fate
     why: str = ""
@@ -117,15 +117,17 @@ def to_close(
     return [ledger.id for ledger in opened if _abandoned(ledger, intents, topics, now_ms)]
 
 
-def fate_of(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> Verdict:
+def fate_of(
+    ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int
+) -> GarbageVerdict:
     """The fate of a ledger; `intent` and the ledger were read before the topic was folded."""
     if not topic.problem and topic.deleted_ms is None and ledger.id in topic.referred:
-        return Verdict(ledger.id, Fate.KEPT)
+        return GarbageVerdict(ledger.id, Fate.KEPT)
     why = _waits_for(ledger, intent, topic, now_ms)
     if why:
-        return Verdict(ledger.id, Fate.WAITS, why)
+        return GarbageVerdict(ledger.id, Fate.WAITS, why)
     was_referred = topic.deleted_ms is not None or ledger.id in topic.dropped
-    return Verdict(ledger.id, Fate.RECLAIMED if was_referred else Fate.NEVER_REFERRED)
+    return GarbageVerdict(ledger.id, Fate.RECLAIMED if was_referred else Fate.NEVER_REFERRED)
 
 
 def _abandoned(

@@ -18,7 +18,7 @@ from spark_ledger.metadata.cluster import not_held
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
 from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.seal import Tail, sealed, tail_of
+from spark_ledger.topic.commit.seal import LedgerTail, sealed, tail_of
 from spark_ledger.topic.log.actions import Action, Hole
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.topics import TopicInfo
@@ -117,7 +117,7 @@ async def _looked_at(client: TopicClient, live: LiveSegment) -> Unopened | None:
     return _judged(live, reader, tail)
 
 
-def _judged(live: LiveSegment, reader: AsyncLedgerReader, tail: Tail) -> Unopened | None:
+def _judged(live: LiveSegment, reader: AsyncLedgerReader, tail: LedgerTail) -> Unopened | None:
     record = reader.record
     seen = [
         SeenEntry(

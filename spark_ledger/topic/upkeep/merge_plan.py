@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_ledger import errors
-from spark_ledger.topic.log.segment_table import Chunk, Interval, Longs, Stretch
+from spark_ledger.topic.log.segment_table import Interval, Longs, Stretch, TableChunk
 from spark_ledger.topic.log.segments import CommitTimes, CommitTokens
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
 
@@ -133,7 +133,7 @@ def _large(interval: Interval, small_bytes: int) -> bool:
     """Whether the segments of the interval's chunk are not small on average, if the rest of the
     chunk is like the interval."""
     chunk = interval.source
-    if not isinstance(chunk, Chunk):
+    if not isinstance(chunk, TableChunk):
         return False
     rows = max(1, interval.hi - interval.lo)
     return interval.bytes * chunk.rows // rows >= small_bytes * chunk.segments

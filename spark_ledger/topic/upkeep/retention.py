@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.log.segment_table import Chunk, Interval, SegmentTable
+from spark_ledger.topic.log.segment_table import Interval, SegmentTable, TableChunk
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
 
 Points = Mapping[int, int]
@@ -45,11 +45,11 @@ class _Limits:
 
 def chunks_needed(
     state: TopicState, policies: TopicPolicies, now_ms: int, holds: Points = NO_HOLDS
-) -> list[Chunk]:
+) -> list[TableChunk]:
     """The chunks that `trim_points` needs."""
     edges = (_edge(held, _Limits.of(policies, now_ms), holds) for held in state.partitions)
     sources = (edge.source for _, edge, _ in edges if edge is not None)
-    return list(dict.fromkeys(source for source in sources if isinstance(source, Chunk)))
+    return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
 
 def trim_points(
@@ -118,6 +118,6 @@ def _segments(
 
 def _table(interval: Interval, read: Tables) -> SegmentTable:
     source = interval.source
-    table = read[source] if isinstance(source, Chunk) else source
+    table = read[source] if isinstance(source, TableChunk) else source
     assert table is not None, "a hole has no segments"
     return table

@@ -9,7 +9,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.journal import writer as journal
 from bookie_server.ledgers import registry as ledger_handles
-from bookie_server.ledgers.registry import Refused
+from bookie_server.ledgers.registry import FirstContactFailed
 from bookie_server.start import replay
 from bookie_server.start.replayed import Replayed
 from bookie_server.storage import storage as ledger_storage
@@ -204,9 +204,9 @@ def looks_without_a_sync(record: Any) -> Any:
         try:
             return ledger_record.decode((await self._metadata.get(paths.ledger(ledger_id))).value)
         except NoNode as error:
-            raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
+            raise FirstContactFailed(Status.LEDGER_DELETED, "the ledger has no record") from error
         except StoreError as error:
-            raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
+            raise FirstContactFailed(Status.METADATA_UNAVAILABLE, str(error)) from error
 
     return looked
 

@@ -12,7 +12,7 @@ from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import ownership, topic_commits
 from spark_ledger.broker.owner.probes import Burials
-from spark_ledger.broker.owner.topic_commits import Hold, TopicCommits
+from spark_ledger.broker.owner.topic_commits import SegmentHold, TopicCommits
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.broker.produce.admission import Admission, Admitted
 from spark_ledger.broker.produce.chunks import ChunkRun
@@ -185,7 +185,9 @@ def holds_for_ever(past: Any) -> Any:
     """What is held for somebody is held until he commits."""
 
     async def waits(self: Any, partition: int, hold: Any) -> Any:
-        return await past(self, partition, Hold(hold.ledger_id, hold.opened, hold.until_s + 1e6))
+        return await past(
+            self, partition, SegmentHold(hold.ledger_id, hold.opened, hold.until_s + 1e6)
+        )
 
     return waits
 

@@ -93,7 +93,7 @@ def starts_at_what_was_heard(begin: Any) -> Any:
         pipeline = self._begin_writing_back(start)
         await self._write_back_tail(pipeline, start)
         last = pipeline.pending.last_add_confirmed
-        end = transitions.End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        end = transitions.LastEntry(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
         if last == start:
             end = await self._end_at(start)
         return await self._close(pipeline, end)
@@ -134,7 +134,7 @@ def plain_write_backs(write_back: Any) -> Any:
 
 def length_of_what_was_heard(end_at: Any) -> Any:
     async def nothing_counted(self: Any, last: int) -> Any:
-        return recovery.End(last, 0, 0)
+        return recovery.LastEntry(last, 0, 0)
 
     return nothing_counted
 

@@ -7,7 +7,7 @@ import pytest
 from bookie_server.disk import seen_links
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.seen_links import BadLinks, SeenLinks
-from bookie_server.ledgers.lineage import Lineage, Verdict, judged
+from bookie_server.ledgers.lineage import Lineage, LineageVerdict, judged
 from spark_ledger.metadata import chain, cluster, hold, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
 from spark_ledger.metadata.cluster import ClusterRecord, Hold
@@ -130,19 +130,19 @@ GROWN = Chain({0: "a", 4: "b", 5: "c"})
 @pytest.mark.parametrize(
     ("seen", "found", "links", "next_id", "id_max", "verdict"),
     [
-        (SEEN, OURS, GROWN, 100, 99, Verdict.OURS),
-        (SEEN, HELD, GROWN, None, 99, Verdict.OURS),
-        (SEEN, OURS, GROWN, 99, 99, Verdict.OLDER),
-        (SEEN, OURS, Chain({0: "a"}), 100, 0, Verdict.OLDER),
-        (SEEN, OURS, Chain({0: "a", 4: "x", 5: "y"}), 100, 0, Verdict.OLDER),
-        (SEEN, OURS, None, 100, 0, Verdict.OLDER),
-        (SEEN, ClusterRecord(ID, 2), GROWN, 100, 0, Verdict.OLDER),
-        (SEEN, ClusterRecord(ID, 4), Chain({0: "a", 2: "x"}), 100, 99, Verdict.ACCEPTED),
-        (SEEN, ClusterRecord(ID, 4), Chain({0: "a", 2: "x"}), 99, 99, Verdict.OLDER),
-        (SEEN, ClusterRecord("another", 3), GROWN, 100, 0, Verdict.FOREIGN),
-        (SEEN, None, None, 1, 0, Verdict.FOREIGN),
-        (SeenLinks(ID), ClusterRecord(ID), None, 1, 0, Verdict.OURS),
-        (SeenLinks(ID), ClusterRecord(ID), GROWN, 100, 99, Verdict.OURS),
+        (SEEN, OURS, GROWN, 100, 99, LineageVerdict.OURS),
+        (SEEN, HELD, GROWN, None, 99, LineageVerdict.OURS),
+        (SEEN, OURS, GROWN, 99, 99, LineageVerdict.OLDER),
+        (SEEN, OURS, Chain({0: "a"}), 100, 0, LineageVerdict.OLDER),
+        (SEEN, OURS, Chain({0: "a", 4: "x", 5: "y"}), 100, 0, LineageVerdict.OLDER),
+        (SEEN, OURS, None, 100, 0, LineageVerdict.OLDER),
+        (SEEN, ClusterRecord(ID, 2), GROWN, 100, 0, LineageVerdict.OLDER),
+        (SEEN, ClusterRecord(ID, 4), Chain({0: "a", 2: "x"}), 100, 99, LineageVerdict.ACCEPTED),
+        (SEEN, ClusterRecord(ID, 4), Chain({0: "a", 2: "x"}), 99, 99, LineageVerdict.OLDER),
+        (SEEN, ClusterRecord("another", 3), GROWN, 100, 0, LineageVerdict.FOREIGN),
+        (SEEN, None, None, 1, 0, LineageVerdict.FOREIGN),
+        (SeenLinks(ID), ClusterRecord(ID), None, 1, 0, LineageVerdict.OURS),
+        (SeenLinks(ID), ClusterRecord(ID), GROWN, 100, 99, LineageVerdict.OURS),
     ],
 )
 def test_what_a_store_is_to_a_disk(seen, found, links, next_id, id_max, verdict):

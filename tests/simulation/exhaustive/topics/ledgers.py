@@ -13,7 +13,7 @@ from spark_ledger import errors
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.records import LedgerIds, LedgerRecords, VersionedRecord
-from spark_ledger.ledger.transitions import End
+from spark_ledger.ledger.transitions import LastEntry
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import Operation
 from spark_ledger.topic.log.segments import Segment
@@ -61,7 +61,7 @@ class ModelLedgers:
         if known.record.closed:
             return known
         entries: int = await self.metadata.ask("fence", ledger_id)
-        end = End(entries - 1, entries * ENTRY_BYTES, entries)
+        end = LastEntry(entries - 1, entries * ENTRY_BYTES, entries)
         began = known.record.last_fragment
         return await self._records.move(
             known, lambda record: transitions.close_recovered(record, began, (began,), end)

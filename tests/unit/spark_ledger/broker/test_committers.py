@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.owner.topic_commits import Hold
+from spark_ledger.broker.owner.topic_commits import SegmentHold
 from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
@@ -32,7 +32,7 @@ class Writer:
     def hand_over(self, ledger_id, opened, until_s):
         if (ledger_id, opened) != (7, 3):
             return None
-        self.holds.append(Hold(ledger_id, opened, until_s))
+        self.holds.append(SegmentHold(ledger_id, opened, until_s))
         self.holds[-1].join()
         self.asked.set()
         return self.holds[-1]

@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.topic_commits import Hold, RollLimits
+from spark_ledger.broker.owner.topic_commits import RollLimits, SegmentHold
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over
@@ -542,7 +542,7 @@ class NeverStops:
     """A partition's writer that is asked, and is not done with what is under way."""
 
     def hand_over(self, ledger_id, opened, until_s):
-        hold = Hold(ledger_id, opened, until_s)
+        hold = SegmentHold(ledger_id, opened, until_s)
         hold.join()
         return hold
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owner.topic_commits import Hold, Holds
+from spark_ledger.broker.owner.topic_commits import SegmentHold, SegmentHolds
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import OpenLive, SealLive
 from spark_ledger.topic.log.records import Commit
@@ -57,8 +57,8 @@ class Log:
 def holding(topic, *partitions, hold_s=2.0):
     """The log, the holds of the partitions, and who waits for them to be over."""
     log = Log(topic)
-    all_, loop = Holds(log.follow, log.look), asyncio.get_running_loop()
-    holds = [Hold(10 + p, 0, loop.time() + hold_s) for p in partitions]
+    all_, loop = SegmentHolds(log.follow, log.look), asyncio.get_running_loop()
+    holds = [SegmentHold(10 + p, 0, loop.time() + hold_s) for p in partitions]
     for hold in holds:
         hold.join()
     waiting = [
@@ -151,15 +151,15 @@ def test_a_log_that_cannot_be_read_ends_the_wait_and_a_later_hold_is_waited_for_
             raise errors.Unavailable("no store")
 
         looks = [log.look, fails]
-        holds = Holds(log.follow, lambda: looks[-1]())
-        hold = Hold(10, 0, loop.time() + 2.0)
+        holds = SegmentHolds(log.follow, lambda: looks[-1]())
+        hold = SegmentHold(10, 0, loop.time() + 2.0)
         waiting = loop.create_task(holds.past(0, hold))
         await asyncio.sleep(0.1)
         hold.end()
         with pytest.raises(errors.Unavailable):
             await within([waiting])
         looks.pop()
-        again = loop.create_task(holds.past(0, Hold(10, 0, loop.time() + 2.0)))
+        again = loop.create_task(holds.past(0, SegmentHold(10, 0, loop.time() + 2.0)))
         await asyncio.sleep(0.1)
         past = sealed(log.now, 0)
         log.folds(past)

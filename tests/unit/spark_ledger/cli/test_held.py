@@ -9,17 +9,17 @@ from spark_ledger.bookies import directory
 from spark_ledger.cli import ledger, main, metadata, nodes
 from spark_ledger.cli.main import app
 from spark_ledger.metadata.cluster import ClusterRecord, Hold
-from spark_ledger.metadata.hold import Report, Status
+from spark_ledger.metadata.hold import Report, StoreStatus
 from spark_ledger.metadata.unrecorded import UnrecordedLedgers
 
 URL = ("--service-url", "zk://127.0.0.1:1/ledger")
 WHY = "the store lacks link 7"
-NOT_HELD = Status(ClusterRecord("c", 1), (8, "token"))
+NOT_HELD = StoreStatus(ClusterRecord("c", 1), (8, "token"))
 
 
 def held(*missing):
     report = Report("b1", missing, (), (), len(missing))
-    return Status(ClusterRecord("c", 0, Hold(WHY, "b1")), (3, "token"), [report])
+    return StoreStatus(ClusterRecord("c", 0, Hold(WHY, "b1")), (3, "token"), [report])
 
 
 def documents(result):

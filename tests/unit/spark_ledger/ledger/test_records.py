@@ -25,7 +25,7 @@ from tests.simulation.store import SimStore
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
 ABC = ("a", "b", "c")
-END = t.End(4, 50, 5)
+END = t.LastEntry(4, 50, 5)
 APPLIED, LOST, OK, GONE = "applied", "lost", "ok", "store gone"
 
 
@@ -235,7 +235,7 @@ async def test_a_recovery_that_loses_the_race_adopts_what_the_winner_closed():
     won = await records.move(known, RECOVERED[1])
     tail = (Fragment(0, ABC),)
     late = await flaky(store).move(
-        known, lambda record: t.close_recovered(record, tail[0], tail, t.End(2, 30, 3))
+        known, lambda record: t.close_recovered(record, tail[0], tail, t.LastEntry(2, 30, 3))
     )
     assert late == won
 
@@ -291,7 +291,7 @@ async def test_a_ledger_that_was_made_and_deleted_before_its_maker_heard_of_it_i
 
     async def deleted():
         known = await records.read(8, fresh=True)
-        await records.move(known, lambda record: t.close(record, t.End(-1, 0, 0)))
+        await records.move(known, lambda record: t.close(record, t.LastEntry(-1, 0, 0)))
         await records.delete(8)
 
     with pytest.raises(IdSpent):

@@ -60,15 +60,15 @@ def test_a_fragment_below_the_last_one_is_a_defect():
 
 
 def test_the_writer_closes_an_open_ledger_once():
-    end = t.End(4, 50, 5)
+    end = t.LastEntry(4, 50, 5)
     closed = written(t.close(record(), end))
     assert (closed.state, t.end_of(closed)) == (RecordState.CLOSED, end)
     assert isinstance(t.close(closed, end), t.Done)
-    assert isinstance(t.close(closed, t.End(3, 40, 4)), t.Refused)
+    assert isinstance(t.close(closed, t.LastEntry(3, 40, 4)), t.Refused)
 
 
 def test_the_writer_does_not_close_a_ledger_in_recovery():
-    assert isinstance(t.close(IN_RECOVERY, t.End(4, 50, 5)), t.Refused)
+    assert isinstance(t.close(IN_RECOVERY, t.LastEntry(4, 50, 5)), t.Refused)
 
 
 def test_recovery_marks_joins_and_leaves_closed_ledgers_alone():
@@ -79,42 +79,42 @@ def test_recovery_marks_joins_and_leaves_closed_ledgers_alone():
 
 def test_recovery_closes_with_its_ensemble_changes_in_one_write():
     tail = (Fragment(0, ABC), Fragment(3, ("a", "d", "c")))
-    closed = written(t.close_recovered(IN_RECOVERY, tail[0], tail, t.End(4, 50, 5)))
+    closed = written(t.close_recovered(IN_RECOVERY, tail[0], tail, t.LastEntry(4, 50, 5)))
     assert closed.fragments == tail
-    assert t.end_of(closed) == t.End(4, 50, 5)
+    assert t.end_of(closed) == t.LastEntry(4, 50, 5)
 
 
 def test_recovery_keeps_swaps_that_repair_made_in_older_fragments_meanwhile():
     began = record(RecordState.IN_RECOVERY, (Fragment(0, ABC), Fragment(5, ("a", "d", "c"))))
     swapped = record(RecordState.IN_RECOVERY, (Fragment(0, ("x", "b", "c")), began.fragments[1]))
     closed = written(
-        t.close_recovered(swapped, began.fragments[1], began.fragments[1:], t.End(4, 50, 5))
+        t.close_recovered(swapped, began.fragments[1], began.fragments[1:], t.LastEntry(4, 50, 5))
     )
     assert closed.fragments == swapped.fragments
 
 
 def test_recovery_adopts_what_another_recovery_closed():
     tail = (Fragment(0, ABC),)
-    assert isinstance(t.close_recovered(CLOSED, tail[0], tail, t.End(2, 1, 1)), t.Done)
+    assert isinstance(t.close_recovered(CLOSED, tail[0], tail, t.LastEntry(2, 1, 1)), t.Done)
 
 
 def test_recovery_does_not_close_a_ledger_that_is_open_or_has_another_last_fragment():
     tail = (Fragment(0, ABC),)
     began = Fragment(0, ABC)
-    assert isinstance(t.close_recovered(record(), began, tail, t.End(4, 50, 5)), t.Refused)
+    assert isinstance(t.close_recovered(record(), began, tail, t.LastEntry(4, 50, 5)), t.Refused)
     for fragments in ((began, Fragment(5, ABC)), (Fragment(0, ("a", "x", "c")),)):
         moved = record(RecordState.IN_RECOVERY, fragments)
-        assert isinstance(t.close_recovered(moved, began, tail, t.End(4, 50, 5)), t.Refused)
+        assert isinstance(t.close_recovered(moved, began, tail, t.LastEntry(4, 50, 5)), t.Refused)
 
 
 def test_an_empty_ledger_closes_at_minus_one_with_no_bytes_and_no_rows():
-    closed = written(t.close(record(), t.End(-1, 0, 0)))
+    closed = written(t.close(record(), t.LastEntry(-1, 0, 0)))
     assert (closed.last_entry, closed.length_bytes, closed.rows) == (-1, 0, 0)
 
 
 # -- the table: every move from every state --------------------------------------------------------
 
-END = t.End(4, 50, 5)
+END = t.LastEntry(4, 50, 5)
 ROWS = {
     # move: (what it makes of OPEN, of IN_RECOVERY, of CLOSED at END), what it may change
     "change": (
@@ -180,7 +180,9 @@ def test_after_any_other_move_a_move_is_refused_done_or_keeps_what_the_other_mad
             assert judged.record.closed, "IN_RECOVERY goes to CLOSED only"
 
 
-@pytest.mark.parametrize("end", [t.End(3, 40, 4), t.End(4, 51, 5), t.End(4, 50, 6)], ids=str)
+@pytest.mark.parametrize(
+    "end", [t.LastEntry(3, 40, 4), t.LastEntry(4, 51, 5), t.LastEntry(4, 50, 6)], ids=str
+)
 def test_a_close_at_another_end_than_the_ledger_is_closed_at_is_refused(end):
     assert isinstance(t.close(CLOSED, end), t.Refused)
 

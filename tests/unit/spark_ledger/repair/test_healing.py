@@ -126,7 +126,7 @@ async def test_a_closed_ledger_is_fenced_at_the_bookie_that_joins_before_it_has_
     spare = next(name for name in "abcd" if name not in ensemble)
     asked = cluster.bookies[spare].requests
     await gone(cluster, ensemble[1])
-    moved = await slots.give_away(ledgers, ledger_id, slots.Slot(0, 1, ensemble[1]), TOKENS)
+    moved = await slots.give_away(ledgers, ledger_id, slots.FragmentSlot(0, 1, ensemble[1]), TOKENS)
     assert moved[1:4] == (spare, 5, "")
     fences = [at for at, one in enumerate(asked) if isinstance(one, m.ReadRequest) and one.fence]
     adds = [at for at, one in enumerate(asked) if isinstance(one, m.AddRequest)]
@@ -146,7 +146,7 @@ async def test_the_joining_bookie_is_named_before_its_first_copy_and_read_by_nob
         return None
 
     cluster.bookies[spare].override = takes_no_copy
-    slot = slots.Slot(0, 0, ensemble[0])
+    slot = slots.FragmentSlot(0, 0, ensemble[0])
     moved = await slots.give_away(ledgers, ledger_id, slot, TOKENS)
     assert "does not take a copy" in moved.why
     record = (await ledgers.record(ledger_id, fresh=True)).record
@@ -337,7 +337,7 @@ async def test_a_member_that_was_gone_before_the_worker_began_has_its_rack_all_t
         old, new = (("a", "d"), ("b", "e"))[number % 2]
         later = await cluster.client()
         ensemble = (await later.record(ledger_id)).record.last_fragment.ensemble
-        slot = slots.Slot(0, ensemble.index(old), old)
+        slot = slots.FragmentSlot(0, ensemble.index(old), old)
         moved = await slots.give_away(later, ledger_id, slot, TOKENS)
         assert moved.new == new, "the other one has the rack of a member that is gone"
 
@@ -429,7 +429,7 @@ async def test_all_of_an_open_ledger_is_copied_for_a_plain_read_shows_what_is_no
         at = cluster.bookies[first[1]].entries[writer.ledger_id, entry_id]
         cluster.bookies[spare].entries[writer.ledger_id, entry_id] = at
     moved = await slots.give_away(
-        ledgers, writer.ledger_id, slots.Slot(0, 0, first[0]), TOKENS, avoid=others
+        ledgers, writer.ledger_id, slots.FragmentSlot(0, 0, first[0]), TOKENS, avoid=others
     )
     assert moved[1:4] == (spare, begin, "")
 

@@ -129,7 +129,9 @@ async def test_a_ledger_in_recovery_is_given_to_no_bookie_before_its_end_is_deci
     path = paths.ledger(known.record.ledger_id)
     await gone(cluster, lost)
     await cluster.admin.set(path, ledger_record.encode(undecided), known.version)
-    moved = await slots.give_away(ledgers, known.record.ledger_id, slots.Slot(0, 0, lost), TOKENS)
+    moved = await slots.give_away(
+        ledgers, known.record.ledger_id, slots.FragmentSlot(0, 0, lost), TOKENS
+    )
     assert "its end undecided" in moved.why
     assert not (await ledgers.record(known.record.ledger_id, fresh=True)).record.joining
 

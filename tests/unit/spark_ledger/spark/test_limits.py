@@ -17,7 +17,7 @@ from spark_ledger.spark.options.limits import NEVER_MS, Curve, Limits, admit, cu
 from spark_ledger.spark.options.offsets import Positions
 from spark_ledger.topic.log.actions import Append, Hole
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.segment_table import BlobPointer, Interval, Intervals, TableChunk
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, apply, empty
 from tests.kit.segments_seen import segments_of
@@ -209,7 +209,7 @@ def test_a_backlog_that_is_only_a_hole_is_passed_at_once():
 
 
 def test_a_chunk_that_was_not_read_counts_as_rows_of_equal_size():
-    chunk = Chunk(BlobPointer(1, 1, 0, 0, 9, 9), 100)
+    chunk = TableChunk(BlobPointer(1, 1, 0, 0, 9, 9), 100)
     kept = PartitionState(0, 0, 100, Intervals([Interval(0, 100, chunk, 1000, 5, 9)]))
     curve = curve_of(kept, 0, 100)
     assert (curve.after_bytes(0, 500), curve.since_ms) == (50, 5)

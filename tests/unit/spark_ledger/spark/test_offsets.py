@@ -15,7 +15,7 @@ from spark_ledger.errors import (
     TopicRecreated,
 )
 from spark_ledger.spark.options import offsets
-from spark_ledger.spark.options.offsets import TopicEnds, Trimmed
+from spark_ledger.spark.options.offsets import TopicEnds, TrimmedRange
 from spark_ledger.spark.options.start_positions import (
     AtSubscription,
     parse_offsets,
@@ -141,7 +141,7 @@ def test_an_offset_that_is_kept_no_more_is_the_first_kept_one_where_losses_are_a
 
 
 def test_what_is_kept_no_more_is_told_with_its_rows():
-    said = offsets.rows_trimmed([Trimmed("t", 0, 2, 5)])
+    said = offsets.rows_trimmed([TrimmedRange("t", 0, 2, 5)])
     assert "[LEDGER_DATA_LOSS.TRIMMED] 3 rows to be read were removed: offsets 2 to 4" in str(said)
     assert said.facts == {"rows": 3}
 

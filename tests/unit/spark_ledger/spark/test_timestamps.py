@@ -11,10 +11,10 @@ from spark_ledger.topic.log.actions import Append, OpenLive
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import (
     BlobPointer,
-    Chunk,
     Interval,
     Intervals,
     SegmentTable,
+    TableChunk,
 )
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, TopicState, apply, empty
@@ -71,7 +71,7 @@ def test_rows_of_a_live_segment_are_newer_than_any_moment():
 
 def test_a_moment_within_a_chunk_needs_it_read():
     placed = segments_of(committed((0, 10, 100), (0, 10, 200)).partitions[0])
-    chunk = Chunk(BlobPointer(1, 1, 0, 0, 9, 9), 2)
+    chunk = TableChunk(BlobPointer(1, 1, 0, 0, 9, 9), 2)
     kept = PartitionState(0, 0, 20, Intervals([Interval(0, 20, chunk, 18, 100, 200)]))
     state = TopicState("id", (kept,))
     assert start_positions.chunks_to_look_up(state, {0: 150}) == [chunk]

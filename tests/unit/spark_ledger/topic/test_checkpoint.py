@@ -21,10 +21,10 @@ from spark_ledger.topic.log.actions import (
     Terminate,
     Trim,
 )
-from spark_ledger.topic.log.blobs import Stored, pack, unpack
+from spark_ledger.topic.log.blobs import StoredEntries, pack, unpack
 from spark_ledger.topic.log.checkpoint import Root
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, SegmentTable
+from spark_ledger.topic.log.segment_table import BlobPointer, SegmentTable, TableChunk
 from spark_ledger.topic.log.segments import INLINE, Segment
 from tests.kit.segments_seen import entry_ids
 from tests.unit.spark_ledger.topic.stage import segment
@@ -142,7 +142,7 @@ class Shelf:
             first = self.rng.randrange(5)
             for n, payload in enumerate(payloads):
                 self.payloads[self.ledger, first + n] = payload
-            stored = Stored(self.ledger, 3, first, first + len(payloads) - 1)
+            stored = StoredEntries(self.ledger, 3, first, first + len(payloads) - 1)
             parts = checkpoint.with_inline_moved(parts, stored)
         if self.rng.random() < 0.5:
             size = self.rng.choice((1, 2, 1000)) * checkpoint.CHUNK_BYTES_MAX
@@ -163,7 +163,7 @@ class Shelf:
         self.ledger += 1
         table = SegmentTable.decode(checkpoint.tail_table(part).encode())
         pointer = BlobPointer(self.ledger, 0, 0, 0, 1, 0)
-        chunk = Chunk(pointer, len(table), checkpoint.rows_of(part))
+        chunk = TableChunk(pointer, len(table), checkpoint.rows_of(part))
         self.chunks[chunk] = table
         return chunk
 

@@ -6,7 +6,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.log import blobs
 from spark_ledger.topic.log.blobs import ChunkStore
-from spark_ledger.topic.log.segment_table import Chunk, SegmentTable
+from spark_ledger.topic.log.segment_table import SegmentTable, TableChunk
 from spark_ledger.topic.log.segments import PlacedSegment
 from tests.unit.spark_ledger.topic.stage import play, segment
 
@@ -20,7 +20,7 @@ def table(ledger_id, count=20):
 async def stored(stage, count):
     intent = await stage.intent()
     async with stage.client.blobs.held(intent, stage.topic.id, stage.topic.policies) as held:
-        return [Chunk(await held.write(table(n).encode()), 20, 100) for n in range(count)]
+        return [TableChunk(await held.write(table(n).encode()), 20, 100) for n in range(count)]
 
 
 def counted(reader):

@@ -12,7 +12,12 @@ from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from spark_ledger.topic.subscription.nodes import SubscriptionNodes
-from spark_ledger.topic.subscription.records import Claim, Share, SubscriptionKind, with_shares
+from spark_ledger.topic.subscription.records import (
+    Claim,
+    SubscriptionKind,
+    SubscriptionShare,
+    with_shares,
+)
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.subscription.subscriptions import LEASE_S
 from tests.unit.spark_ledger.topic.stage import play
@@ -75,8 +80,11 @@ def play_here(act):
 
 
 def test_of_two_shares_the_one_of_the_later_owner_counts_and_none_of_an_older_epoch():
-    early, late = Share(3, True, {0: (1, 90), 1: (1, 10)}), Share(3, False, {0: (2, 50)})
-    old = Share(2, True, {2: (9, 99)})
+    early, late = (
+        SubscriptionShare(3, True, {0: (1, 90), 1: (1, 10)}),
+        SubscriptionShare(3, False, {0: (2, 50)}),
+    )
+    old = SubscriptionShare(2, True, {2: (9, 99)})
     assert with_shares({0: 5, 2: 7}, 3, [late, old, early]) == {0: 50, 1: 10, 2: 7}
 
 

@@ -17,7 +17,7 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
 from spark_ledger.topic.log.state import apply, empty
-from spark_ledger.topic.read.live import Starts, first_piece, first_since, starts_of
+from spark_ledger.topic.read.live import EntryStarts, first_piece, first_since, starts_of
 from spark_ledger.topic.read.pieces import CountedSlice, LiveRows, Span, pieces_of, slices_of
 from spark_ledger.topic.read.plan import Cutting, LedgerEnd, lost_of, plan_read
 from spark_ledger.topic.subscription.lag import topic_lag
@@ -184,7 +184,7 @@ def test_the_first_entry_of_a_slice_is_found_by_a_few_reads():
         reader.read = counting
         for row in (0, 1, 155, 398, 399):
             wanted = LiveRows(live, row, 400, record.last_entry, 400)
-            assert await first_piece(reader, wanted, Starts()) == (row // 2, row // 2 * 2)
+            assert await first_piece(reader, wanted, EntryStarts()) == (row // 2, row // 2 * 2)
         assert len(reads) <= 10
 
     play(act)

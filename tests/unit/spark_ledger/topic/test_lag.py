@@ -6,7 +6,7 @@ from spark_ledger import errors
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Trim
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.segment_table import BlobPointer, Interval, Intervals, TableChunk
 from spark_ledger.topic.read.live import LiveEnd
 from spark_ledger.topic.subscription import seek_target
 from spark_ledger.topic.subscription.lag import PartitionLag, spark_metrics, topic_lag
@@ -35,7 +35,7 @@ def in_a_chunk(topic):
     held = topic.partitions[0]
     lo, hi = held.start_offset, held.end_offset
     (part,) = held.stretches(lo, hi)
-    chunk = Chunk(BlobPointer(7, 1, 0, 0, 100, 0), len(part.table))
+    chunk = TableChunk(BlobPointer(7, 1, 0, 0, 100, 0), len(part.table))
     one = Interval(lo, hi, chunk, held.bytes_between(lo, hi), 1000, 4000)
     moved = replace(held, intervals=Intervals([one]))
     return replace(topic, partitions=(moved,)), {chunk: part.table}

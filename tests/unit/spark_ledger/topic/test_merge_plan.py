@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Replace, Trim
 from spark_ledger.topic.log.records import Commit
-from spark_ledger.topic.log.segment_table import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.segment_table import BlobPointer, Interval, Intervals, TableChunk
 from spark_ledger.topic.log.state import PartitionState
 from spark_ledger.topic.upkeep.merge_plan import (
     QUIET_MS,
@@ -203,7 +203,7 @@ def test_each_row_is_copied_a_few_times_however_long_a_topic_grows(commits_s, ro
 
 
 def test_of_a_checkpoints_chunk_whose_segments_are_not_small_nothing_is_looked_for():
-    chunk = Chunk(BlobPointer(1, 0, 0, 0, 1, 1), segments=10, rows=100)
+    chunk = TableChunk(BlobPointer(1, 0, 0, 0, 1, 1), segments=10, rows=100)
 
     def held(bytes_):
         some = [Interval(0, 100, chunk, bytes_, 0, 0), Interval(100, 130, None, 0, 0, 0)]

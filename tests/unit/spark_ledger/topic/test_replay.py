@@ -3,7 +3,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.draft import CommitKind, TxnKey
-from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work, work_of
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, TaskWork, work_of
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.records import Content, TopicRows, TxnRecord
@@ -56,7 +56,7 @@ def test_a_batch_below_the_last_committed_one_is_refused_whatever_its_rows(on_re
 
 def test_a_batch_below_the_last_committed_one_is_appended_where_that_is_wanted():
     assert settled(recorded(8), SAME, OnReplay.APPEND) is None
-    assert work_of(recorded(8), "q", 7, OnReplay.APPEND) is Work.WRITE
+    assert work_of(recorded(8), "q", 7, OnReplay.APPEND) is TaskWork.WRITE
 
 
 def test_a_job_outside_queries_changes_nothing_at_or_below_the_recorded_version():
@@ -66,17 +66,17 @@ def test_a_job_outside_queries_changes_nothing_at_or_below_the_recorded_version(
 
     assert [one.kind.value for one in told] == ["already", "skipped", "already"]
     for version in (7, 8):
-        assert work_of(recorded(version), "q", 7, OnReplay.IGNORE) is Work.COMPARE
+        assert work_of(recorded(version), "q", 7, OnReplay.IGNORE) is TaskWork.COMPARE
 
 
 @pytest.mark.parametrize(
     ("version", "on_replay", "work"),
     [
-        (6, OnReplay.FAIL, Work.WRITE),
-        (7, OnReplay.FAIL, Work.COMPARE),
-        (7, OnReplay.SKIP, Work.COMPARE),
-        (7, OnReplay.APPEND, Work.WRITE),
-        (7, OnReplay.REPLACE, Work.WRITE),
+        (6, OnReplay.FAIL, TaskWork.WRITE),
+        (7, OnReplay.FAIL, TaskWork.COMPARE),
+        (7, OnReplay.SKIP, TaskWork.COMPARE),
+        (7, OnReplay.APPEND, TaskWork.WRITE),
+        (7, OnReplay.REPLACE, TaskWork.WRITE),
     ],
 )
 def test_a_task_writes_unless_its_rows_are_only_to_be_compared(version, on_replay, work):

@@ -12,10 +12,10 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import (
     BlobPointer,
-    Chunk,
     Interval,
     Intervals,
     SegmentTable,
+    TableChunk,
 )
 from spark_ledger.topic.upkeep import retention
 from tests.unit.spark_ledger.topic.stage import segment
@@ -46,7 +46,7 @@ def in_one_chunk(topic):
     read, partitions = {}, []
     for held in topic.partitions:
         table = SegmentTable.joined([one.source for one in held.intervals])
-        chunk = Chunk(BlobPointer(9_000 + held.number, 0, 0, 0, 1, 0), len(table))
+        chunk = TableChunk(BlobPointer(9_000 + held.number, 0, 0, 0, 1, 0), len(table))
         read[chunk] = table
         every = list(held.intervals)
         whole = Interval(
