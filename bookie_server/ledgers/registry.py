@@ -275,7 +275,7 @@ class LedgerHandles:
         return handle.compared < (self._look if below else self._other_since)
 
     async def assure(self, handle: LedgerHandle) -> None:
-        """Called before any read. Raises FirstContactFailed: another ledger's entries are stored."""
+        """Called before any read. Raises FirstContactFailed: another ledger's entries are here."""
         if self.is_uncertain(handle, below=False):
             await self.compare(handle)
         if handle.other:
