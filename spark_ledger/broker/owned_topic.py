@@ -121,7 +121,8 @@ class OwnedTopic:
     async def _open(self, number: int) -> OwnedPartition:
         state, budget = self._follower.state, self._budget
         log = Partition(self._client, self.info, number, state, budget, self._catch_up)
-        writer = log.open_end = LiveWriter(self._commits, number, self._limits, log.stored)
+        writer = LiveWriter(self._commits, number, self._limits, log.stored)
+        log.open_end = writer.open_end
         epoch = self._commits.epochs[number]
         await writer.start()
         return OwnedPartition(self.info, log, writer, epoch, self._aside)

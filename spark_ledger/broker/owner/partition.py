@@ -13,6 +13,7 @@ two steps the event loop does its other work.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from spark_ledger import errors
@@ -56,14 +57,28 @@ async def _nothing_heard() -> int:
     return 0
 
 
-class OpenEnd(Protocol):
-    """What the writer of a partition shares with its readers: the live segment that it appends to,
-    and of it one past the last offset, and the last entry, that are confirmed."""
+@dataclass(slots=True)
+class OpenEnd:
+    """The open end of a partition, which its writer moves and its readers read: the live segment
+    to which this owner appends, once it was read back, and of it one past the last offset, and the
+    last entry, that are confirmed."""
 
-    live: LiveSegment | None
+    live: LiveSegment | None = None
+    end: int = 0
+    last_entry: int = -1
 
-    @property
-    def confirmed(self) -> tuple[int, int]: ...
+    def open(self, live: LiveSegment) -> None:
+        """Of the segment nothing is confirmed yet."""
+        self.live, self.end, self.last_entry = live, live.base, live.first_entry - 1
+
+    def confirm(self, rows: int) -> None:
+        """The next entry, which has so many rows, is confirmed."""
+        self.end += rows
+        self.last_entry += 1
+
+    def close(self) -> None:
+        """No segment is live here."""
+        self.live, self.end, self.last_entry = None, 0, -1
 
 
 class StoredRun(Protocol):
@@ -94,8 +109,8 @@ class Partition:
         self.ledger = names.ledger_number(topic.id)
         """Of its message ids."""
         self.deduplicates = topic.policies.deduplication
-        self.open_end: OpenEnd
-        """Set by the maker."""
+        self.open_end = OpenEnd()
+        """The writer's, where this broker appends to the partition."""
         self._client = client
         self._topic = topic
         self._state = state
@@ -134,7 +149,7 @@ class Partition:
         ended is not in a commit yet (hazard 33), or the metadata store is away."""
         with suppress(errors.Unavailable):
             self._end = max(self._end, self.held.end_offset)
-        self._end = max(self._end, self.open_end.confirmed[0])
+        self._end = max(self._end, self.open_end.end)
         return self._end
 
     def wake(self) -> None:
@@ -309,7 +324,8 @@ class Partition:
         errors.Unavailable if a ledger that ended is not sealed."""
         ms = max(0, min(ms, pulsar_batch.TIME_MS_MAX))
         await self._readable(self.end - 1)
-        live, (confirmed, last_entry) = self.open_end.live, self.open_end.confirmed
+        live, confirmed = self.open_end.live, self.open_end.end
+        last_entry = self.open_end.last_entry
         if live is not None:
             await self._readable(live.base - 1)
         state = self._state()
@@ -335,7 +351,7 @@ class Partition:
 
     def _is_live(self, offset: int) -> bool:
         live = self.open_end.live
-        return live is not None and live.base <= offset < self.open_end.confirmed[0]
+        return live is not None and live.base <= offset < self.open_end.end
 
     async def _planned(self, offset: int) -> list[ReadTask]:
         """Reads of what is confirmed from the offset on: of commits, or else of the live ledger."""
@@ -346,8 +362,8 @@ class Partition:
             ranges = {self.number: (max(offset, held.start_offset), end)}
             state, tables = await self._client.readable(state, ranges)
             return plan_read(state, ranges, topic=self._topic.name.full, read=tables)
-        live, (confirmed, last_entry) = self.open_end.live, self.open_end.confirmed
+        live, end = self.open_end.live, min(self.open_end.end, offset + PLANNED_ROWS_MAX)
         if live is None or not self._is_live(offset):
             return []
-        rows = LiveRows(live, offset, min(confirmed, offset + PLANNED_ROWS_MAX), last_entry)
+        rows = LiveRows(live, offset, end, self.open_end.last_entry)
         return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, rows)]

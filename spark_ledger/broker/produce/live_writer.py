@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.partition import OpenEnd
 from spark_ledger.broker.owner.topic_commits import (
     PAUSE_S,
     PAUSE_S_MAX,
@@ -100,8 +101,8 @@ class LiveWriter:
         self._writer: AsyncLedgerWriter | None = None
         self._intent: Intent | None = None  # that the ledger at hand was made under
         self._next: Next | None = None
-        self.live: LiveSegment | None = None
-        """The live segment that this owner appends to, once it was read back."""
+        self.open_end = OpenEnd()
+        """Shared with the readers of the partition."""
         self._reopened = False  # the ledger at hand had segments before the live one
         self._ended: SealLive | None = None
         self._asked: SegmentHold | None = None  # the segment at hand is to be handed over, or was
@@ -110,19 +111,11 @@ class LiveWriter:
         self._rolls = False  # the next ledger is opened although nothing waits
         self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
-        self._confirmed = 0  # and of those that are acknowledged
         self._rowless = self._rowless_confirmed = NONE  # of both, offsets without a row
         self._bytes, self._written_ms = 0, list[int]()
         self._opened_s = self._used_s = 0.0
         self._closing, self._ends = False, 0  # how often what may be stored has failed here
         self._unsealed = False  # an entry was under way then, and its ledger is not sealed yet
-
-    @property
-    def confirmed(self) -> tuple[int, int]:
-        """Of the live segment one past the last offset, and its last entry, that are confirmed."""
-        if self.live is None or self._writer is None:
-            return 0, -1
-        return self.live.origin + self._confirmed, self._writer.last_add_confirmed
 
     async def is_fenced(self) -> bool:
         """Whether another process has fenced the ledger at hand, as far as its bookies answer."""
@@ -162,7 +155,7 @@ class LiveWriter:
         """Stop the live segment that commit `opened`, or a later one, began in that ledger, for a
         committer, and hold until `until_s` of the loop's clock, or until the last committer leaves.
         None if the segment is not to be handed over. The caller leaves the hold."""
-        asked, live, following = self._asked, self.live, self._next
+        asked, live, following = self._asked, self.open_end.live, self._next
         if asked is None and live is not None:
             if live.ledger_id != ledger_id or self._closing:
                 return None
@@ -278,7 +271,7 @@ class LiveWriter:
 
     def _take_asked(self) -> None:
         """A committer that asked before the segment was read back comes after what waited then."""
-        live, asked, self._asked_next = self.live, self._asked_next, None
+        live, asked, self._asked_next = self.open_end.live, self._asked_next, None
         if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
             asked.opened, self._asked = live.opened, asked
         elif asked is not None:
@@ -295,7 +288,7 @@ class LiveWriter:
                 raise
 
     def _send_entry(self, runs: list[Waiting], size: int, rows: int) -> None:
-        writer, live = self._writer, self.live
+        writer, live = self._writer, self.open_end.live
         assert writer is not None and live is not None
         now_ms, offset = self._commits.now_ms(), live.origin + self._sent
         share = Share(self._number, rows, offset if self._reopened else self._sent)
@@ -343,10 +336,9 @@ class LiveWriter:
         self._decided.tell()
 
     def _is_stored(self, entry: Entry) -> None:
-        assert self.live is not None
-        offset = self.live.origin + self._confirmed
+        offset = self.open_end.end
         self._runs.remove(entry.runs)
-        self._confirmed += entry.rows
+        self.open_end.confirm(entry.rows)
         self._rowless_confirmed = entry.rowless
         for run in entry.runs:
             self._stored(offset, run)
@@ -367,7 +359,9 @@ class LiveWriter:
         return self._asked is not None or reached or many or self._is_long()
 
     def _is_long(self) -> bool:
-        return self._deduplicates and self._limits.is_long(self.live, self._bytes, self._entries)
+        return self._deduplicates and self._limits.is_long(
+            self.open_end.live, self._bytes, self._entries
+        )
 
     def _over(self) -> bool:
         """Whether the ledger is to be left once nothing is under way."""
@@ -381,9 +375,9 @@ class LiveWriter:
     def _stop(self) -> None:
         """Hand the segment over, whose entries are all stored. The next commit, of this owner or of
         a committer, has its seal and the opening of another segment in the same ledger."""
-        writer, live, intent = self._writer, self.live, self._intent
+        writer, live, intent = self._writer, self.open_end.live, self._intent
         assert writer is not None and live is not None and intent is not None
-        assert self._confirmed == self._sent, "nothing is under way"
+        assert self.open_end.end == live.origin + self._sent, "nothing is under way"
         has = Extent(self._entries, self._sent, writer.confirmed_bytes)
         self._next = Next(writer, intent, has, live.opened)
         self._rolls = not self._closing
@@ -409,14 +403,15 @@ class LiveWriter:
     async def _decide(self) -> None:
         """The ledger failed, or was fenced: what its CLOSED record has is stored, and the rest is
         to be sent again (hazard 31). Raises Deposed."""
-        writer, live = self._writer, self.live
+        writer, live = self._writer, self.open_end.live
         assert writer is not None and live is not None
         fenced = isinstance(writer.failure, errors.LedgerFenced)
         writer.abandon()
         ledger_id = writer.ledger_id
         recovered = await self._commits.recovered(ledger_id, self._number, lambda: self._closing)
         first = self._entries - len(self._inflight)
-        there = stored_from(first, ledger_id, recovered.record, self._confirmed)
+        confirmed = self.open_end.end - live.origin
+        there = stored_from(first, ledger_id, recovered.record, confirmed)
         for _ in range(there):
             self._is_stored(self._inflight.popleft())
         refused = self._joining.refused(self._inflight, first + there)
@@ -434,17 +429,19 @@ class LiveWriter:
 
     def _forget(self, version: int, has: Extent) -> None:
         """The segment at hand is over; its seal goes into the next commit."""
-        assert self.live is not None
+        live = self.open_end.live
+        assert live is not None
         ids_and_rowless = (self._ids.of_segment, self._rowless_confirmed)
-        self._ended = seal_of(self.live, version, has, self._written_ms, *ids_and_rowless)
-        self._writer, self.live = None, None
+        self._ended = seal_of(live, version, has, self._written_ms, *ids_and_rowless)
+        self._writer = None
+        self.open_end.close()
         self._start_over()
 
     def _start_over(self) -> None:
         """Nothing is counted of the segment that comes next."""
         self._ids.of_segment = {}
         self._written_ms = []
-        self._entries = self._sent = self._confirmed = self._bytes = 0
+        self._entries = self._sent = self._bytes = 0
         self._rowless = self._rowless_confirmed = NONE
 
     def _hand(self) -> None:
@@ -544,11 +541,11 @@ class LiveWriter:
         following = self._next
         assert following is not None and live.first_entry == following.has.entries
         self._writer, self._intent = following.writer, following.intent
-        self.live, self._ended, self._next = live, None, None
+        self._ended = self._next = None
         self._reopened = following.after != ANY_OPENING
         has = following.has
-        self._entries, self._sent, self._confirmed = has.entries, has.rows, has.rows
-        self._bytes = has.bytes
+        self.open_end.open(live)
+        self._entries, self._sent, self._bytes = has.entries, has.rows, has.bytes
         now_s = asyncio.get_running_loop().time()
         if not self._reopened:
             self._opened_s = now_s
@@ -576,7 +573,8 @@ class LiveWriter:
         """Whatever waits has failed; what was sent may be stored all the same."""
         if self._writer is not None:
             self._writer.abandon()
-        self._writer, self.live = None, None
+        self._writer = None
+        self.open_end.close()
         for asked in (self._asked, self._asked_next):
             if asked is not None:
                 asked.hand(None)

@@ -11,6 +11,7 @@ from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import ownership, topic_commits
+from spark_ledger.broker.owner.partition import OpenEnd
 from spark_ledger.broker.owner.probes import Burials
 from spark_ledger.broker.owner.topic_commits import SegmentHold, TopicCommits
 from spark_ledger.broker.produce import live_writer
@@ -65,7 +66,7 @@ def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
         following = await self._next_ledger()
-        opened = self._opening(following)
+        opened = self._commits.opening(self._number, following)
         commit = self._commits.commit([*actions, opened])
         committing = asyncio.get_running_loop().create_task(commit)
         committing.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -87,7 +88,8 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.runs))
         self._inflight.clear()
-        self._ended, self._writer, self.live = None, None, None
+        self._ended = self._writer = None
+        self.open_end.close()
         self._start_over()
 
     return again
@@ -159,15 +161,34 @@ def seals_what_is_confirmed_now(sealed: Any) -> Any:
     return unfenced
 
 
-def serves_what_is_sent(confirmed: Any) -> Any:
+def serves_what_is_sent(send: Any) -> Any:
     """What is under way counts as confirmed."""
 
-    def sent(self: Any) -> tuple[int, int]:
-        if self.live is None or self._writer is None:
-            return 0, -1
-        return self.live.origin + self._sent, self._entries - 1
+    def sent(self: Any) -> None:
+        if not isinstance(self.open_end, OfWriter):
+            self.open_end = OfWriter(self.open_end)
+        send(self)
+        of_readers = self.open_end.of_readers
+        of_readers.end = self.open_end.live.origin + self._sent
+        of_readers.last_entry = self._entries - 1
 
-    return property(sent)
+    return sent
+
+
+class OfWriter(OpenEnd):
+    """The end as the writer counts on; readers have another one."""
+
+    def __init__(self, of_readers: OpenEnd) -> None:
+        super().__init__(of_readers.live, of_readers.end, of_readers.last_entry)
+        self.of_readers = of_readers
+
+    def open(self, live: LiveSegment) -> None:
+        super().open(live)
+        self.of_readers.open(live)
+
+    def close(self) -> None:
+        super().close()
+        self.of_readers.close()
 
 
 def tells_duplicates_at_once(settled: Any) -> Any:
@@ -226,7 +247,7 @@ def counts_on(goes_on: Any) -> Any:
 
     def went_on(self: Any, live: Any, state: Any) -> None:
         goes_on(self, live, state)
-        self.live = replace(live, rows_before=0)
+        self.open_end.open(replace(live, rows_before=0))
 
     return went_on
 
@@ -258,7 +279,7 @@ def receipt_when_it_is_sent(send: Any) -> Any:
     """A batch is told to be stored when it is sent."""
 
     def sent(self: Any) -> None:
-        before, offset = len(self._inflight), self.live.base + self._sent
+        before, offset = len(self._inflight), self.open_end.live.base + self._sent
         send(self)
         for entry in list(self._inflight)[before:]:
             for run in entry.runs:
@@ -400,7 +421,7 @@ EVERY = (
         *(seals_what_is_confirmed_now, CUT),
     ),
     Mutant(
-        *("under way taken for confirmed", "invariant 9", LiveWriter, "confirmed"),
+        *("under way taken for confirmed", "invariant 9", LiveWriter, "_send"),
         *(serves_what_is_sent, SERVES),
     ),
     Mutant(

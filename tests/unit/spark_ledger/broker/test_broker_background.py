@@ -181,7 +181,7 @@ def test_a_broker_without_store_sends_clients_away_within_five_seconds_of_the_fe
         brokers = Brokers(stage)
         a, b = await brokers.new("a"), await brokers.new("b")
         partition, producer = await serving(a)
-        ledger = stage.world.ghost.ledgers[partition.writer.live.ledger_id]
+        ledger = stage.world.ghost.ledgers[partition.writer.open_end.live.ledger_id]
         await asyncio.sleep(2)
         a.client.store.suspend(600.0)
         async with asyncio.timeout(60):

@@ -326,7 +326,7 @@ class Consuming:
         self.state = await owner.commits.state()
         budget = TailBudget(tail_bytes if kept else 1)
         self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, budget)
-        self.partition.open_end = owner.writer
+        self.partition.open_end = owner.writer.open_end
         if kept:
             owner.stored = self.partition.stored
         self.frames = []
@@ -521,7 +521,8 @@ def test_the_last_message_is_not_one_before_rows_of_spark_that_the_log_tells_of_
         one.lone(b"a")
         await all_sent(owner)
         await by_spark(stage)
-        await until(lambda: owner.writer.live is not None and owner.writer.live.base == 2)
+        end = owner.writer.open_end
+        await until(lambda: end.live is not None and end.live.base == 2)
         found = asyncio.create_task(made.partition.last())
         await asyncio.sleep(0.1)
         made.state = await owner.commits.state()

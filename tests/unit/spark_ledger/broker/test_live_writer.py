@@ -153,7 +153,7 @@ def test_nothing_is_sent_before_the_own_opening_was_read_back():
 
         async def lost_response(*asked):
             await commit(*asked)
-            states.append(owner.writer.live)
+            states.append(owner.writer.open_end.live)
             lost.set()
             raise errors.Unavailable("the response was lost")
 
@@ -227,7 +227,7 @@ def test_an_idle_partition_has_no_open_ledger():
     async def act(stage):
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"a"]))
-        assert owner.writer.live is not None
+        assert owner.writer.open_end.live is not None
         await asyncio.sleep(70)
         state = await owner.commits.state()
         assert (state.partitions[0].live, state.partitions[0].end_offset) == (None, 1)
@@ -241,7 +241,7 @@ def test_batches_share_an_entry_while_others_are_under_way():
     async def act(stage):
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"first"]))
-        ledger = owner.writer.live.ledger_id
+        ledger = owner.writer.open_end.live.ledger_id
         await owner.all_stored(owner.send(*([b"%d" % i] for i in range(100))))
         await owner.writer.close()
         record = (await stage.client.ledgers.record(ledger)).record
@@ -472,7 +472,7 @@ def test_what_comes_again_after_the_work_has_ended_is_failed_when_the_partition_
 
 async def fenced_by_another(stage, owner):
     """The live ledger is recovered by somebody else."""
-    await (await stage.another()).ledgers.recover(owner.writer.live.ledger_id)
+    await (await stage.another()).ledgers.recover(owner.writer.open_end.live.ledger_id)
 
 
 def fails(calls, error, times=1):

@@ -29,7 +29,7 @@ class Reading:
         budget = TailBudget(1 << 20 if kept else 1)
         given = (stage.client, stage.topic, 0, lambda: self.state, budget, self.catch_up)
         self.partition = Partition(*given)
-        self.partition.open_end = owner.writer
+        self.partition.open_end = owner.writer.open_end
         owner.stored = self.partition.stored
         await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
         intent = await stage.intent()

@@ -32,7 +32,7 @@ def test_a_successor_reads_a_tail_alone_and_knows_how_far_every_producer_had_com
         await first.over.wait()
         for number in range(0, 20, 2):
             await sent_by(old, number)
-        live = old.writer.live
+        live = old.writer.open_end.live
         assert live.first_entry > 0
         assert live.ledger_id == (await old.commits.state()).partitions[0].live.ledger_id
         if not dies:
@@ -61,7 +61,7 @@ def test_a_topic_without_deduplication_keeps_its_segment():
         owner = await Owner(stage, stage.client, "a", RollLimits(entries_read=1)).take()
         for value in (b"a", b"b", b"c"):
             await owner.all_stored(owner.send([value]))
-        assert owner.writer.live.first_entry == 0
+        assert owner.writer.open_end.live.first_entry == 0
         await owner.writer.close()
 
     play(act)

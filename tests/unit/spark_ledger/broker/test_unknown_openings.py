@@ -43,8 +43,10 @@ def test_a_ledger_is_not_opened_again_after_an_opening_of_unknown_outcome(ended)
 
         assert deleted == (opened if ended else [])
         assert offsets == [[int(ended)]]
-        assert owner.writer.live.ledger_id not in opened
-        assert stage.world.store.peek(paths.ledger(owner.writer.live.ledger_id)) is not None
+        assert owner.writer.open_end.live.ledger_id not in opened
+        assert (
+            stage.world.store.peek(paths.ledger(owner.writer.open_end.live.ledger_id)) is not None
+        )
         await owner.writer.close()
         await owner.commits.close()
         assert [value for _, value in await stage.rows()] == [b"of spark"] * ended + [b"a"]
