@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.processes import below, cpu_s
 from benchmarks.workload import Format
-from spark_ledger.demo import jars
 from spark_ledger.local import LocalCluster
+from spark_ledger_demo import jars
 
 HERE = Path(__file__).resolve().parent
 PEERS_SH = str(HERE / "peers" / "peers.sh")

@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import contenders, workload
 from benchmarks.contenders import BROKER, DELTA, KAFKA, LEDGER
-from spark_ledger.demo.flights import csv_path, read_flights
-from spark_ledger.demo.jars import JarsMissing
 from spark_ledger.local import LocalCluster
+from spark_ledger_demo.flights import csv_path, read_flights
+from spark_ledger_demo.jars import JarsMissing
 
 TOPIC = "departures"
 PARTITIONS = 2

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import contenders, spark_cases, spark_rates, spark_typed
 from benchmarks.figures import Figure, show
-from spark_ledger.demo.jars import JarsMissing
+from spark_ledger_demo.jars import JarsMissing
 
 COPIES = 3
 DISK_SLACK = 1.2

@@ -31,7 +31,7 @@ from benchmarks.spark_rates import (
     Taking,
     cpu,
 )
-from spark_ledger.demo.flights import read_flights
+from spark_ledger_demo.flights import read_flights
 
 TWELVE = (
     "time TIMESTAMP, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING,"

@@ -109,7 +109,7 @@ admin.create_topic("flights-json", partitions=4)
 
 # COMMAND ----------
 
-from spark_ledger.demo.flights import read_table
+from spark_ledger_demo.flights import read_table
 
 for topic in ("planes", "airports", "weather"):
     (
@@ -143,7 +143,7 @@ display(planes.groupBy("manufacturer").count().orderBy("count", ascending=False)
 
 # COMMAND ----------
 
-from spark_ledger.demo.flights import read_flights
+from spark_ledger_demo.flights import read_flights
 
 COLUMNS = ["time", "carrier", "flight", "tailnum", "origin", "dest"]
 COLUMNS += ["dep_delay", "arr_delay", "air_time", "distance", "hour", "minute"]

@@ -61,7 +61,7 @@ import os
 
 from pyspark.sql import SparkSession
 
-from spark_ledger.demo.jars import delta_jars
+from spark_ledger_demo.jars import delta_jars
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
@@ -110,7 +110,7 @@ else:
 
 # COMMAND ----------
 
-from spark_ledger.demo.flights import read_flights
+from spark_ledger_demo.flights import read_flights
 
 table = read_flights(ROWS)
 ROWS = table.num_rows

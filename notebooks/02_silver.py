@@ -104,7 +104,7 @@ else:
 
 from pyspark.sql import functions as F
 
-from spark_ledger.demo.flights import read_flights
+from spark_ledger_demo.flights import read_flights
 
 COLUMNS = ["row", "time", "carrier", "flight", "tailnum", "origin", "dest", "distance"]
 flights = spark.createDataFrame(read_flights(ROWS).select(COLUMNS)).cache()

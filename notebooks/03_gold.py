@@ -61,7 +61,7 @@ import os
 
 from pyspark.sql import SparkSession
 
-from spark_ledger.demo.jars import delta_jars
+from spark_ledger_demo.jars import delta_jars
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
@@ -114,7 +114,7 @@ else:
 
 from pyspark.sql import functions as F
 
-from spark_ledger.demo.flights import read_flights, read_table
+from spark_ledger_demo.flights import read_flights, read_table
 
 weather = (
     spark.createDataFrame(read_table("weather"))

@@ -31,9 +31,9 @@ from matplotlib import pyplot
 from pyspark.sql import SparkSession
 
 import spark_ledger
-from spark_ledger.demo.flights import read_flights
 from spark_ledger.local import LocalCluster
 from spark_ledger.notebook import dbutils, display
+from spark_ledger_demo.flights import read_flights
 
 # COMMAND ----------
 

@@ -25,10 +25,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_ledger
-from spark_ledger.demo.flights import read_flights
-from spark_ledger.demo.jars import delta_jars
 from spark_ledger.local import LocalCluster
 from spark_ledger.notebook import dbutils, display
+from spark_ledger_demo.flights import read_flights
+from spark_ledger_demo.jars import delta_jars
 
 # COMMAND ----------
 

@@ -23,9 +23,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_ledger
-from spark_ledger.demo.flights import read_flights, read_table
 from spark_ledger.local import LocalCluster
 from spark_ledger.notebook import dbutils, display
+from spark_ledger_demo.flights import read_flights, read_table
 
 # COMMAND ----------
 

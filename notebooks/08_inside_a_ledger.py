@@ -30,10 +30,10 @@ from itertools import pairwise
 from matplotlib import pyplot
 
 from spark_ledger import LedgerClient
-from spark_ledger.demo.flights import read_flights
 from spark_ledger.errors import LedgerFenced
 from spark_ledger.local import LocalCluster
 from spark_ledger.notebook import dbutils, display
+from spark_ledger_demo.flights import read_flights
 
 # COMMAND ----------
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
+PACKAGES = ["bookie_server", "spark_ledger", "spark_ledger_demo", "pyspark_ledger"]
 SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks", "examples"]
 ENVIRONMENT = {
     **os.environ,

@@ -171,7 +171,7 @@ def install(extras):
 def fetch_jars():
     run_logged(
         "fetching Delta Lake's jar, once",
-        [VENV_PYTHON, "-m", "spark_ledger.demo.jars"],
+        [VENV_PYTHON, "-m", "spark_ledger_demo.jars"],
         why_jar_failed,
     )
 

@@ -186,7 +186,7 @@ def demo(
     ] = Path("demo-output"),
 ) -> None:
     """A year of real flights through a replicated ledger, by Spark, exactly once."""
-    from spark_ledger.demo.main import run
+    from spark_ledger_demo.main import run
 
     raise typer.Exit(run(rows=rows, keep=keep, output=output))
 

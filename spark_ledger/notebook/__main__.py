@@ -14,8 +14,8 @@ import typer
 from spark_ledger.cli.common import App, fail
 from spark_ledger.errors import BadConfig
 from spark_ledger.notebook.outputs import SHOWN
-from spark_ledger.notebook.run import CellFailed, run
-from spark_ledger.notebook.source import export, read_notebook
+from spark_ledger_demo.notebook.run import CellFailed, run
+from spark_ledger_demo.notebook.source import export, read_notebook
 
 app = App(
     help="Runs notebooks, and makes Jupyter's files of them.",

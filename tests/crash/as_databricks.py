@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from spark_ledger.demo import session
+from spark_ledger_demo import session
 
 
 class Widgets:

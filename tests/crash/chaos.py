@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from spark_ledger.demo.worker import DemoWorker
 from spark_ledger.local import LocalBookie, LocalCluster
+from spark_ledger_demo.worker import DemoWorker
 from tests.crash.procfs import python_workers
 from tests.kit.history import History, Place
 

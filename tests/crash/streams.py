@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ledger.demo import session, worker
-from spark_ledger.demo.worker import Settings
+from spark_ledger_demo import session, worker
+from spark_ledger_demo.worker import Settings
 
 POLL_S = 0.2
 PARTITIONS = 3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_ledger.notebook.source import read_notebook
+from spark_ledger_demo.notebook.source import read_notebook
 from tests.crash.test_demo import assert_nothing_left
 from tests.kit import jvm
 
@@ -85,7 +85,7 @@ def test_a_notebook_runs_in_jupyter_and_again_after_it_was_left_half_way(tmp_pat
     import nbclient
     import nbformat
 
-    from spark_ledger.notebook.source import export
+    from spark_ledger_demo.notebook.source import export
 
     export(read_notebook(NOTEBOOKS / "00_setup_and_producer.py"), tmp_path / "00.ipynb")
     notebook = nbformat.read(tmp_path / "00.ipynb", 4)

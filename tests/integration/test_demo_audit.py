@@ -4,10 +4,10 @@ import uuid
 
 import pyarrow as pa
 
-from spark_ledger.demo.job import TopicHistory
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.write import TaskSettings
+from spark_ledger_demo.job import TopicHistory
 
 TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
 

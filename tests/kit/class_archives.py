@@ -16,11 +16,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_ledger.demo import jars, session
 from spark_ledger.local import embedded_zookeeper
 from spark_ledger.local.embedded_zookeeper import find_java
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.process import background_loop
+from spark_ledger_demo import jars, session
 from tests.kit.jvm import FOLDER, KINDS, OPTIONS, QUIET, ZOOKEEPER, archive
 
 ROWS = 1000

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_ledger.demo.jars import JarsMissing, Library, jars_of
 from spark_ledger.local.embedded_zookeeper import find_java
+from spark_ledger_demo.jars import JarsMissing, Library, jars_of
 
 CLIENT = Library("pulsar-client", "org.apache.pulsar", "pulsar-client", "4.2.4")
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")

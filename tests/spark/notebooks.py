@@ -18,10 +18,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_ledger import Admin, cause_of, sql_setup
-from spark_ledger.demo import session
 from spark_ledger.errors import LedgerError
-from spark_ledger.notebook.run import CellFailed, run
-from spark_ledger.notebook.source import read_notebook
+from spark_ledger_demo import session
+from spark_ledger_demo.notebook.run import CellFailed, run
+from spark_ledger_demo.notebook.source import read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 DELTA, DELTA_SQL = "delta", "delta-sql"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from spark_ledger.local import LocalCluster
-from spark_ledger.notebook.source import read_notebook
+from spark_ledger_demo.notebook.source import read_notebook
 from tests.kit import jvm
 from tests.spark.notebooks import DELTA, DELTA_SQL
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("bookie_server", "spark_ledger", "pyspark_ledger")
+PACKAGES = ("bookie_server", "spark_ledger", "spark_ledger_demo", "pyspark_ledger")
 OTHERS = ("tests", "benchmarks", "scripts", "notebooks", "examples")
 
 

@@ -34,7 +34,6 @@ FLOORS = {
     "spark_ledger": """
         notebook
         cli
-        demo
         local
         client
         broker spark

@@ -13,13 +13,13 @@ ONE_PLACE = {
     "grpc": ("bookie_server/serve/gateway.py",),
     "grpc_reflection": ("bookie_server/serve/gateway.py",),
     "rocksdict": ("bookie_server/logs/rocks_index.py",),
-    "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger/demo/"),
-    "delta": ("spark_ledger/demo/",),
-    "matplotlib": ("spark_ledger/demo/",),
+    "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger_demo/"),
+    "delta": ("spark_ledger_demo/",),
+    "matplotlib": ("spark_ledger_demo/",),
     "typer": ("spark_ledger/cli/", "spark_ledger/notebook/__main__.py"),
     "IPython": ("spark_ledger/notebook/outputs.py",),
-    "markdown_it": ("spark_ledger/notebook/run.py",),
-    "pygments": ("spark_ledger/notebook/run.py",),
+    "markdown_it": ("spark_ledger_demo/notebook/run.py",),
+    "pygments": ("spark_ledger_demo/notebook/run.py",),
 }
 MEASURES_THE_ENGINE = "benchmarks/replay.py"  # alone, without a bookie around it
 
@@ -27,7 +27,7 @@ MEASURES_THE_ENGINE = "benchmarks/replay.py"  # alone, without a bookie around i
 def test_others_know_of_the_storage_node_only_its_api():
     found = [
         f"{source.path}:{line} imports {module}"
-        for source in sources("spark_ledger", "pyspark_ledger", "benchmarks", "scripts")
+        for source in sources(*PACKAGES[1:], "benchmarks", "scripts")
         for module, line in source.imports
         if below(module, "bookie_server")
         and not below(module, "bookie_server.api")
@@ -54,6 +54,17 @@ def test_product_code_does_not_import_tests_or_benchmarks():
         for source in sources(*PACKAGES)
         for module, line in source.imports
         if any(below(module, other) for other in OTHERS)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_the_command_line_imports_the_demo():
+    commands = ("spark_ledger/cli/main.py", "spark_ledger/notebook/__main__.py")
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for source in sources("bookie_server", "spark_ledger", "pyspark_ledger")
+        for module, line in source.imports
+        if below(module, "spark_ledger_demo") and source.path not in commands
     ]
     assert not found, "\n".join(found)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from spark_ledger.demo.jars import JarsMissing, jars_of
 from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger_demo.jars import JarsMissing, jars_of
 from tests.integration.test_broker import write
 from tests.kit import pulsar_java
 

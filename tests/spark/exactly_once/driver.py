@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ledger.demo import worker
-from spark_ledger.demo.worker import Settings
 from spark_ledger.spark.worker import worker_python
+from spark_ledger_demo import worker
+from spark_ledger_demo.worker import Settings
 from tests.spark.exactly_once.failing_sink import FailingLedger
 from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, StepsSource
 

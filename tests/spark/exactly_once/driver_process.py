@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_ledger.demo.worker import DemoWorker
+from spark_ledger_demo.worker import DemoWorker
 from tests.crash.procfs import command_line
 from tests.kit.processes import descendants
 from tests.spark.exactly_once.query import Gate, Query

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_ledger.errors import BadConfig
-from spark_ledger.notebook.source import export, read_notebook
+from spark_ledger_demo.notebook.source import export, read_notebook
 from tests.kit import commands
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_ledger.demo.job import PLAN, DemoFault, Faults, batch_under_way
+from spark_ledger_demo.job import PLAN, DemoFault, Faults, batch_under_way
 
 
 def checkpoint(folder, planned, ended):

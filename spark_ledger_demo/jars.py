@@ -1,6 +1,6 @@
 """Jars, fetched once by the Ivy among pyspark's jars: Delta Lake's always, others on request.
 
-    python -m spark_ledger.demo.jars        fetch them now; prints in one line what is missing
+    python -m spark_ledger_demo.jars        fetch them now; prints in one line what is missing
 
 Always true: a folder exists under its final name only when every jar is in it; later runs need no
 network. Jars of Delta that pyspark brings itself are not fetched: an older twin of a Spark jar on

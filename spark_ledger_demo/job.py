@@ -28,14 +28,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from spark_ledger.demo import flights
-from spark_ledger.demo.flights import FlightCheck
-from spark_ledger.demo.worker import DemoWorker, WorkerFailed
 from spark_ledger.local import LocalBookie, LocalCluster
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.topic.blocking import BlockingTopics, topics
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segments import INLINE
+from spark_ledger_demo import flights
+from spark_ledger_demo.flights import FlightCheck
+from spark_ledger_demo.worker import DemoWorker, WorkerFailed
 
 
 class DemoFault(Enum):
@@ -265,7 +265,7 @@ class MainJob:
         }
         log = self._output / "logs" / f"{name}.log"
         self._workers[name] = DemoWorker(
-            name, "spark_ledger.demo.session", settings, log, self._events
+            name, "spark_ledger_demo.session", settings, log, self._events
         )
 
     # -- events ---------------------------------------------------------------------------------

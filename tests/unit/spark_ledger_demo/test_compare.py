@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from spark_ledger.demo import flights
+from spark_ledger_demo import flights
 
 CSV = pa.table({"row": [0, 1, 2, 3], "carrier": ["A", "B", "A", "B"], "delay": [5, 6, None, 8]})
 

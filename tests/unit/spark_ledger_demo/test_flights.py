@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from spark_ledger.demo import flights
+from spark_ledger_demo import flights
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.console import Console
 
 from spark_ledger import net
-from spark_ledger.demo.flights import FlightsMissing
-from spark_ledger.demo.jars import JarsMissing, delta_jars
-from spark_ledger.demo.job import Display, MainJob
-from spark_ledger.demo.worker import WorkerFailed
 from spark_ledger.errors import BadConfig, LedgerError
 from spark_ledger.local import LocalCluster, background
+from spark_ledger_demo.flights import FlightsMissing
+from spark_ledger_demo.jars import JarsMissing, delta_jars
+from spark_ledger_demo.job import Display, MainJob
+from spark_ledger_demo.worker import WorkerFailed
 
 BOOKIES = 4  # with E=3, a new fragment after a bookie's failure needs a spare
 ROWS_MIN = 2_000

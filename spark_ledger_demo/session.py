@@ -32,10 +32,10 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from spark_ledger.demo import flights, jars, worker
-from spark_ledger.demo.flights import GROUP, LATE_MINUTES, FlightCheck
-from spark_ledger.demo.worker import Settings
 from spark_ledger.spark.worker import worker_python
+from spark_ledger_demo import flights, jars, worker
+from spark_ledger_demo.flights import GROUP, LATE_MINUTES, FlightCheck
+from spark_ledger_demo.worker import Settings
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable

@@ -31,7 +31,7 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import find_java
 from spark_ledger.local.processes import hold
 from spark_ledger.notebook.outputs import FOLDER, SHOWN, WIDGETS, Output
-from spark_ledger.notebook.source import Cell, Notebook
+from spark_ledger_demo.notebook.source import Cell, Notebook
 
 OUTPUT_CHARACTERS_MAX = 20_000
 STYLE = """
