@@ -43,7 +43,7 @@ from spark_ledger.metadata.store_calls import each, in_batches, names_in, store_
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.limbo import LimboLedger
-from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.work_list import Cause, Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
 
@@ -306,20 +306,20 @@ class Auditor:
         """Put ledgers on the list; how many came on it, or got one more reason."""
         causes = [
             (ledger_id, why, bookie)
-            for why, going in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining))
+            for why, going in ((Cause.LOST, judged.lost), (Cause.DRAINED, now.draining))
             for bookie in sorted(going)
             for ledger_id in self._index.of.get(bookie, ())
         ]
-        causes += [(i, work_list.JOINING, bookie) for i, bookie in self._index.joining.items()]
+        causes += [(i, Cause.JOINING, bookie) for i, bookie in self._index.joining.items()]
         if not (judged.lost or judged.too_many or now.draining):
-            causes += [(i, work_list.MISPLACED, b) for i, b in await self._next_misplaced()]
+            causes += [(i, Cause.MISPLACED, b) for i, b in await self._next_misplaced()]
         since_ms = await store_now_ms(self._store) if causes else 0
         reasons: dict[int, list[Reason]] = {}
         for ledger_id, why, bookie in causes:
             reasons.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
         in_limbo = await self._in_limbo(now)
         for listing in in_limbo:
-            reason = Reason(work_list.LIMBO, listing.bookie_id, listing.since_ms)
+            reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
             reasons.setdefault(listing.ledger_id, []).append(reason)
         listed = 0
 
@@ -363,7 +363,7 @@ class Auditor:
                 self._checked[ledger_id] = checked.silent
             responded = now.registered - checked.silent  # others are asked again
             reasons = [
-                Reason(work_list.LACKING, bookie, since_ms)
+                Reason(Cause.LACKING, bookie, since_ms)
                 for bookie in checked.lacking
                 if bookie in responded
             ]

@@ -49,7 +49,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.metadata.store_calls import each, in_batches, names_in, reachable, store_now_ms
 from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.limbo import never_seen
-from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.work_list import Cause, Reason
 from spark_ledger.repair.worker import bookies
 
 RECORDS_AT_ONCE = 128
@@ -150,7 +150,7 @@ async def _list(store: MetadataStore, bookie_id: str, records: Collection[Ledger
     """List the ledgers: the auditor may have made its pass before they named the bookie."""
     with reachable("asking the metadata store for the time"):
         since_ms = await store_now_ms(store) if records else 0
-    reason = Reason(work_list.DRAINED, bookie_id, since_ms)
+    reason = Reason(Cause.DRAINED, bookie_id, since_ms)
 
     async def add(record: LedgerRecord) -> None:
         await work_list.add(store, record.ledger_id, [reason])

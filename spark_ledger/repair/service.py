@@ -25,7 +25,7 @@ from spark_ledger.metadata.store_calls import elected, reachable
 from spark_ledger.repair import limbo, status, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import Repaired
-from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.work_list import Cause, Reason
 from spark_ledger.repair.worker import Worker
 
 PASS_S, PASS_MIN_S = 10.0, 0.5
@@ -143,7 +143,7 @@ async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> Pass:
     worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s, always=True)
     reasons: dict[int, list[Reason]] = {}
     for listing in await limbo.listed(ledgers.metadata):
-        reason = Reason(work_list.LIMBO, listing.bookie_id, listing.since_ms)
+        reason = Reason(Cause.LIMBO, listing.bookie_id, listing.since_ms)
         reasons.setdefault(listing.ledger_id, []).append(reason)
     done = Pass([], {})
     with reachable("listing what is in limbo as under-replicated"):

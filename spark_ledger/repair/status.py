@@ -112,7 +112,7 @@ async def status(store: MetadataStore) -> AutorecoveryStatus:
         published = await _findings(store)
         draining = await autorecovery.draining(store)
         held = await why_held(store)
-    reasons = Counter(why for work in works for why in {reason.why for reason in work.reasons})
+    reasons = Counter(why for work in works for why in {cause.why.value for cause in work.reasons})
     findings = published or Findings()
     gone = {*findings.lost, *findings.too_many}
     return AutorecoveryStatus(

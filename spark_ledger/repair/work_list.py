@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
@@ -26,17 +27,38 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import reachable, read
 
-LOST, DRAINED, LIMBO, LACKING, JOINING = ("lost", "drained", "limbo", "lacking", "joining")
-"""Why copies are missing at a bookie: it is lost; it is to be drained; it lists the ledger as in
-limbo; entries are not there, or damaged; it was given copies for a slot that it did not take."""
-MISPLACED = "misplaced"
-"""No copy is missing: another copy is on the bookie's host or rack, and other ones are free."""
+
+class Cause(StrEnum):
+    """Why copies are missing, or should be elsewhere; the value is in the node and for people."""
+
+    LOST = "lost"
+    """The bookie is lost."""
+    DRAINED = "drained"
+    """The bookie is to be drained."""
+    LIMBO = "limbo"
+    """The bookie lists the ledger as in limbo."""
+    LACKING = "lacking"
+    """Entries are not at the bookie, or damaged."""
+    JOINING = "joining"
+    """The bookie was given copies for a slot that it did not take."""
+    MISPLACED = "misplaced"
+    """No copy is missing: another is on the bookie's host or rack, and other ones are free."""
+
+    @property
+    def goes(self) -> bool:
+        """Whether the bookie is to leave the ledger."""
+        return self in (Cause.LOST, Cause.DRAINED)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether copies are missing, or are going."""
+        return self not in (Cause.JOINING, Cause.MISPLACED)
 
 
 class Reason(NamedTuple):
     """Why a ledger is listed, for one bookie. `since_ms`: by the clock of the metadata store."""
 
-    why: str
+    why: Cause
     bookie_id: str
     since_ms: int
 
@@ -67,7 +89,7 @@ def decode(ledger_id: int, value: bytes, version: int) -> ListedLedger:
     the next worker takes it off the list."""
     try:
         plain: dict[str, Any] = json.loads(value)
-        reasons = tuple(Reason(str(w), str(b), int(s)) for w, b, s in plain["reasons"])
+        reasons = tuple(Reason(Cause(w), str(b), int(s)) for w, b, s in plain["reasons"])
         damaged = tuple(map(int, plain.get("damaged", ())))
         return ListedLedger(ledger_id, reasons, str(plain.get("blocked", "")), damaged, version)
     except errors.MALFORMED:
@@ -101,7 +123,7 @@ async def is_anything_missing(store: MetadataStore) -> bool:
 
 def lacks(work: ListedLedger) -> bool:
     """Whether copies are missing, or are going."""
-    return any(reason.why not in (MISPLACED, JOINING) for reason in work.reasons)
+    return any(reason.why.lacks for reason in work.reasons)
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:

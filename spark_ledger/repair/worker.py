@@ -18,7 +18,7 @@ Always true:
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError, NoSuchLedger
@@ -34,15 +34,13 @@ from spark_ledger.metadata.store import MetadataStore
 from spark_ledger.metadata.store_calls import each, names_in, reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
-from spark_ledger.repair.work_list import ListedLedger, Reason
+from spark_ledger.repair.work_list import Cause, ListedLedger, Reason
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
 SETTINGS_S = 5.0  # after this time a changed rate counts
 LEDGERS_AT_ONCE = 3
 IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
 IDLE_SHARE = 0.5  # of the delay
-_GO = (work_list.LOST, work_list.DRAINED)
-_NONE: tuple[int, ...] = ()
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +86,8 @@ class Outcome(NamedTuple):
     repaired: tuple[limbo.Repaired, ...] = ()
 
 
-class _Result(NamedTuple):
+@dataclass(slots=True)
+class _Result:
     """The result of work at a ledger: the reasons that are left, and why; how many entries were
     copied, and which entries no bookie supplies; the results at bookies that were compared."""
 
@@ -97,6 +96,15 @@ class _Result(NamedTuple):
     copied: int = 0
     damaged: tuple[int, ...] = ()
     repaired: tuple[limbo.Repaired, ...] = ()
+
+    def add(self, result: slots.Moved | limbo.Repaired) -> None:
+        """Count the result of one copying; the first obstacle is kept."""
+        self.copied += result.copied
+        self.why = self.why or result.why
+        if isinstance(result, limbo.Repaired):
+            self.repaired += (result,)
+        else:
+            self.damaged += result.damaged
 
 
 class _Wait(NamedTuple):
@@ -207,7 +215,7 @@ class Worker:
             await work_list.done(self._store, work)
             return Outcome(ledger_id, result.copied, repaired=result.repaired)
         self._put_off(ledger_id, moved=bool(result.copied))
-        if result[:2] + result[3:4] != (work.reasons, work.blocked, work.damaged):
+        if (result.left, result.why, result.damaged) != (work.reasons, work.blocked, work.damaged):
             changed = replace(work, reasons=result.left, blocked=result.why, damaged=result.damaged)
             await work_list.keep(self._store, changed)
             log.warning("ledger %d stays under-replicated for now: %s", ledger_id, result.why)
@@ -217,85 +225,99 @@ class Worker:
         """Raises LedgerError, NotNeeded, StoreError."""
         now = await bookies(self._store)
         reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
-        going = {reason.bookie_id for reason in reasons if reason.why in _GO}
-        moves = any(reason.why == work_list.MISPLACED for reason in reasons)
+        going = {reason.bookie_id for reason in reasons if reason.why.goes}
+        moves = any(reason.why is Cause.MISPLACED for reason in reasons)
         if moves and await work_list.is_anything_missing(self._store):
             moves = False  # the auditor will list the misplaced copy again
         current = await self._ledgers.record(work.ledger_id, fresh=True)
         if not moves:
             await self._withdraw(current, going)
-        why = ""
+        result = _Result()
+        current = await self._close_abandoned(current, reasons, going, now, result)
+        await self._give_away(current, going, now, result)
+        if moves:
+            await self._place_better(work.ledger_id, now, result)
+        current = await self._ledgers.record(work.ledger_id, fresh=True)
+        if moves and not result.why:
+            await self._withdraw(current, going)
+        result.left = tuple(
+            [reason for reason in reasons if await self._stays(reason, current, moves, result)]
+        )
+        result.why = result.why or ("in work" if result.left else "")
+        return result
+
+    async def _close_abandoned(
+        self,
+        current: VersionedRecord,
+        reasons: Collection[Reason],
+        going: Collection[str],
+        now: Bookies,
+        result: _Result,
+    ) -> VersionedRecord:
+        """Recover an open ledger whose reasons concern its end, if its writer is gone."""
         is_in_recovery = _is_in_recovery(current)
-        if not current.record.closed and (_concerns_end(current, reasons) or is_in_recovery):
-            if not is_in_recovery and self._lacks_spares(current, going, now):
-                self._watched.pop(work.ledger_id, None)  # its writer could do nothing
-                why = slots.NO_SPARE
-            elif await self._may_close(current):
-                current = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
-            else:
-                why = f"it is open: it is recovered if it does not move for {self._due_s():g} s"
-        copied, damaged, repaired = 0, _NONE, []
+        if current.record.closed or not (_concerns_end(current, reasons) or is_in_recovery):
+            return current
+        if not is_in_recovery and self._lacks_spares(current, going, now):
+            self._watched.pop(current.record.ledger_id, None)  # its writer could do nothing
+            result.why = slots.NO_SPARE
+        elif await self._may_close(current):
+            return await self._ledgers.recover(current.record.ledger_id, tokens=self._tokens)
+        else:
+            result.why = f"it is open: it is recovered if it does not move for {self._due_s():g} s"
+        return current
+
+    async def _give_away(
+        self, current: VersionedRecord, going: Collection[str], now: Bookies, result: _Result
+    ) -> None:
+        """Give the settled slots of the bookies that go to other bookies."""
         for slot in slots.slots_of(current.record, going):
             moved = await slots.give_away(
-                *(self._ledgers, work.ledger_id, slot, self._tokens),
+                *(self._ledgers, current.record.ledger_id, slot, self._tokens),
                 avoid=[*going, *now.draining],
                 pace=self._pace_of(slot.old),
             )
-            copied, damaged = copied + moved.copied, damaged + moved.damaged
-            why = why or moved.why
+            result.add(moved)
             if not moved.why:
                 log.info("repair: %s", moved)
-        if moves:
-            better = await self._place_better(work.ledger_id, now)
-            copied, damaged = copied + better.copied, damaged + better.damaged
-            why = why or better.why
-        current = await self._ledgers.record(work.ledger_id, fresh=True)
-        if moves and not why:
-            await self._withdraw(current, going)
-        left = []
-        for reason in reasons:
-            if reason.why == work_list.MISPLACED:
-                keeps = moves and bool(why)
-            elif reason.why in _GO or reason.why == work_list.JOINING:
-                keeps = current.record.names(reason.bookie_id) and reason.why in _GO
-            elif not current.record.names(reason.bookie_id):
-                keeps = False  # other bookies have its copies
-            elif not current.record.closed:
-                keeps = True
-            else:
-                done = await self._bring_back(current, reason)
-                keeps = not done.cleared
-                copied, why = copied + done.copied, why or done.why
-                repaired.append(done)
-            if keeps:
-                left.append(reason)
-        why = why or ("in work" if left else "")
-        return _Result(tuple(left), why, copied, damaged, tuple(repaired))
 
-    async def _place_better(self, ledger_id: int, now: Bookies) -> _Result:
+    async def _place_better(self, ledger_id: int, now: Bookies, result: _Result) -> None:
         """Give each misplaced copy to a better placed bookie, one after the other."""
-        copied = 0
         while True:
             current = await self._ledgers.record(ledger_id, fresh=True)
             misplaced = slots.misplaced(self._ledgers.cluster, current.record, now.draining)
             if not misplaced:
-                return _Result(copied=copied)
+                return
             moved = await slots.give_away(
                 *(self._ledgers, ledger_id, misplaced[0], self._tokens),
                 avoid=now.draining,
                 better=True,
                 pace=self._pace_of(""),
             )
-            copied += moved.copied
+            result.add(moved)
             if moved.why:
-                return _Result(why=moved.why, copied=copied, damaged=moved.damaged)
+                return
             log.info("repair: a better place: %s", moved)
+
+    async def _stays(
+        self, reason: Reason, current: VersionedRecord, moves: bool, result: _Result
+    ) -> bool:
+        """Whether the ledger stays listed for this reason; brings back what a bookie lacks."""
+        if reason.why is Cause.MISPLACED:
+            return moves and bool(result.why)
+        if reason.why is Cause.JOINING or not current.record.names(reason.bookie_id):
+            return False  # other bookies have its copies
+        if reason.why.goes or not current.record.closed:
+            return True
+        done = await self._bring_back(current, reason)
+        result.add(done)
+        return not done.cleared
 
     async def _bring_back(self, closed: VersionedRecord, reason: Reason) -> limbo.Repaired:
         """Copy to a bookie that stays the entries that it lacks."""
         (done,) = await limbo.repair_known(
             *(self._ledgers, closed, [reason.bookie_id], self._tokens),
-            everything=reason.why != work_list.LIMBO,
+            everything=reason.why != Cause.LIMBO,
             pace=self._pace_of(""),
         )
         if done.cleared:
@@ -390,9 +412,9 @@ class Worker:
 
 def _holds(reason: Reason, now: Bookies) -> bool:
     """Whether the reason still holds, as far as the state of the bookies decides that."""
-    if reason.why == work_list.LOST:
+    if reason.why == Cause.LOST:
         return reason.bookie_id not in now.registered
-    return reason.why != work_list.DRAINED or reason.bookie_id in now.draining
+    return reason.why != Cause.DRAINED or reason.bookie_id in now.draining
 
 
 def _is_in_recovery(versioned: VersionedRecord) -> bool:
@@ -405,8 +427,5 @@ def _concerns_end(versioned: VersionedRecord, reasons: Collection[Reason]) -> bo
     of the ledger is known."""
     members = versioned.record.last_fragment.ensemble
     return any(
-        reason.bookie_id in members
-        if reason.why in _GO
-        else reason.why not in (work_list.JOINING, work_list.MISPLACED)
-        for reason in reasons
+        reason.bookie_id in members if reason.why.goes else reason.why.lacks for reason in reasons
     )

@@ -7,7 +7,7 @@ import pytest
 from spark_ledger.metadata.ledger_record import derive
 from spark_ledger.repair import work_list
 from spark_ledger.repair.audit import audit
-from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.work_list import Cause, Reason
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_healing import gone
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
@@ -99,7 +99,7 @@ async def test_what_a_bookie_that_is_gone_should_keep_is_missing_and_what_hinder
     cluster, ledgers = await cluster_of(3)
     ledger_id = (await ledger_of(ledgers, 4)).ledger_id
     cluster.bookies["a"].refusing = True
-    await work_list.add(ledgers.metadata, ledger_id, [Reason(work_list.LOST, "a", 0)])
+    await work_list.add(ledgers.metadata, ledger_id, [Reason(Cause.LOST, "a", 0)])
     work = await work_list.find(ledgers.metadata, ledger_id)
     assert work is not None
     await work_list.keep(ledgers.metadata, dataclasses.replace(work, blocked="no spare"))

@@ -15,6 +15,7 @@ from spark_ledger.metadata.ledger_record import JoiningBookie, RecordState
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
+from spark_ledger.repair.work_list import Cause
 from spark_ledger.repair.worker import Worker
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
@@ -347,7 +348,7 @@ async def test_a_lock_that_could_not_be_given_back_is_given_back_with_the_next_r
     _, ledgers = await cluster_of(4)
     ledger_id = (await ledger_of(ledgers, 1)).ledger_id
     store = ledgers.metadata
-    await work_list.add(store, ledger_id, [work_list.Reason(work_list.LOST, "a", 0)])
+    await work_list.add(store, ledger_id, [work_list.Reason(Cause.LOST, "a", 0)])
     _, worker = await healing(ledgers)
     plain = store.delete
 
@@ -438,7 +439,7 @@ async def test_all_of_an_open_ledger_is_copied_for_a_plain_read_shows_what_is_no
 async def test_a_reason_that_comes_again_is_not_taken_off_by_who_saw_that_it_was_none():
     _, ledgers = await cluster_of(4)
     store = ledgers.metadata
-    lost = work_list.Reason(work_list.LOST, "a", 1)
+    lost = work_list.Reason(Cause.LOST, "a", 1)
     assert await work_list.add(store, 7, [lost])
     seen = await work_list.find(store, 7)
     assert not await work_list.add(store, 7, [lost])

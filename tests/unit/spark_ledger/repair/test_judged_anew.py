@@ -14,6 +14,7 @@ from spark_ledger.metadata.ledger_record import JoiningBookie, RecordState
 from spark_ledger.metadata.store import NoNode, SessionState, StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.decommission import forget
+from spark_ledger.repair.work_list import Cause
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.ledger.fakes import STEPS_MAX, cluster_of, simulated
 from tests.unit.spark_ledger.repair.test_healing import (
@@ -93,7 +94,7 @@ async def test_who_joins_for_a_member_that_stays_leaves_also_where_a_later_one_i
     await ledgers.cluster.records.move(known, lambda record: t.join(record, stays, joins))
     _, worker = await healing(ledgers)
     await gone(cluster, lost)
-    reason = work_list.Reason(work_list.LOST, lost, 0)
+    reason = work_list.Reason(Cause.LOST, lost, 0)
     await work_list.add(ledgers.metadata, known.record.ledger_id, [reason])
     await worker.round()
     record = (await ledgers.record(known.record.ledger_id, fresh=True)).record
@@ -111,7 +112,7 @@ async def test_who_joins_for_a_member_that_is_gone_keeps_what_it_has_where_a_lat
     await ledgers.cluster.records.move(known, lambda record: t.join(record, lost, joins))
     _, worker = await healing(ledgers)
     await gone(cluster, lost)
-    reason = work_list.Reason(work_list.LOST, lost, 0)
+    reason = work_list.Reason(Cause.LOST, lost, 0)
     await work_list.add(ledgers.metadata, known.record.ledger_id, [reason])
     await worker.round()
     record = (await ledgers.record(known.record.ledger_id, fresh=True)).record
@@ -203,6 +204,6 @@ async def test_a_reason_that_is_listed_and_is_since_later_makes_a_new_version():
     _, ledgers = await cluster_of(3)
     store, versions = ledgers.metadata, []
     for since_ms in (1, 1, 2):
-        await work_list.add(store, 7, [work_list.Reason(work_list.LACKING, "a", since_ms)])
+        await work_list.add(store, 7, [work_list.Reason(Cause.LACKING, "a", since_ms)])
         versions.append((await work_list.find(store, 7)).version)
     assert versions[0] == versions[1] < versions[2]

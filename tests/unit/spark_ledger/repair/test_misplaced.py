@@ -12,7 +12,7 @@ from spark_ledger.repair import auditor as auditors
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.audit import audit
 from spark_ledger.repair.auditor import pause_s
-from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.work_list import Cause, Reason
 from tests.unit.spark_ledger.ledger.fakes import FakeCluster, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_healing import (
     DELAY_S,
@@ -112,8 +112,8 @@ async def test_lost_copies_come_first_and_misplaced_ones_wait_for_them():
     await cluster.register("d", host="h3")
     await asyncio.sleep(1)
     before = await ensemble_of(ledgers, ledger_id)
-    store, reason = ledgers.metadata, Reason(work_list.MISPLACED, before[0], 1)
-    lacking = Reason(work_list.LACKING, "c", 1)
+    store, reason = ledgers.metadata, Reason(Cause.MISPLACED, before[0], 1)
+    lacking = Reason(Cause.LACKING, "c", 1)
     await work_list.add(store, 4711, [lacking])
     auditor, worker = await healing(ledgers)
     await auditor.look()
