@@ -14,7 +14,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from spark_ledger import errors
-from spark_ledger.broker.dispatch.consumers import Consumer, PlaceInPartition, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owner.keeping import Keeping, follow
 from spark_ledger.broker.owner.partition import Partition
@@ -269,7 +270,7 @@ class OwnedTopic:
         *,
         durable: bool,
         start: Callable[[], Awaitable[int]],
-        make: Callable[[PlaceInPartition], Consumer],
+        make: Callable[[Dispatcher], Consumer],
         earliest: bool,
     ) -> Consumer:
         """A consumer more. `start`: where one that is not durable begins; a new durable one begins
@@ -290,34 +291,34 @@ class OwnedTopic:
                 subscription = await self._opened(name, kind, durable, earliest)
                 self._subscriptions[name] = subscription
             try:
-                place = await self._place(subscription, kind, partition, start)
-                consumer = make(place)
-                subscription.join(consumer)
+                dispatcher = await self._dispatcher(subscription, kind, partition, start)
+                consumer = make(dispatcher)
+                dispatcher.join(consumer)
             finally:
                 if not subscription.used:  # it was opened in vain, and others may want it
                     self._aside(self._release(name))
             return consumer
 
-    async def _place(
+    async def _dispatcher(
         self,
         subscription: Subscription,
         kind: SubscriptionType,
         partition: Partition,
         start: Callable[[], Awaitable[int]],
-    ) -> PlaceInPartition:
-        """Where a consumer more of the subscription begins in the partition."""
+    ) -> Dispatcher:
+        """The dispatcher that one more consumer of the subscription joins."""
         number = partition.number
         subscription.check(kind, number)
         self.partition(number)  # else no epoch of it is known
         if subscription.cursor is None:
             mark = await start()
-        elif not subscription.has_place(number):
+        elif not subscription.has_dispatcher(number):
             epoch = self._commits.epochs[number]
             mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
         else:
             mark = partition.start  # it stays where it is
         partition = self.partition(number).log  # it may be another broker's by now
-        return subscription.place(partition, mark)
+        return subscription.dispatcher(partition, mark)
 
     async def _opened(
         self, name: str, kind: SubscriptionType, durable: bool, earliest: bool
@@ -358,10 +359,9 @@ class OwnedTopic:
         """A consumer is gone; the last one's subscription is written and released."""
         subscription = self._subscriptions.get(name)
         if subscription is not None:
-            subscription.leave(consumer)
+            consumer.dispatcher.leave(consumer)
             if not subscription.used:
                 self._aside(self._release(name))
-        self._aside(consumer.close())
 
     async def released(self, name: str) -> None:
         """Wait until a subscription without consumers here is written and released, for LET_GO_S at
@@ -412,15 +412,15 @@ class OwnedTopic:
             )
         return subscription
 
-    async def seek(self, name: str, place: PlaceInPartition, offset: int) -> None:
+    async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None:
         """Put the subscription to the offset in that partition; its consumers there are sent away.
         If it is durable, its position is stored when this returns, for later owners of the
         partition too. Raises Refusal, Deposed, errors of the topic layer."""
         subscription = self.subscription(name)
-        subscription.seek(place, offset)
+        subscription.seek(dispatcher, offset)
         if subscription.cursor is not None:
             await self._cursors.written(subscription.cursor, RELEASE_S)
-            await self._commits.check_owner(place.partition.number)
+            await self._commits.check_owner(dispatcher.partition.number)
 
     async def unsubscribe(self, name: str, consumer: Consumer) -> None:
         """Delete the subscription, which no other consumer uses: it is gone when this returns.
@@ -431,7 +431,7 @@ class OwnedTopic:
                 other
                 for other in subscription.consumers
                 if other is not consumer
-                and (other.place is consumer.place or other.link is not consumer.link)
+                and (other.dispatcher is consumer.dispatcher or other.link is not consumer.link)
             ]
             if others:
                 raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
@@ -442,6 +442,6 @@ class OwnedTopic:
             last = all(one is consumer for one in subscription.consumers)
             if last and subscription.cursor is not None:
                 await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
-            subscription.leave(consumer)
+            consumer.dispatcher.leave(consumer)
             if not subscription.used:
                 self._subscriptions.pop(name, None)

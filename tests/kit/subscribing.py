@@ -1,8 +1,6 @@
 """A consumer of an owned topic, for tests of the position and the users of a subscription."""
 
-import asyncio
-from types import SimpleNamespace
-
+from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.wire.commands import SubscriptionType
 
 
@@ -14,12 +12,6 @@ async def subscribed(topic, partition, name="s", *, link=None, end=lambda: None)
         SubscriptionType.EXCLUSIVE,
         durable=True,
         start=None,
-        make=lambda place: SimpleNamespace(
-            place=place,
-            link=link,
-            activate=lambda active: None,
-            close=lambda: asyncio.sleep(0),
-            end=end,
-        ),
+        make=lambda dispatcher: Consumer(link, 1, "c", 0, dispatcher, lambda _: end()),
         earliest=True,
     )

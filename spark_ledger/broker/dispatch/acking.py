@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.dispatch.consumers import Consumer, PlaceInPartition, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
 
@@ -30,7 +31,7 @@ class SubscribedTopic(Protocol):
 
     async def unsubscribe(self, name: str, consumer: Consumer) -> None: ...
 
-    async def seek(self, name: str, place: PlaceInPartition, offset: int) -> None: ...
+    async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None: ...
 
 
 class Consuming(NamedTuple):
@@ -115,7 +116,7 @@ class Acking:
         consumer, moved, cost = consuming.consumer, False, 0
         for message_id in part.message_id:
             cost += len(message_id.ack_set) // _WORDS_A_STEP
-            for moves in consumer.acknowledge(message_id, part.ack_type):
+            for moves in consumer.dispatcher.acknowledge(consumer, message_id, part.ack_type):
                 moved |= moves
                 cost += 1
                 if cost < ACK_STEPS_MAX:
@@ -125,4 +126,4 @@ class Acking:
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
                     return  # it was sent away, for a seek, say
         if moved:
-            consuming.topic.subscription(consuming.subscription).moved(consumer.place)
+            consuming.topic.subscription(consuming.subscription).moved(consumer.dispatcher)

@@ -2,7 +2,9 @@
 
 Always true: every offset below `mark` is acknowledged or has no row; neither it nor `durable` goes
 back but by `reset`. What a client's id acknowledges is judged by what was sent, and costs no more
-than the batch that it names has messages: an id's own counts are not used.
+than the batch that it names has messages: an id's own counts are not used. For a batch that was not
+sent to the consumer (another broker sent it, for example) an id's set is ignored, and an id without
+a set acknowledges one message.
 """
 
 from array import array
@@ -10,6 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from spark_ledger.broker.wire.commands import MessageId, signed
 
 RANGES_MAX = 10_000
 SENT_BATCHES_MAX = 100_000
@@ -129,6 +133,30 @@ class SentBatches:
         at = bisect_left(self._starts, start)
         there = at < len(self._starts) and self._starts[at] == start
         return self._messages[at] if there else None
+
+    def acknowledged(self, message_id: MessageId, offset: int) -> list[tuple[int, int]]:
+        """The offsets that an id, which names `offset`, acknowledges by itself: one message of a
+        batch, a whole batch, or the part of it in the id's set."""
+        start = signed(message_id.entryId)
+        messages = self.messages(start)
+        if message_id.ack_set:
+            return [] if messages is None else acked_in(message_id.ack_set, start, messages)
+        if message_id.batch_index >= 0:
+            inside = messages is None or message_id.batch_index < messages
+            return [(offset, offset + 1)] if inside else []
+        return [(start, start + (messages or 1))]
+
+    def acknowledged_up_to(self, message_id: MessageId, offset: int) -> int:
+        """One past the last offset that a cumulative ack names. An id that is no batch of those
+        sent names the last message before a batch: its consumer is in the middle of that."""
+        start = signed(message_id.entryId)
+        messages = self.messages(start)
+        if message_id.ack_set:
+            parts = acked_in(message_id.ack_set, start, messages or 0)
+            return parts[0][1] if parts and parts[0][0] == start else start
+        if message_id.batch_index >= 0:
+            return offset + 1 if messages is None else min(offset + 1, start + messages)
+        return start + (messages or 1)
 
 
 def ack_set(missing: list[tuple[int, int]], start: int, messages: int) -> list[int]:

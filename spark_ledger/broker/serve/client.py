@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
-from spark_ledger.broker.dispatch.consumers import Consumer
+from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.serve.commands import COMMANDS, AtOnce, ClientsWire, Request, refusal_of
 from spark_ledger.broker.wire.commands import (

@@ -16,7 +16,8 @@ from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
-from spark_ledger.broker.dispatch.consumers import Consumer, Link, PlaceInPartition
+from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher, Link
+from spark_ledger.broker.dispatch.policies import POLICIES
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import Stored
@@ -257,7 +258,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
     names.check_name("consumer", part.consumer_name)
     _check_schema(part)
     kind = SubscriptionType(part.subType)
-    if kind not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
+    if kind not in POLICIES:
         raise Refusal(
             ServerError.NOT_ALLOWED,
             f"subscriptions of type {kind.name} are not built yet: use Exclusive or Failover",
@@ -275,13 +276,13 @@ async def _subscribe(client: Caller, part: Any) -> None:
     async def start() -> int:
         return await _start(client, partition, part)
 
-    def make(place: PlaceInPartition) -> Consumer:
+    def make(dispatcher: Dispatcher) -> Consumer:
         return Consumer(
             client.wire,
             part.consumer_id,
             part.consumer_name or client.broker.new_name(),
             part.priority_level,
-            place,
+            dispatcher,
             client.send_consumer_away,
             part.consumer_epoch if part.HasField("consumer_epoch") else None,
         )
@@ -354,19 +355,20 @@ async def _unsubscribe(client: Caller, part: Any) -> None:
 
 async def _seek(client: Caller, part: Any) -> None:
     consumer, topic, name = _of(client, part)
-    partition = consumer.place.partition
+    partition = consumer.dispatcher.partition
     if part.HasField("message_id"):
         offset = offset_named(partition, part.message_id)
     else:
         offset = await partition.since(part.message_publish_time)
-    await topic.seek(name, consumer.place, offset)
+    await topic.seek(name, consumer.dispatcher, offset)
     _reply(client, part, "success")
 
 
 async def _get_last_message_id(client: Caller, part: Any) -> None:
-    place = _of(client, part)[0].place
-    last = await place.partition.last()
-    number, ledger = place.partition.shown, place.partition.ledger
+    dispatcher = _of(client, part).consumer.dispatcher
+    partition = dispatcher.partition
+    last = await partition.last()
+    number, ledger = partition.shown, partition.ledger
     if last is None:
         last_id = names.nothing(number)
     else:
@@ -374,7 +376,7 @@ async def _get_last_message_id(client: Caller, part: Any) -> None:
         last_id = message_id(ledger, last.offset, number, index)
         if last.batched:
             last_id.batch_size = last.messages
-    mark = message_id(ledger, marked_entry(place.acks.mark, last), number)
+    mark = message_id(ledger, marked_entry(dispatcher.acks.mark, last), number)
     fields = {"last_message_id": last_id, "consumer_mark_delete_position": mark}
     _reply(client, part, "last_message_id_response", **fields)
 
@@ -457,7 +459,8 @@ def _pong(client: Caller, _: Any) -> None:
 
 def _flow(client: Caller, part: Any) -> None:
     if part.consumer_id in client.consumers:
-        client.consumers[part.consumer_id].consumer.flow(part.messagePermits)
+        consumer = client.consumers[part.consumer_id].consumer
+        consumer.dispatcher.flow(consumer, part.messagePermits)
 
 
 def _ack(client: Caller, part: Any) -> None:
@@ -467,7 +470,8 @@ def _ack(client: Caller, part: Any) -> None:
 def _redeliver(client: Caller, part: Any) -> None:
     if part.consumer_id in client.consumers:
         epoch = part.consumer_epoch if part.HasField("consumer_epoch") else None
-        client.consumers[part.consumer_id].consumer.redeliver(epoch)
+        consumer = client.consumers[part.consumer_id].consumer
+        consumer.dispatcher.redeliver(consumer, epoch)
 
 
 # -- all of them -----------------------------------------------------------------------------------

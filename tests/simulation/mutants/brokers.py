@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger.broker.dispatch.acks import Acks
-from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Dispatcher
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import ownership, topic_commits
 from spark_ledger.broker.owner.partition import OpenEnd
@@ -228,11 +229,12 @@ def never_asks_who_owns(check: Any) -> Any:
 
 
 def moves_past_what_is_not_acknowledged(moved: Any) -> Any:
-    def past(self: Any, place: Any) -> None:
-        durable = place.acks.durable
-        place.acks.durable = min(place.acks.mark + 1, place.partition.end)
-        moved(self, place)
-        place.acks.durable = durable
+    def past(self: Any, dispatcher: Any) -> None:
+        acks = dispatcher.acks
+        durable = acks.durable
+        acks.durable = min(acks.mark + 1, dispatcher.partition.end)
+        moved(self, dispatcher)
+        acks.durable = durable
 
     return past
 
@@ -305,8 +307,8 @@ class Told:
 def seeks_in_memory(seek: Any) -> Any:
     """A seek is answered before it is durable."""
 
-    async def sought(self: Any, name: str, place: Any, offset: int) -> None:
-        self.subscription(name).seek(place, offset)
+    async def sought(self: Any, name: str, dispatcher: Any, offset: int) -> None:
+        self.subscription(name).seek(dispatcher, offset)
 
     return sought
 
@@ -315,14 +317,19 @@ def deletes_nothing(unsubscribe: Any) -> Any:
     """The consumer is gone, and the subscription stays."""
 
     async def left(self: Any, name: str, consumer: Any) -> None:
-        self.subscription(name).leave(consumer)
+        consumer.dispatcher.leave(consumer)
 
     return left
 
 
-def stays_active(activate: Any) -> Any:
-    def for_ever(self: Any, active: bool) -> None:
-        activate(self, active or self._active)
+def stays_active(choose: Any) -> Any:
+    """A consumer that was active gets messages also after another one became active."""
+
+    def for_ever(self: Any) -> None:
+        before = self.active
+        choose(self)
+        if before in self.consumers:
+            self.active = before
 
     return for_ever
 
@@ -470,7 +477,7 @@ EVERY = (
         *(deletes_nothing, SERVES),
     ),
     Mutant(
-        *("two consumers active", "broker", Consumer, "activate"),
+        *("two consumers active", "broker", Dispatcher, "_choose"),
         *(stays_active, SERVES),
     ),
     Mutant(

@@ -5,7 +5,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 from spark_ledger.broker.dispatch.acking import ACK_STEPS_MAX, Acking, Consuming
-from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
@@ -26,12 +27,11 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
                 steps.append(turns[0])
                 yield True
 
-            def redeliver(_):
+            def redeliver(*_):
                 redelivered.append(len(steps))
 
-            consumer = SimpleNamespace(
-                id=1, place=None, acknowledge=acknowledge, redeliver=redeliver
-            )
+            dispatcher = SimpleNamespace(acknowledge=acknowledge, redeliver=redeliver)
+            consumer = SimpleNamespace(id=1, dispatcher=dispatcher)
             subscription = SimpleNamespace(moved=lambda _: moved.append(len(steps)))
             topic = SimpleNamespace(subscription=lambda _: subscription, leave=lambda *_: None)
             connection.client.consumers[1] = Consuming(consumer, topic, "s")
@@ -56,12 +56,12 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
 def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps():
     async def main():
         async with connected() as (connection, _):
-            place = Subscription("s", SubscriptionType.EXCLUSIVE, None).place(Tail(), 0)
-            consumer = Consumer(connection, 1, "a", 0, place, lambda _: None)
-            consumer._sent.note(0, 20_000)
+            dispatcher = Subscription("s", SubscriptionType.EXCLUSIVE, None).dispatcher(Tail(), 0)
+            consumer = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
+            consumer.sent.note(0, 20_000)
             steps, turns = [], [0]
-            place.acks.add = lambda lo, hi: steps.append(turns[0]) is None
-            place.partition.end = 1 << 40
+            dispatcher.acks.add = lambda lo, hi: steps.append(turns[0]) is None
+            dispatcher.partition.end = 1 << 40
             moved = []
             subscription = SimpleNamespace(moved=moved.append)
             topic = SimpleNamespace(subscription=lambda _: subscription, leave=lambda *_: None)
@@ -80,7 +80,7 @@ def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps()
             assert max(Counter(steps).values()) <= ACK_STEPS_MAX
             connection.client.consumers.clear()
             connection.close()
-            await consumer.close()
+            consumer.dispatcher.leave(consumer)
 
     asyncio.run(main())
 
@@ -90,10 +90,10 @@ def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps(
 
     async def main():
         async with connected() as (connection, _):
-            place = Subscription("s", SubscriptionType.EXCLUSIVE, None).place(Tail(), 0)
-            consumer = Consumer(connection, 1, "a", 0, place, lambda _: None)
-            looked, turns, plain = [], [0], consumer.acknowledged
-            consumer.acknowledged = lambda *of: looked.append(turns[0]) or plain(*of)
+            dispatcher = Subscription("s", SubscriptionType.EXCLUSIVE, None).dispatcher(Tail(), 0)
+            consumer = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
+            looked, turns, plain = [], [0], consumer.sent.acknowledged
+            consumer.sent.acknowledged = lambda *of: looked.append(turns[0]) or plain(*of)
             topic = SimpleNamespace(leave=lambda *_: None)
             connection.client.consumers[1] = Consuming(consumer, topic, "s")
             connection.client.connected = True
@@ -109,7 +109,7 @@ def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps(
             assert max(Counter(looked).values()) <= ACK_STEPS_MAX
             connection.client.consumers.clear()
             connection.close()
-            await consumer.close()
+            consumer.dispatcher.leave(consumer)
 
     asyncio.run(main())
 
@@ -122,7 +122,8 @@ def test_after_a_defect_in_an_ack_its_connection_is_read_again():
         raise RuntimeError("a defect")
 
     async def main():
-        consumer, idle = SimpleNamespace(id=1, acknowledge=acknowledge), asyncio.Event()
+        dispatcher = SimpleNamespace(acknowledge=acknowledge)
+        consumer, idle = SimpleNamespace(id=1, dispatcher=dispatcher), asyncio.Event()
         acking = Acking({1: Consuming(consumer, None, "s")}, send, refusal_of, idle.set)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         acking.add(acks_of(1, 1).ack)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
@@ -147,7 +148,7 @@ def test_messages_whose_chunks_are_mixed_are_rows_at_their_last_chunks_offsets()
         got = await made.got(6)
         assert [at for at, _ in got] == [3, 4, 4, 5, 5, 5]
         assert [data for _, data in got[1:]] == [*second, *first]
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         expected = [(3, b"between"), (4, other), (5, WHOLE)]
         assert await rows_between(stage.client, stage, 0, 6) == expected  # live
         await closed(owner)
@@ -331,10 +332,10 @@ class Consuming:
             owner.stored = self.partition.stored
         self.frames = []
         subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
-        self.place = subscription.place(self.partition, mark)
-        self.consumer = Consumer(self, 1, "c", 0, self.place, lambda one: None)
-        subscription.join(self.consumer)
-        self.consumer.flow(permits)
+        self.dispatcher = subscription.dispatcher(self.partition, mark)
+        self.consumer = Consumer(self, 1, "c", 0, self.dispatcher, lambda one: None)
+        self.consumer.dispatcher.join(self.consumer)
+        self.consumer.dispatcher.flow(self.consumer, permits)
         return self
 
     def send(self, frame):
@@ -373,7 +374,7 @@ def test_a_consumer_gets_a_message_whole_wherever_it_begins(mark, kept):
         found = await made.got(len(before) + 4)
         assert [at for at, _ in found[: len(before)]] == before
         assert found[len(before) :] == [*whole, after]
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         await closed(owner)
 
     play(act)
@@ -394,9 +395,9 @@ def test_chunks_of_a_message_that_is_not_whole_are_sent_to_nobody_and_need_no_ac
         one.lone(b"after")
         assert [at for at, _ in await made.got(2)] == [0, 3]
         for offset in (0, 3):
-            made.place.acks.add(offset, offset + 1)
-        assert made.place.acks.mark == 4
-        await made.consumer.close()
+            made.dispatcher.acks.add(offset, offset + 1)
+        assert made.dispatcher.acks.mark == 4
+        made.consumer.dispatcher.leave(made.consumer)
         await closed(owner)
 
     play(act)
@@ -414,7 +415,7 @@ def test_the_last_message_is_known_without_the_tail_and_is_no_chunk():
         one.send(chunked(WHOLE, 4)[3])
         await all_sent(owner)
         assert (await made.partition.last()).offset == 4
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         await closed(owner)
 
     play(act)
@@ -432,7 +433,7 @@ def test_the_last_message_is_one_of_spark_that_came_before_the_first_chunk_of_an
         await all_sent(owner)
         made.state = await owner.commits.state()
         assert (await made.partition.last()).offset == 1
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         await closed(owner)
 
     play(act)
@@ -451,7 +452,7 @@ def test_a_message_that_has_lost_a_chunk_is_passed_over(caplog):
         made = await Consuming().begin(stage, owner, kept=False)
         assert [at for at, _ in await made.got(1)] == [3]
         assert "a message of 3 chunks is passed over" in caplog.text
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
 
     play(act)
 
@@ -495,7 +496,7 @@ def test_a_message_whose_segment_is_handed_over_when_its_last_chunk_comes_is_not
         one.send(*parts[:2])
         await all_sent(owner)
         await made.got(0)
-        await until(lambda: made.consumer._position == 2)
+        await until(lambda: made.dispatcher._position == 2)
         request = await request_for(owner)
         one.send(parts[2])
         await asyncio.sleep(0)
@@ -507,7 +508,7 @@ def test_a_message_whose_segment_is_handed_over_when_its_last_chunk_comes_is_not
         await all_sent(owner)
         found = await made.got(4)
         assert found == [*((2, part) for part in parts), (3, lone(message(b"after")))]
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         await owner.writer.close()
 
     play(act)
@@ -527,7 +528,7 @@ def test_the_last_message_is_not_one_before_rows_of_spark_that_the_log_tells_of_
         await asyncio.sleep(0.1)
         made.state = await owner.commits.state()
         assert (await found).offset == (await made.partition.last()).offset == 1
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         await closed(owner)
 
     play(act)
@@ -546,15 +547,15 @@ def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowle
         await all_sent(owner)
         await made.got(5)
         for offset in (0, 4, 3):
-            made.place.acks.add(offset, offset + 1)
-            subscription.moved(made.place)
+            made.dispatcher.acks.add(offset, offset + 1)
+            subscription.moved(made.dispatcher)
         assert at == [1, 1, 5]
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         again = await Consuming().begin(stage, owner, at[1], kept=False)
         assert [number for number, _ in await again.got(4)] == [3, 3, 3, 4]
-        subscription.seek(again.place, 4)
+        subscription.seek(again.dispatcher, 4)
         assert at[-1] == 4
-        await again.consumer.close()
+        again.consumer.dispatcher.leave(again.consumer)
         await closed(owner)
 
     play(act)
@@ -579,20 +580,20 @@ def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_b
         await all_sent(owner)
         await made.got(10 if comes_later else 12)
         for offset in range(1, 9):
-            made.place.acks.add(offset, offset + 1)
-            subscription.moved(made.place)
+            made.dispatcher.acks.add(offset, offset + 1)
+            subscription.moved(made.dispatcher)
         if comes_later:
             long.send(last)
             await all_sent(owner)
             await made.got(12)
-            made.place.acks.add(9, 10)
-            subscription.moved(made.place)
+            made.dispatcher.acks.add(9, 10)
+            subscription.moved(made.dispatcher)
         assert at == sorted(at) and at[-1] == (10 if comes_later else 9)
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         again = await Consuming().begin(stage, owner, at[-1], kept=False)
         left = [10] if comes_later else [9, 10]
         assert [number for number, _ in await again.got(len(left) + 2)] == [*left, 11, 11]
-        await again.consumer.close()
+        again.consumer.dispatcher.leave(again.consumer)
         await closed(owner)
 
     play(act)

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
@@ -46,7 +47,7 @@ class Tail:
         self.stored = [Stored(at, 1, data, False) for at in range(BATCHES)]
         self.listeners = {}
 
-    async def read(self, offset):
+    async def read(self, offset, lossy=False):
         return self.stored[offset:]
 
     def removed(self, lo, hi):
@@ -94,10 +95,10 @@ def test_of_a_client_that_does_not_read_little_is_kept():
     async def main():
         async with connected() as (connection, client):
             subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
-            place = subscription.place(Tail(), 0)
-            one = Consumer(connection, 1, "a", 0, place, lambda _: None)
-            subscription.join(one)
-            one.flow(1000)
+            dispatcher = subscription.dispatcher(Tail(), 0)
+            one = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
+            one.dispatcher.join(one)
+            one.dispatcher.flow(one, 1000)
             async with asyncio.timeout(30):
                 await connection.full.wait()
             for _ in range(100):
@@ -110,7 +111,7 @@ def test_of_a_client_that_does_not_read_little_is_kept():
             async with asyncio.timeout(30):  # and as it reads, the rest comes
                 while came < BATCHES * BATCH_BYTES:
                     came += len(await loop.sock_recv(client, 1 << 20))
-            await one.close()
+            one.dispatcher.leave(one)
 
     asyncio.run(main())
 
@@ -118,9 +119,9 @@ def test_of_a_client_that_does_not_read_little_is_kept():
 async def full_of_what_is_not_read(connection):
     """Its client reads nothing; so it is not read either."""
     subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
-    one = Consumer(connection, 1, "a", 0, subscription.place(Tail(), 0), lambda _: None)
-    subscription.join(one)
-    one.flow(1000)
+    one = Consumer(connection, 1, "a", 0, subscription.dispatcher(Tail(), 0), lambda _: None)
+    one.dispatcher.join(one)
+    one.dispatcher.flow(one, 1000)
     async with asyncio.timeout(30):
         await connection.full.wait()
     assert not connection.is_read
@@ -138,7 +139,7 @@ def test_a_client_that_hangs_has_lost_its_connection_when_it_is_asked_whatever_w
             async with asyncio.timeout(10):
                 assert not any(await asyncio.gather(connection.answers(), connection.answers()))
             assert not connection.open
-            await one.close()
+            one.dispatcher.leave(one)
 
     asyncio.run(main())
 
@@ -151,7 +152,7 @@ def test_a_client_that_reads_nothing_for_long_has_lost_its_connection(monkeypatc
         async with connected() as (connection, _):
             one = await full_of_what_is_not_read(connection)
             await until(lambda: not connection.open)
-            await one.close()
+            one.dispatcher.leave(one)
 
     asyncio.run(main())
 
@@ -174,7 +175,7 @@ def test_a_client_that_answers_keeps_its_connection_also_where_it_takes_little()
             assert await asked
             assert not connection.is_read, "as before it was asked"
             connection.transport.abort()
-            await one.close()
+            one.dispatcher.leave(one)
 
     asyncio.run(main())
 

@@ -2,10 +2,10 @@
 bookies, from the metadata store and from its own memory."""
 
 import asyncio
-from types import SimpleNamespace
 
 from spark_ledger.broker import broker as broker_module
 from spark_ledger.broker import names
+from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.owner.probes import FRESH_S, Heard, Probes
 from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.settings import BrokerSettings
@@ -176,12 +176,7 @@ def test_readers_each_of_a_name_of_its_own_leave_nothing_at_the_topic():
                 SubscriptionType.EXCLUSIVE,
                 durable=False,
                 start=start,
-                make=lambda place: SimpleNamespace(
-                    place=place,
-                    link=None,
-                    activate=lambda active: None,
-                    close=lambda: asyncio.sleep(0),
-                ),
+                make=lambda dispatcher: Consumer(None, 1, "c", 0, dispatcher, lambda _: None),
                 earliest=True,
             )
             topic.leave(f"reader-{n}", consumer)

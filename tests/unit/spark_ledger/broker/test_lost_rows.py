@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.dispatch import consumers
-from spark_ledger.broker.dispatch.consumers import Subscription
+from spark_ledger.broker.dispatch import dispatcher
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
@@ -70,15 +70,15 @@ def ended_of(one):
 def test_a_consumer_at_rows_that_cannot_be_read_stays_and_says_so_once_and_goes_on(
     why, monkeypatch, caplog
 ):
-    monkeypatch.setattr(consumers, "RETRY_S", 0.001)
-    monkeypatch.setattr(consumers, "LOST_RETRY_S", 0.002)
+    monkeypatch.setattr(dispatcher, "RETRY_S", 0.001)
+    monkeypatch.setattr(dispatcher, "LOST_RETRY_S", 0.002)
 
     async def act(made):
         partition = Losing(1, 1, 1, gone=[1], why=why)
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
         ended = ended_of(one)
-        one.flow(10)
+        one.dispatcher.flow(one, 10)
         await until(lambda: partition.reads > 5)
         assert one.link.messages == [(0, [])]
         assert not ended
@@ -93,17 +93,17 @@ def test_a_consumer_at_rows_that_cannot_be_read_stays_and_says_so_once_and_goes_
 
 
 def test_the_pauses_grow_and_end_when_it_is_sent_from_another_place(monkeypatch):
-    monkeypatch.setattr(consumers, "RETRY_S", 0.001)
+    monkeypatch.setattr(dispatcher, "RETRY_S", 0.001)
 
     async def act(made):
         partition = Losing(1, 1, 1, gone=[1])
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(10)
+        one.dispatcher.flow(one, 10)
         await asyncio.sleep(0.2)
         assert partition.reads < 15
         partition.gone.clear()
-        one.rewind()
+        one.dispatcher.rewind()
         await settle()
         assert [at for at, _ in one.link.messages][-2:] == [1, 2]
 
@@ -116,12 +116,12 @@ def test_by_the_policy_rows_that_are_lost_are_passed_over_and_need_no_acknowledg
         partition.skips = True
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(10)
+        one.dispatcher.flow(one, 10)
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 2, 4]
         for offset in (0, 2, 3):
-            one.place.acks.add(offset, offset + 1)
-        assert one.place.acks.durable == 4
+            one.dispatcher.acks.add(offset, offset + 1)
+        assert one.dispatcher.acks.durable == 4
         assert (
             "passes over rows that cannot be read of partition 0 of topic t at offset 1"
             in caplog.text
@@ -133,7 +133,7 @@ def test_by_the_policy_rows_that_are_lost_are_passed_over_and_need_no_acknowledg
 
 @pytest.mark.parametrize("last", [False, True])
 def test_after_rows_of_a_ledger_that_is_gone_the_next_ones_come_by_the_policy(last, monkeypatch):
-    monkeypatch.setattr(consumers, "LOST_RETRY_S", 5.0)
+    monkeypatch.setattr(dispatcher, "LOST_RETRY_S", 5.0)
 
     async def act(stage):
         ledgers = []
@@ -157,7 +157,7 @@ def test_after_rows_of_a_ledger_that_is_gone_the_next_ones_come_by_the_policy(la
             found = await made.got(3)
             assert found[-1][0] == 9
             assert pulsar_batch.parse(found[-1][1]).messages == 1
-        await made.consumer.close()
+        made.consumer.dispatcher.leave(made.consumer)
         await owner.writer.close()
         await owner.commits.close()
 
@@ -169,7 +169,7 @@ def test_after_rows_of_a_ledger_that_is_gone_the_next_ones_come_by_the_policy(la
 def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_by_the_policy(
     payload, is_sealed, monkeypatch, caplog
 ):
-    monkeypatch.setattr(consumers, "LOST_RETRY_S", 5.0)
+    monkeypatch.setattr(dispatcher, "LOST_RETRY_S", 5.0)
 
     async def act(stage):
         owner = await owner_of(stage)
@@ -191,9 +191,9 @@ def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_b
         await stage.client.topics.change_policies("t", {"on_lost_rows": "skip"})
         assert [at for at, _ in await made.got(2)] == [0, 2]
         for offset in (0, 2):
-            made.place.acks.add(offset, offset + 1)
-        assert made.place.acks.durable == 3
-        await made.consumer.close()
+            made.dispatcher.acks.add(offset, offset + 1)
+        assert made.dispatcher.acks.durable == 3
+        made.consumer.dispatcher.leave(made.consumer)
         await owner.writer.close()
         await owner.commits.close()
 
@@ -202,14 +202,14 @@ def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_b
 
 
 def test_what_a_later_version_wrote_is_not_passed_over(monkeypatch):
-    monkeypatch.setattr(consumers, "RETRY_S", 0.001)
+    monkeypatch.setattr(dispatcher, "RETRY_S", 0.001)
 
     async def act(made):
         partition = Losing(1, 1, gone=[0], why=errors.UnsupportedFormat("version 9"))
         partition.skips = True
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(10)
+        one.dispatcher.flow(one, 10)
         await asyncio.sleep(0.05)
         assert not one.link.messages
 

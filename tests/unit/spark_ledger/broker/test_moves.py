@@ -159,8 +159,8 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         there = {n: await looked_up(a, [a, b], n) for n in range(PARTITIONS)}
         for number, broker in there.items():
             topic, made = await consumer(broker, number)
-            made.place.acks.up_to(10 + number)
-            topic.subscription("s").moved(made.place)
+            made.dispatcher.acks.up_to(10 + number)
+            topic.subscription("s").moved(made.dispatcher)
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions == {number: 10 + number for number in range(PARTITIONS)}
@@ -169,7 +169,7 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         await a.take_over()
         for number in [n for n, broker in there.items() if broker is b]:
             _, made = await consumer(a, number)
-            assert made.place.acks.mark == 10 + number
+            assert made.dispatcher.acks.mark == 10 + number
         await a.close()
         await b.close()
 
@@ -312,14 +312,14 @@ def test_a_seek_that_was_carried_out_holds_although_its_broker_dies_at_once():
 
         await a.lookup(named(0), authoritative=True)
         topic, made = await consumer(a)
-        made.place.acks.up_to(10)
-        topic.subscription("s").moved(made.place)
+        made.dispatcher.acks.up_to(10)
+        topic.subscription("s").moved(made.dispatcher)
         await asyncio.sleep(3)
-        await topic.seek("s", made.place, 4)
+        await topic.seek("s", made.dispatcher, 4)
         await taken(brokers, b, 0, of=a)
-        assert (await consumer(b))[1].place.acks.mark == 4
+        assert (await consumer(b))[1].dispatcher.acks.mark == 4
         with pytest.raises(Deposed):  # it would change nothing
-            await topic.seek("s", made.place, 7)
+            await topic.seek("s", made.dispatcher, 7)
         await a.close()
         await b.close()
 

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from spark_ledger.broker.dispatch.consumers import Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.partition import Stored
 from spark_ledger.broker.wire.commands import SubscriptionType
 from tests.kit.pulsar_batches import chunked, whole_of
@@ -22,7 +22,7 @@ class SlowBatches(Batches):
         self.open, self.reads = asyncio.Event(), 0
         self.open.set()
 
-    async def read(self, offset):
+    async def read(self, offset, lossy=False):
         found = await super().read(offset)
         self.reads += 1
         await self.open.wait()
@@ -40,22 +40,22 @@ def test_what_is_sent_back_while_a_read_waits_begins_at_the_mark(way):
         subscription = Subscription("s", FAILOVER, None)
         one = consumer_of(subscription, partition, "b")
         made.append(one)
-        one.flow(2)
+        one.dispatcher.flow(one, 2)
         await settle()
         assert offsets(one) == [0, 1]
         partition.open.clear()
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()  # it reads from offset 2
         if way == "redeliver":
-            one.redeliver(1)
+            one.dispatcher.redeliver(one, 1)
         else:  # another consumer comes, is the active one, and goes
             other = consumer_of(subscription, partition, "a")
             made.append(other)
-            subscription.leave(other)
+            other.dispatcher.leave(other)
         one.link.messages.clear()
         partition.open.set()
         await settle()
-        assert one.place.acks.durable == 0, "nobody acknowledged offsets 0 and 1"
+        assert one.dispatcher.acks.durable == 0, "nobody acknowledged offsets 0 and 1"
         assert offsets(one) == [0, 1, 2, 3]
 
     play(act)
@@ -72,14 +72,14 @@ def test_what_is_sent_back_while_the_connection_is_full_begins_at_the_mark():
             wire.open.clear()
 
         wire.send = send_and_fill
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         assert offsets(one) == [0]
-        one.rewind()
+        one.dispatcher.rewind()
         wire.send = send
         wire.open.set()
         await settle()
-        assert one.place.acks.durable == 0, "nobody acknowledged offset 0"
+        assert one.dispatcher.acks.durable == 0, "nobody acknowledged offset 0"
         assert offsets(one) == [0, 0, 1]
 
     play(act)
@@ -101,14 +101,14 @@ def test_what_is_sent_back_in_the_middle_of_a_message_begins_at_the_mark():
                 wire.open.clear()
 
         wire.send = send_and_fill
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         assert offsets(one) == [0, 1]
-        one.rewind()
+        one.dispatcher.rewind()
         wire.send = send
         wire.open.set()
         await settle()
-        assert one.place.acks.durable == 0, "nobody acknowledged offset 0"
+        assert one.dispatcher.acks.durable == 0, "nobody acknowledged offset 0"
         assert offsets(one) == [0, *[1] * 3, 0, *[1] * 3, 2]
 
     play(act)

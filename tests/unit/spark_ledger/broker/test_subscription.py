@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.dispatch.consumers import Consumer, Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.tail import (
     BATCH_OVERHEAD_BYTES,
     BLOCK_OVERHEAD_BYTES,
@@ -40,7 +41,7 @@ class Batches:
         for listener in self.listeners:
             listener.set()
 
-    async def read(self, offset):
+    async def read(self, offset, lossy=False):
         return [one for one in self.stored if one.end > max(offset, self.start)][:2]
 
     def removed(self, lo, hi):
@@ -75,9 +76,9 @@ async def settle():
 
 
 def consumer_of(subscription, partition, name="a", priority=0, mark=0):
-    place = subscription.place(partition, mark)
-    made = Consumer(Wire(), 1, name, priority, place, lambda one: None)
-    subscription.join(made)
+    dispatcher = subscription.dispatcher(partition, mark)
+    made = Consumer(Wire(), 1, name, priority, dispatcher, lambda one: None)
+    made.dispatcher.join(made)
     return made
 
 
@@ -86,7 +87,7 @@ def play(act):
         made = []
         await act(made)
         for one in made:
-            await one.close()
+            one.dispatcher.leave(one)
 
     asyncio.run(main())
 
@@ -97,13 +98,13 @@ def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
         made.append(one)
         await settle()
         assert one.link.messages == []
-        one.flow(4)
+        one.dispatcher.flow(one, 4)
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 3]
-        one.flow(1)  # of the two messages too many that came, one is still to be paid for
+        one.dispatcher.flow(one, 1)  # of two messages too many one is still to be paid for
         await settle()
         assert len(one.link.messages) == 2
-        one.flow(2)
+        one.dispatcher.flow(one, 2)
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 3, 6]
 
@@ -119,12 +120,12 @@ def test_the_chunks_of_a_message_come_with_one_id_and_each_takes_a_permit():
         partition.add(1)
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(4)
+        one.dispatcher.flow(one, 4)
         await settle()
         assert [at for at, _ in one.link.messages] == [0, 0, 0, 1]
         chunk = MessageId(ledgerId=LEDGER, entryId=0, partition=0)
-        assert [one.acknowledged(chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
-        assert one.acknowledged_up_to(chunk, 0) == 1
+        assert [one.sent.acknowledged(chunk, 0) for _ in range(3)] == [[(0, 1)]] * 3
+        assert one.sent.acknowledged_up_to(chunk, 0) == 1
 
     play(act)
 
@@ -140,7 +141,7 @@ def test_a_full_connection_waits_between_the_batches_of_one_read():
             wire.open.clear()
 
         wire.send = send_and_fill
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         assert wire.messages == [(0, [])]
         wire.open.set()
@@ -155,7 +156,7 @@ def test_what_comes_later_is_sent_when_it_comes_and_a_full_connection_waits():
         partition = Batches()
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         partition.add(2)
         await settle()
@@ -175,16 +176,16 @@ def test_after_a_rewind_come_those_batches_and_messages_that_are_not_acknowledge
     async def act(made):
         one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
-        acks = one.place.acks
-        for start, end in one.acknowledged(MessageId(ledgerId=LEDGER, entryId=3), 3):
+        acks = one.dispatcher.acks
+        for start, end in one.sent.acknowledged(MessageId(ledgerId=LEDGER, entryId=3), 3):
             acks.add(start, end)
         middle = MessageId(ledgerId=LEDGER, entryId=0, batch_index=1)
-        for start, end in one.acknowledged(middle, 1):
+        for start, end in one.sent.acknowledged(middle, 1):
             acks.add(start, end)
         one.link.messages.clear()
-        one.rewind()
+        one.dispatcher.rewind()
         await settle()
         assert one.link.messages == [(0, [0b101]), (6, [])]
 
@@ -195,11 +196,11 @@ def test_messages_after_a_client_asked_for_all_again_are_of_the_epoch_that_it_na
     async def act(made):
         one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(2, 1))
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
-        one.redeliver(5)
+        one.dispatcher.redeliver(one, 5)
         await settle()
-        one.rewind()  # as when it becomes the active one
+        one.dispatcher.rewind()  # as when it becomes the active one
         await settle()
         assert one.link.epochs == [None, None, 5, 5, 5, 5]
 
@@ -222,10 +223,10 @@ def test_a_cumulative_ack_ends_where_its_id_says(found, end):
     async def act(made):
         one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         offset = found.entryId + max(0, found.batch_index)
-        assert one.acknowledged_up_to(found, offset) == end
+        assert one.sent.acknowledged_up_to(found, offset) == end
 
     play(act)
 
@@ -246,12 +247,12 @@ def test_an_ack_is_judged_by_what_was_sent_never_by_its_own_counts(found, ranges
     async def act(made):
         one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         for _ in range(2):  # what is sent again is known before it comes
             offset = found.entryId + max(0, found.batch_index)
-            assert one.acknowledged(found, offset) == ranges
-            one.rewind()
+            assert one.sent.acknowledged(found, offset) == ranges
+            one.dispatcher.rewind()
 
     play(act)
 
@@ -264,7 +265,7 @@ def test_a_second_exclusive_consumer_and_another_type_are_busy():
             with pytest.raises(Refusal) as refused:
                 subscription.check(kind, 0)
             assert refused.value.code is ServerError.CONSUMER_BUSY
-        subscription.leave(made[0])
+        made[0].dispatcher.leave(made[0])
         subscription.check(FAILOVER, 0)
 
     play(act)
@@ -294,13 +295,13 @@ def test_of_failover_consumers_the_next_begins_at_the_mark():
         second = consumer_of(subscription, partition, "b")
         made += [first, second]
         for one in made:
-            one.flow(100)
+            one.dispatcher.flow(one, 100)
         await settle()
         assert [at for at, _ in first.link.messages] == [0, 1, 2]
         assert second.link.messages == []
         assert (first.link.active[-1], second.link.active[-1]) == (True, False)
-        first.place.acks.up_to(2)
-        subscription.leave(first)
+        first.dispatcher.acks.up_to(2)
+        first.dispatcher.leave(first)
         await settle()
         assert second.link.active[-1]
         assert [at for at, _ in second.link.messages] == [2]
@@ -314,17 +315,17 @@ def test_a_seek_of_one_partition_keeps_its_place_while_consumers_of_others_come_
         partitions = [Batches(1, 1, 1, number=number) for number in range(3)]
         made += [consumer_of(subscription, partition) for partition in partitions]
         for one, offset in zip(made, (1, 2, 3), strict=True):
-            subscription.seek(one.place, offset)
-            subscription.leave(one)
+            subscription.seek(one.dispatcher, offset)
+            one.dispatcher.leave(one)
         assert subscription.sought
         back = [consumer_of(subscription, partition) for partition in partitions]
-        assert [one.place.acks.mark for one in back] == [1, 2, 3]
+        assert [one.dispatcher.acks.mark for one in back] == [1, 2, 3]
         assert not subscription.sought
         made += back
         for one in back:
-            subscription.leave(one)
+            one.dispatcher.leave(one)
         again = consumer_of(subscription, partitions[1], mark=0)  # a reader begins where it asks
-        assert again.place.acks.mark == 0
+        assert again.dispatcher.acks.mark == 0
         made.append(again)
 
     play(act)
@@ -336,10 +337,10 @@ def test_messages_of_a_batch_that_were_removed_are_masked_and_acknowledged():
         partition.start = 4
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         assert one.link.messages == [(3, [0b110]), (6, [])]
-        assert one.place.acks.mark == 4
+        assert one.dispatcher.acks.mark == 4
 
     play(act)
 
@@ -350,12 +351,12 @@ def test_messages_that_were_taken_out_of_the_middle_are_passed_over():
         partition.holes = [(1, 2), (3, 6), (7, 8)]
         one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
         made.append(one)
-        one.flow(100)
+        one.dispatcher.flow(one, 100)
         await settle()
         assert one.link.messages == [(0, [0b101]), (6, [0b01]), (8, [])]
         for offset in (0, 2, 6, 8):
-            one.place.acks.add(offset, offset + 1)
-        assert one.place.acks.mark == 9
+            one.dispatcher.acks.add(offset, offset + 1)
+        assert one.dispatcher.acks.mark == 9
 
     play(act)
 
@@ -370,7 +371,7 @@ def test_partitions_are_shared_out_among_the_consumers_of_the_best_priority():
                 for name, priority in (("b", 0), ("a", 0), ("c", 1))
             ]
             made += some
-            active.append(some[0].place.active(FAILOVER).name)
+            active.append(some[0].dispatcher.active.name)
         assert active == ["a", "b", "a"]
 
     play(act)

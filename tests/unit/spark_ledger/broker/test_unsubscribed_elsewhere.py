@@ -89,8 +89,8 @@ def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_releas
         topic.leave("s", first)  # its release begins while the next one is let in
         again = await subscribed(topic, partition, link=LINK)
         await asyncio.sleep(3)
-        again.place.acks.up_to(7)
-        topic.subscription("s").moved(again.place)
+        again.dispatcher.acks.up_to(7)
+        topic.subscription("s").moved(again.dispatcher)
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions[1] == 7

@@ -1,0 +1,343 @@
+"""The dispatcher of a subscription in one partition: what its consumers are sent, what they
+acknowledge, and from where on they get it again.
+
+Always true: the read position, the permits, and what is sent and not acknowledged belong to the
+dispatcher; which consumer gets messages is its policy's decision (policies.py). Another active
+consumer begins at the mark, so what was not acknowledged comes again (at least once). What is sent
+is bounded by the permits that a consumer gave, and by its connection's room. A message's chunks are
+sent with its last one, all with its id, wherever the consumer began: so the broker never sends part
+of an incomplete message, and a client acknowledges only the last chunk.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set
+from spark_ledger.broker.dispatch.policies import Policy, may_get
+from spark_ledger.broker.names import offset_of
+from spark_ledger.broker.owner.partition import UNREADABLE, Partition
+from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
+from spark_ledger.broker.wire.commands import AckType, MessageId, command
+from spark_ledger.broker.wire.frames import encode, with_batch
+from spark_ledger.broker.wire.sends import Messages
+from spark_ledger.topic.entry.pulsar_batch import (
+    chunk_in,
+    chunks_of,
+    earlier_offsets,
+    is_last_chunk,
+)
+
+RETRY_S, LOST_RETRY_S = 1.0, 60.0
+LOG_EVERY_S = 600.0
+SOON_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """A client's connection, as its consumers use it."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    async def room(self) -> None:
+        """Return when what was sent before has gone out, all but a bounded rest."""
+
+    async def answers(self) -> bool:
+        """Whether its client is there; if not, it has ended by then."""
+
+
+class Consumer:
+    """Of one partition, for one connection: what its dispatcher keeps of it. `epoch` numbers its
+    client's requests for everything again, None if the client does not count them."""
+
+    def __init__(
+        self,
+        link: Link,
+        consumer_id: int,
+        name: str,
+        priority: int,
+        dispatcher: "Dispatcher",
+        on_end: Callable[["Consumer"], None],
+        epoch: int | None = None,
+    ) -> None:
+        self.link = link
+        self.id = consumer_id
+        self.name = name
+        self.priority = priority
+        self.dispatcher = dispatcher
+        self.permits = 0
+        self.sent = SentBatches()
+        partition = dispatcher.partition
+        self.messages = Messages(consumer_id, partition.ledger, partition.shown)
+        self.messages.epoch = epoch
+        self.sending: asyncio.Task[None] | None = None
+        self._on_end = on_end
+
+    def end(self) -> None:
+        """Send it away: its client is to look the topic up again."""
+        self._on_end(self)
+
+
+class Dispatcher:
+    """Of a subscription that begins at `mark` in the partition."""
+
+    def __init__(self, partition: Partition, policy: Policy, mark: int) -> None:
+        self.partition = partition
+        self.acks = Acks(mark)
+        self.consumers: list[Consumer] = []
+        self.active: Consumer | None = None
+        self.sought = False
+        """A seek has sent its consumers away, and they come back to where that put it."""
+        self._policy = policy
+        self._position = mark
+        self._rewinds = 0
+        self._rewound = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._lossy = False  # what is read next is read without rows that are lost
+        self._logged: tuple[object, float] = (None, 0.0)
+
+    # -- consumers -----------------------------------------------------------------------------
+
+    def admits(self) -> bool:
+        """Whether one more consumer may come."""
+        return self._policy.admits(self.consumers)
+
+    def join(self, consumer: Consumer) -> None:
+        self.partition.listeners[self._wake] = None
+        self.consumers.append(consumer)
+        self.sought = False
+        self._choose()
+
+    def leave(self, consumer: Consumer) -> None:
+        if consumer not in self.consumers:
+            return
+        self.consumers.remove(consumer)
+        if consumer.sending is not None:
+            consumer.sending.cancel()
+        if not self.consumers:
+            self.partition.listeners.pop(self._wake, None)
+        self._choose()
+
+    def _choose(self) -> None:
+        active = self._policy.active(self.consumers, self.partition.number)
+        if active is not self.active:
+            self.active = active
+            self.rewind()
+            if active is not None and (active.sending is None or active.sending.done()):
+                active.sending = asyncio.get_running_loop().create_task(self._send_to(active))
+        if self._policy.announces:
+            for consumer in self.consumers:
+                is_active = consumer is active
+                change = command(
+                    "active_consumer_change", consumer_id=consumer.id, is_active=is_active
+                )
+                consumer.link.send(encode(change))
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        """The consumer's client takes so many messages more."""
+        consumer.permits += permits
+        self._wake.set()
+
+    def redeliver(self, consumer: Consumer, epoch: int | None) -> None:
+        """The consumer's client asks for everything again: what it gets from now on is of that
+        epoch."""
+        consumer.messages.epoch = epoch
+        if consumer is self.active:
+            self.rewind()
+
+    def rewind(self) -> None:
+        """Send again what is not acknowledged."""
+        self._position = self.acks.mark
+        self._rewinds += 1
+        self._rewound.set()
+        self._wake.set()
+
+    def seek(self, offset: int) -> None:
+        """Nothing from there on is acknowledged, all before it is. The consumers are to be sent
+        away: they come back to that offset."""
+        self.acks.reset(offset)
+        self.sought = True
+
+    def acknowledge(
+        self, consumer: Consumer, message_id: MessageId, ack_type: AckType
+    ) -> Iterator[bool]:
+        """In steps, one at least, one for each stretch of the id's set: whether each moved the
+        mark. What is beyond the confirmed end was not sent, and counts for nothing."""
+        partition, acks = self.partition, self.acks
+        offset = offset_of(message_id, partition.ledger)
+        if ack_type == AckType.CUMULATIVE:
+            end = consumer.sent.acknowledged_up_to(message_id, offset)
+            yield end <= partition.end and acks.up_to(end)
+            return
+        stretches = consumer.sent.acknowledged(message_id, offset)
+        for lo, hi in stretches:
+            yield hi <= partition.end and acks.add(lo, hi)
+        if not stretches:
+            yield False
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    async def _send_to(self, consumer: Consumer) -> None:
+        """Send what there is, as long as the consumer is the active one."""
+        pause_s, self._lossy = RETRY_S, False
+        while consumer is self.active:
+            try:
+                if not await self._may_send(consumer):
+                    return
+                rewinds = self._rewinds
+                self._pass_over(self.partition.start)
+                batches = await self.partition.read(self._position, lossy=self._lossy)
+                if rewinds == self._rewinds:
+                    await self._send_all(consumer, batches)
+                await asyncio.sleep(0)
+                pause_s, self._lossy = RETRY_S, False
+            except (errors.Unavailable, errors.DataUnavailable, errors.RowsTrimmed) as error:
+                _log.warning("consumer '%s' waits: %s", consumer.name, error)
+                await asyncio.sleep(RETRY_S)
+            except (errors.TopicDeleted, errors.TopicNotFound, errors.LedgerFenced) as error:
+                _log.error("consumer '%s' ends: %s", consumer.name, error)
+                consumer.end()
+                return
+            except Exception as error:
+                before, is_lost = self._lossy, isinstance(error, UNREADABLE)
+                self._lossy = is_lost and not before and await self.partition.skips_lost()
+                self._log_failure(consumer, error)
+                if not self._lossy:
+                    await self._pause(pause_s)
+                    pause_s = min(2 * pause_s, LOST_RETRY_S)
+
+    async def _may_send(self, consumer: Consumer) -> bool:
+        """Wait until there is something for the consumer, which takes it; False once it is not the
+        active one."""
+        while not may_get(consumer, self.active) or self.partition.end <= self._position:
+            if consumer is not self.active:
+                return False
+            self._wake.clear()
+            await self._wake.wait()
+        await consumer.link.room()
+        return consumer is self.active
+
+    async def _pause(self, seconds: float) -> None:
+        """What cannot be read is tried again then, or once it is to send from another place. The
+        consumer stays: a client whose consumer is sent away subscribes again at once."""
+        self._rewound.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._rewound.wait()
+
+    def _log_failure(self, consumer: Consumer, error: Exception) -> None:
+        """Once for a position, and now and then."""
+        now_s, place = asyncio.get_running_loop().time(), (self._position, self._lossy)
+        if self._logged[0] == place and now_s < self._logged[1] + LOG_EVERY_S:
+            return
+        self._logged = place, now_s
+        defect = None if isinstance(error, errors.LedgerError) else error
+        does = "passes over rows that cannot be read" if self._lossy else "pauses"
+        hint = ""
+        if isinstance(error, UNREADABLE) and not self._lossy:
+            hint = " The policy on_lost_rows=skip of the topic passes over such rows."
+        what = (consumer.name, does, self.partition.title, self._position)
+        _log.error(
+            "consumer '%s' %s of %s at offset %d: %s%s",
+            *(*what, error, hint),
+            exc_info=defect,
+        )
+
+    async def _send_all(self, consumer: Consumer, batches: list[Stored]) -> None:
+        if not batches:  # a hole up to what is confirmed, or it is known in a moment
+            await self._over_hole()
+        rewinds = self._rewinds
+        for count, batch in enumerate(batches, 1):
+            await consumer.link.room()
+            if not count % STEP_BATCHES_MAX:
+                await asyncio.sleep(0)
+            if consumer.permits <= 0 or rewinds != self._rewinds:
+                return
+            if batch.end <= self._position:
+                continue
+            self._pass_over(batch.offset)
+            if not batch.has_rows:
+                self._pass_over(batch.end)
+                continue
+            for lo, hi in self.partition.removed(batch.offset, batch.end):
+                self.acks.add(lo, hi)
+            missing = self.acks.missing(max(batch.offset, self._position), batch.end)
+            if missing and is_last_chunk(batch.data):
+                await self._send_message(consumer, batch)
+            elif missing:
+                await self._send(consumer, batch, missing)
+            if rewinds != self._rewinds:
+                return
+            self._position = batch.end
+
+    async def _over_hole(self) -> None:
+        held = self.partition.held
+        nexts = [
+            interval.lo
+            for interval in held.intervals.between(self._position, held.end_offset)
+            if interval.source is not None and interval.lo >= self._position
+        ]
+        if nexts:
+            self._pass_over(nexts[0])
+        elif self._position < held.end_offset:
+            self._pass_over(held.end_offset)
+        else:
+            await asyncio.sleep(SOON_S)
+
+    def _pass_over(self, offset: int) -> None:
+        """Nothing is between the position and the offset: there is nothing to acknowledge."""
+        if offset > self._position:
+            self.acks.pass_over(self._position, offset)
+            self._position = offset
+
+    async def _send_message(self, consumer: Consumer, last: Stored) -> None:
+        """A message in its chunks, of which `last` is the last; once begun it is sent whole."""
+        consumer.sent.note(last.offset, last.messages)
+        frame = consumer.messages.command(last.offset, ())
+        offsets = earlier_offsets(last.data)
+        for offset in offsets:
+            chunk = await self._chunk(offset)
+            if chunk is None:
+                _log.warning(
+                    "a message of %d chunks is passed over: the one at offset %d of %s is the"
+                    " last, and the one at offset %d is not kept any more",
+                    *(len(offsets) + 1, last.offset, self.partition.title, offset),
+                )
+                self.acks.add(last.offset, last.end)
+                return
+            _send_part(consumer, frame, chunk_in(chunk.data))
+            await consumer.link.room()
+        _send_part(consumer, frame, chunk_in(last.data))
+
+    async def _chunk(self, offset: int) -> Stored | None:
+        """None where it is not kept, or is lost and passed over."""
+        try:
+            return await self.partition.chunk(offset)
+        except UNREADABLE:
+            if self._lossy:
+                return None
+            raise
+
+    async def _send(
+        self, consumer: Consumer, batch: Stored, missing: list[tuple[int, int]]
+    ) -> None:
+        """A batch, or a message with its chunks: each takes a permit, and they have one id; once
+        begun it is sent whole."""
+        acks = ack_set(missing, batch.offset, batch.messages) if batch.batched else ()
+        frame = consumer.messages.command(batch.offset, acks)
+        consumer.sent.note(batch.offset, batch.messages)
+        first, *others = chunks_of(batch.data)
+        consumer.link.send(with_batch(frame, first))
+        consumer.permits -= sum(hi - lo for lo, hi in missing)
+        for chunk in others:
+            await consumer.link.room()
+            _send_part(consumer, frame, chunk)
+
+
+def _send_part(consumer: Consumer, command_before: bytes, chunk: memoryview) -> None:
+    consumer.link.send(with_batch(command_before, chunk))
+    consumer.permits -= 1

@@ -1,0 +1,74 @@
+"""Which consumers of a partition get its messages, by the type of their subscription. Pure.
+
+Always true: a policy decides from the consumers that are there, in the order in which they came,
+and from the partition's number alone: it remembers nothing. Exclusive and Failover give all
+messages to one consumer, the active one; the others get none, whatever permits they have.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from spark_ledger.broker.wire.commands import SubscriptionType
+
+
+class Receiver(Protocol):
+    """A consumer, as policies judge it. `permits`: how many more messages its client takes."""
+
+    name: str
+    priority: int
+    permits: int
+
+
+C = TypeVar("C", bound=Receiver)
+
+
+class Policy(Protocol):
+    """`announces`: consumers get a message about which of them is active."""
+
+    announces: bool
+
+    def admits(self, consumers: Sequence[Receiver]) -> bool:
+        """Whether one more may come to these."""
+
+    def active(self, consumers: Sequence[C], partition: int) -> C | None:
+        """The consumer that gets the messages; None only if there is no consumer."""
+
+
+class Exclusive:
+    """One consumer at a time; a reader's, too."""
+
+    announces = False
+
+    def admits(self, consumers: Sequence[Receiver]) -> bool:
+        return not consumers
+
+    def active(self, consumers: Sequence[C], partition: int) -> C | None:
+        return consumers[0] if consumers else None
+
+
+class Failover:
+    """Of the consumers with the best priority (the lowest number), by name, the one at place
+    `partition mod n` is active: so partitions are shared out among them."""
+
+    announces = True
+
+    def admits(self, consumers: Sequence[Receiver]) -> bool:
+        return True
+
+    def active(self, consumers: Sequence[C], partition: int) -> C | None:
+        ordered = sorted(consumers, key=lambda consumer: (consumer.priority, consumer.name))
+        best = [consumer for consumer in ordered if consumer.priority == ordered[0].priority]
+        return best[partition % len(best)] if best else None
+
+
+def may_get(consumer: C, active: C | None) -> bool:
+    """Whether the consumer may get one more batch. A batch is sent whole, so its permits may fall
+    below zero."""
+    return consumer is active and consumer.permits > 0
+
+
+POLICIES: Mapping[SubscriptionType, Policy] = {
+    SubscriptionType.EXCLUSIVE: Exclusive(),
+    SubscriptionType.FAILOVER: Failover(),
+}
+"""A type that is not here is not built yet."""
