@@ -9,20 +9,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
-from spark_ledger import errors
-from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owner.keeping import Keeping, follow
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.produce.live_writer import LiveWriter
-from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
 from spark_ledger.metadata.store import Watcher
 from spark_ledger.metadata.store_calls import each
 from spark_ledger.topic.log.state import TopicState
@@ -33,17 +28,11 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 REREAD_S = 60.0
 """How often the head of a topic is read without a change."""
-RELEASE_S = 5.0
 CATCH_UP_S, CERTAIN_S = 0.1, 5.0
 """So long a read of a partition waits at most for a commit that was heard of, and for a look
 whether the store is the same after a new connection to it."""
-LET_GO_S = 1.0
-"""So long a consumer's close waits at most until its subscription is free."""
-UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
 LEDGERS_ASKED_AT_ONCE = 8
 DECIDE_S, UNDECIDED_S = 10.0, 0.5
-COME_BACK_S = 10.0
-"""For so long a seek waits for the consumers that it sent away."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +54,6 @@ class OwnedTopic:
         self.info: TopicInfo = commits.topic
         self._commits = commits
         self._client = commits.client
-        self._cursors = cursors
         self._follower = follower
         self._budget = budget
         self._limits = limits
@@ -74,14 +62,11 @@ class OwnedTopic:
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
-        self._subscriptions: dict[str, Subscription] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By subscription, as long as a call holds the lock or waits for it: each reader has a name
-        of its own."""
+        self.subscriptions = TopicSubscriptions(self, commits, cursors)
         self._beside: dict[asyncio.Task[None], None] = {}
         self._keeping = Keeping(commits, self.look)
         self._background: list[asyncio.Task[None]] = []
-        self._ended = False
+        self.is_ended = False
 
     @property
     def state(self) -> TopicState:
@@ -104,7 +89,7 @@ class OwnedTopic:
                 self.learn(number, epoch)
             open_here = {**self._partitions, **self._leaving}
             new = {
-                n: epoch for n, epoch in epochs.items() if n not in open_here and not self._ended
+                n: epoch for n, epoch in epochs.items() if n not in open_here and not self.is_ended
             }
             self._commits.epochs.update(new)
             opened = await asyncio.gather(*map(self._open, new), return_exceptions=True)
@@ -126,7 +111,7 @@ class OwnedTopic:
         log.open_end = writer.open_end
         epoch = self._commits.epochs[number]
         await writer.start()
-        return OwnedPartition(self.info, log, writer, epoch, self._aside)
+        return OwnedPartition(self.info, log, writer, epoch, self.aside)
 
     async def _catch_up(self) -> int:
         if self._follower.behind:
@@ -147,20 +132,21 @@ class OwnedTopic:
         for number, partition in list(self._partitions.items()):
             if another_store:
                 partition.log.forget()
-                self._send_consumers_away(number)  # where they are is of the other one, too
+                # where its subscriptions are is of the other store, too
+                self.subscriptions.send_consumers_away(number)
             partition.log.wake()
 
     async def look(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         """Give up the partitions that other brokers have by now, and the topic once it has no
         partition left. The rest as TopicCommits.lost. Raises errors.Unavailable."""
-        await self._look_for_lost(fresh=fresh, watch=watch)
+        await self.look_for_lost(fresh=fresh, watch=watch)
         async with self._owning:
-            if not self._partitions and not self._leaving and not self._ended:
-                self._ended = True
+            if not self._partitions and not self._leaving and not self.is_ended:
+                self.is_ended = True
                 self._on_end(self)
                 await self._close()
 
-    async def _look_for_lost(self, *, fresh: bool, watch: Watcher | None = None) -> None:
+    async def look_for_lost(self, *, fresh: bool = True, watch: Watcher | None = None) -> None:
         lost = await self._commits.lost(fresh=fresh, watch=watch)
         self._lose([number for number in lost if number in self._partitions])
 
@@ -187,10 +173,11 @@ class OwnedTopic:
     def _lose(self, numbers: list[int], decide_s: float = DECIDE_S) -> None:
         for number in numbers:
             self._leave(number)
-            self._send_consumers_away(number)  # at once: they keep no subscription in use here
+            # at once: so they keep no subscription in use here
+            self.subscriptions.send_consumers_away(number)
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
-            self._aside(self._leave_to_others(numbers, decide_s))
+            self.aside(self._leave_to_others(numbers, decide_s))
 
     def _leave(self, number: int) -> None:
         partition = self._leaving[number] = self._partitions.pop(number)
@@ -199,14 +186,14 @@ class OwnedTopic:
     def give_up(self, error: Exception) -> None:
         """Nobody has the topic: send everyone away, once it is decided what of the batches under
         way is stored (a producer sends the others again)."""
-        if self._ended:
+        if self.is_ended:
             return
-        self._ended = True
+        self.is_ended = True
         _log.warning("topic %s is given up: %s", self.info.name, error)
         self._on_end(self)
         for number in list(self._partitions):
             self._leave(number)
-        self._aside(self._leave_to_others(list(self._leaving), end=True))
+        self.aside(self._leave_to_others(list(self._leaving), end=True))
 
     async def _leave_to_others(
         self, numbers: list[int], decide_s: float = DECIDE_S, *, end: bool = False
@@ -231,12 +218,7 @@ class OwnedTopic:
 
     def _send_away(self, partition: OwnedPartition) -> None:
         partition.send_producers_away()
-        self._send_consumers_away(partition.number)
-
-    def _send_consumers_away(self, number: int) -> None:
-        for subscription in list(self._subscriptions.values()):
-            for consumer in subscription.leave_partition(number):
-                consumer.end()
+        self.subscriptions.send_consumers_away(partition.number)
 
     async def seal(self) -> None:
         """Store what waits and seal, and take no more."""
@@ -247,100 +229,24 @@ class OwnedTopic:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._ended = True
+        self.is_ended = True
         await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
         for partition in list(self._partitions.values()):
             self._send_away(partition)
-        for name in list(self._subscriptions):
-            await self._release(name)
+        await self.subscriptions.release_all()
         await self._close()
 
-    # -- subscriptions -------------------------------------------------------------------------
+    # -- for its subscriptions -----------------------------------------------------------------
 
-    def consumers_before(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
-        """Those because of which one more of that kind cannot come, or is not the active one."""
-        subscription = self._subscriptions.get(name)
-        return [] if subscription is None else subscription.before(kind, partition)
+    def log(self, number: int) -> Partition:
+        """Raises Refusal if this broker does not have the partition."""
+        return self.partition(number).log
 
-    async def subscribe(
-        self,
-        partition: Partition,
-        name: str,
-        kind: SubscriptionType,
-        *,
-        durable: bool,
-        start: Callable[[], Awaitable[int]],
-        make: Callable[[Dispatcher], Consumer],
-        earliest: bool,
-    ) -> Consumer:
-        """A consumer more. `start`: where one that is not durable begins; a new durable one begins
-        at the `earliest` offset of each partition, or at the end. Raises Refusal, errors of the
-        topic layer."""
-        async with self._turn(name):
-            subscription = self._subscriptions.get(name)
-            unused = subscription is None or not subscription.used
-            same = subscription is not None and subscription.durable is durable
-            if not unused and not same:
-                raise Refusal(
-                    ServerError.NOT_ALLOWED,
-                    f"subscription '{name}' is used by a {'reader' if durable else 'consumer'}:"
-                    f" a {'consumer' if durable else 'reader'} cannot join it",
-                )
-            if subscription is None or (unused and not (same and subscription.kind is kind)):
-                await self._release_now(name)
-                subscription = await self._opened(name, kind, durable, earliest)
-                self._subscriptions[name] = subscription
-            try:
-                dispatcher = await self._dispatcher(subscription, kind, partition, start)
-                consumer = make(dispatcher)
-                dispatcher.join(consumer)
-            finally:
-                if not subscription.used:  # it was opened in vain, and others may want it
-                    self._aside(self._release(name))
-            return consumer
+    async def history(self) -> int:
+        return await self._follower.certain(CERTAIN_S)
 
-    async def _dispatcher(
-        self,
-        subscription: Subscription,
-        kind: SubscriptionType,
-        partition: Partition,
-        start: Callable[[], Awaitable[int]],
-    ) -> Dispatcher:
-        """The dispatcher that one more consumer of the subscription joins."""
-        number = partition.number
-        subscription.check(kind, number)
-        self.partition(number)  # else no epoch of it is known
-        if subscription.cursor is None:
-            mark = await start()
-        elif not subscription.has_dispatcher(number):
-            epoch = self._commits.epochs[number]
-            mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
-        else:
-            mark = partition.start  # it stays where it is
-        partition = self.partition(number).log  # it may be another broker's by now
-        return subscription.dispatcher(partition, mark)
-
-    async def _opened(
-        self, name: str, kind: SubscriptionType, durable: bool, earliest: bool
-    ) -> Subscription:
-        if not durable:
-            return Subscription(name, kind, None)
-
-        async def start() -> Mapping[int, int]:
-            return self.state.start_offsets() if earliest else await self._ends()
-
-        history = partial(self._follower.certain, CERTAIN_S)
-        cursor = await self._cursors.open(self.info, name, start, history)
-        made = Subscription(name, kind, cursor)
-
-        def failed() -> None:
-            if self._subscriptions.get(name) is made:  # else it was opened anew meanwhile
-                del self._subscriptions[name]
-            for consumer in made.consumers:
-                consumer.end()
-
-        cursor.on_failure = failed
-        return made
+    async def offsets(self, *, earliest: bool) -> Mapping[int, int]:
+        return self.state.start_offsets() if earliest else await self._ends()
 
     async def _ends(self) -> dict[int, int]:
         """The end of each partition, of those of other brokers too: rows of live segments are
@@ -355,23 +261,7 @@ class OwnedTopic:
                 ends[held.number] = held.live.base + lives.known(held.live).rows
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
-    def leave(self, name: str, consumer: Consumer) -> None:
-        """A consumer is gone; the last one's subscription is written and released."""
-        subscription = self._subscriptions.get(name)
-        if subscription is not None:
-            consumer.dispatcher.leave(consumer)
-            if not subscription.used:
-                self._aside(self._release(name))
-
-    async def released(self, name: str) -> None:
-        """Wait until a subscription without consumers here is written and released, for LET_GO_S at
-        most; the release goes on after that. A subscription that was sought is kept for the
-        consumers that the seek sent away."""
-        subscription = self._subscriptions.get(name)
-        if subscription is not None and not subscription.used and not subscription.sought:
-            await asyncio.wait([self._aside(self._release(name))], timeout=LET_GO_S)
-
-    def _aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(doing)
         self._beside[task] = None
         task.add_done_callback(self._was_beside)
@@ -381,67 +271,3 @@ class OwnedTopic:
         self._beside.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("work beside topic %s has failed", self.info.name, exc_info=error)
-
-    async def _release(self, name: str) -> None:
-        subscription = self._subscriptions.get(name)
-        if subscription is not None and subscription.sought and not self._ended:
-            await asyncio.sleep(COME_BACK_S)
-        async with self._turn(name):
-            subscription = self._subscriptions.get(name)
-            if subscription is not None and not subscription.used:
-                await self._release_now(name)
-
-    def _turn(self, name: str) -> asyncio.Lock:
-        """What opens and releases a subscription is done one after another."""
-        turn = self._turns.get(name)
-        if turn is None:
-            turn = self._turns[name] = asyncio.Lock()
-        return turn
-
-    async def _release_now(self, name: str) -> None:
-        subscription = self._subscriptions.pop(name, None)
-        if subscription is not None and subscription.cursor is not None:
-            await self._cursors.release(subscription.cursor, RELEASE_S)
-
-    def subscription(self, name: str) -> Subscription:
-        """Raises Refusal."""
-        subscription = self._subscriptions.get(name)
-        if subscription is None:
-            raise Refusal(
-                ServerError.SUBSCRIPTION_NOT_FOUND, f"subscription '{name}' is not used here"
-            )
-        return subscription
-
-    async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None:
-        """Put the subscription to the offset in that partition; its consumers there are sent away.
-        If it is durable, its position is stored when this returns, for later owners of the
-        partition too. Raises Refusal, Deposed, errors of the topic layer."""
-        subscription = self.subscription(name)
-        subscription.seek(dispatcher, offset)
-        if subscription.cursor is not None:
-            await self._cursors.written(subscription.cursor, RELEASE_S)
-            await self._commits.check_owner(dispatcher.partition.number)
-
-    async def unsubscribe(self, name: str, consumer: Consumer) -> None:
-        """Delete the subscription, which no other consumer uses: it is gone when this returns.
-        Raises Refusal, and as ConsumerCursors.delete; then the consumer stays."""
-        async with self._turn(name):
-            subscription = self.subscription(name)
-            others = [
-                other
-                for other in subscription.consumers
-                if other is not consumer
-                and (other.dispatcher is consumer.dispatcher or other.link is not consumer.link)
-            ]
-            if others:
-                raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
-            # this client's of other partitions: each comes by itself
-            if any(other is not consumer for other in subscription.consumers):
-                with suppress(errors.Unavailable):
-                    await self._look_for_lost(fresh=True)  # their consumers do not count
-            last = all(one is consumer for one in subscription.consumers)
-            if last and subscription.cursor is not None:
-                await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
-            consumer.dispatcher.leave(consumer)
-            if not subscription.used:
-                self._subscriptions.pop(name, None)

@@ -6,7 +6,7 @@ from spark_ledger.broker.wire.commands import SubscriptionType
 
 async def subscribed(topic, partition, name="s", *, link=None, end=lambda: None):
     """One that joins the durable subscription from the earliest offset on; it takes no messages."""
-    return await topic.subscribe(
+    return await topic.subscriptions.subscribe(
         partition.log,
         name,
         SubscriptionType.EXCLUSIVE,

@@ -6,11 +6,11 @@ while one is, nothing more of that client is looked at (serve/client.py).
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from spark_ledger import errors
-from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError, command
 from spark_ledger.broker.wire.frames import encode
 
@@ -20,26 +20,12 @@ is carried out in several; what its client sends after it is not looked at until
 _WORDS_A_STEP = 16  # of an id's set: so many are unpacked in the time of a stretch
 
 
-class SubscribedTopic(Protocol):
-    """A topic in its owner's hands (owned_topic.py), as its consumers use it."""
-
-    def subscription(self, name: str) -> Subscription: ...
-
-    def leave(self, name: str, consumer: Consumer) -> None: ...
-
-    async def released(self, name: str) -> None: ...
-
-    async def unsubscribe(self, name: str, consumer: Consumer) -> None: ...
-
-    async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None: ...
-
-
 class Consuming(NamedTuple):
-    """A consumer of a connection, and its subscription's name at that topic."""
+    """A consumer of a connection, and its subscription's name among those of its topic."""
 
     consumer: Consumer
-    topic: SubscribedTopic
-    subscription: str
+    subscriptions: TopicSubscriptions
+    name: str
 
 
 class Acking:
@@ -126,4 +112,4 @@ class Acking:
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
                     return  # it was sent away, for a seek, say
         if moved:
-            consuming.topic.subscription(consuming.subscription).moved(consumer.dispatcher)
+            consuming.subscriptions.named(consuming.name).moved(consumer.dispatcher)

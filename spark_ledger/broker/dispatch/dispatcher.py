@@ -75,11 +75,11 @@ class Consumer:
         self.messages = Messages(consumer_id, partition.ledger, partition.shown)
         self.messages.epoch = epoch
         self.sending: asyncio.Task[None] | None = None
-        self._on_end = on_end
+        self.on_end = on_end
 
     def end(self) -> None:
         """Send it away: its client is to look the topic up again."""
-        self._on_end(self)
+        self.on_end(self)
 
 
 class Dispatcher:
@@ -93,7 +93,7 @@ class Dispatcher:
         self.sought = False
         """A seek has sent its consumers away, and they come back to where that put it."""
         self._policy = policy
-        self._position = mark
+        self.position = mark
         self._rewinds = 0
         self._rewound = asyncio.Event()
         self._wake = asyncio.Event()
@@ -151,7 +151,7 @@ class Dispatcher:
 
     def rewind(self) -> None:
         """Send again what is not acknowledged."""
-        self._position = self.acks.mark
+        self.position = self.acks.mark
         self._rewinds += 1
         self._rewound.set()
         self._wake.set()
@@ -190,7 +190,7 @@ class Dispatcher:
                     return
                 rewinds = self._rewinds
                 self._pass_over(self.partition.start)
-                batches = await self.partition.read(self._position, lossy=self._lossy)
+                batches = await self.partition.read(self.position, lossy=self._lossy)
                 if rewinds == self._rewinds:
                     await self._send_all(consumer, batches)
                 await asyncio.sleep(0)
@@ -213,7 +213,7 @@ class Dispatcher:
     async def _may_send(self, consumer: Consumer) -> bool:
         """Wait until there is something for the consumer, which takes it; False once it is not the
         active one."""
-        while not may_get(consumer, self.active) or self.partition.end <= self._position:
+        while not may_get(consumer, self.active) or self.partition.end <= self.position:
             if consumer is not self.active:
                 return False
             self._wake.clear()
@@ -231,7 +231,7 @@ class Dispatcher:
 
     def _log_failure(self, consumer: Consumer, error: Exception) -> None:
         """Once for a position, and now and then."""
-        now_s, place = asyncio.get_running_loop().time(), (self._position, self._lossy)
+        now_s, place = asyncio.get_running_loop().time(), (self.position, self._lossy)
         if self._logged[0] == place and now_s < self._logged[1] + LOG_EVERY_S:
             return
         self._logged = place, now_s
@@ -240,7 +240,7 @@ class Dispatcher:
         hint = ""
         if isinstance(error, UNREADABLE) and not self._lossy:
             hint = " The policy on_lost_rows=skip of the topic passes over such rows."
-        what = (consumer.name, does, self.partition.title, self._position)
+        what = (consumer.name, does, self.partition.title, self.position)
         _log.error(
             "consumer '%s' %s of %s at offset %d: %s%s",
             *(*what, error, hint),
@@ -257,7 +257,7 @@ class Dispatcher:
                 await asyncio.sleep(0)
             if consumer.permits <= 0 or rewinds != self._rewinds:
                 return
-            if batch.end <= self._position:
+            if batch.end <= self.position:
                 continue
             self._pass_over(batch.offset)
             if not batch.has_rows:
@@ -265,34 +265,34 @@ class Dispatcher:
                 continue
             for lo, hi in self.partition.removed(batch.offset, batch.end):
                 self.acks.add(lo, hi)
-            missing = self.acks.missing(max(batch.offset, self._position), batch.end)
+            missing = self.acks.missing(max(batch.offset, self.position), batch.end)
             if missing and is_last_chunk(batch.data):
                 await self._send_message(consumer, batch)
             elif missing:
                 await self._send(consumer, batch, missing)
             if rewinds != self._rewinds:
                 return
-            self._position = batch.end
+            self.position = batch.end
 
     async def _over_hole(self) -> None:
         held = self.partition.held
         nexts = [
             interval.lo
-            for interval in held.intervals.between(self._position, held.end_offset)
-            if interval.source is not None and interval.lo >= self._position
+            for interval in held.intervals.between(self.position, held.end_offset)
+            if interval.source is not None and interval.lo >= self.position
         ]
         if nexts:
             self._pass_over(nexts[0])
-        elif self._position < held.end_offset:
+        elif self.position < held.end_offset:
             self._pass_over(held.end_offset)
         else:
             await asyncio.sleep(SOON_S)
 
     def _pass_over(self, offset: int) -> None:
         """Nothing is between the position and the offset: there is nothing to acknowledge."""
-        if offset > self._position:
-            self.acks.pass_over(self._position, offset)
-            self._position = offset
+        if offset > self.position:
+            self.acks.pass_over(self.position, offset)
+            self.position = offset
 
     async def _send_message(self, consumer: Consumer, last: Stored) -> None:
         """A message in its chunks, of which `last` is the last; once begun it is sent whole."""

@@ -1,16 +1,32 @@
-"""A subscription of a topic at its broker: a dispatcher for each partition, and its cursor.
+"""Subscriptions of a topic at its broker: opened, used, sought, released and deleted.
 
 Always true: a durable subscription is a cursor of the topic layer, of kind CONSUMER:
 acknowledging moves it in the background, a second apart at most, and the last consumer that leaves
 writes where it is. The durable position is never beyond the first offset that is not acknowledged,
-and only a seek moves it back. All consumers of a subscription have one type.
+and only a seek moves it back. All consumers of a subscription have one type. A subscription is
+opened and released by one call at a time.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from spark_ledger import errors
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import POLICIES
 from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError, SubscriptionType
-from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor, ConsumerCursors
+
+RELEASE_S = 5.0
+LET_GO_S = 1.0
+"""So long a consumer's close waits at most until its subscription is free."""
+UNSUBSCRIBE_S = 25.0  # a client waits for half a minute
+COME_BACK_S = 10.0
+"""For so long a seek waits for the consumers that it sent away."""
 
 
 class Subscription:
@@ -92,3 +108,211 @@ class Subscription:
         self.moved(dispatcher)
         for consumer in list(dispatcher.consumers):
             consumer.end()
+
+
+class ServedTopic(Protocol):
+    """A topic of which this broker has partitions (owned_topic.py), as its subscriptions use it."""
+
+    is_ended: bool
+
+    def log(self, number: int) -> Partition:
+        """Raises Refusal if this broker does not have the partition."""
+
+    async def offsets(self, *, earliest: bool) -> Mapping[int, int]:
+        """The first offset of each partition, or the end. Raises errors.Unavailable."""
+
+    async def history(self) -> int:
+        """As ConsumerCursors.open asks for it."""
+
+    async def look_for_lost(self) -> None:
+        """Give up the partitions that other brokers have by now. Raises errors.Unavailable."""
+
+    def aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run it beside the caller."""
+
+
+class TopicSubscriptions:
+    """The subscriptions of one topic that this broker's consumers use, by name."""
+
+    def __init__(self, topic: ServedTopic, commits: TopicCommits, cursors: ConsumerCursors) -> None:
+        self._topic = topic
+        self._commits = commits
+        self._cursors = cursors
+        self._by_name: dict[str, Subscription] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By subscription, as long as a call holds the lock or waits for it: each reader has a name
+        of its own."""
+
+    def named(self, name: str) -> Subscription:
+        """Raises Refusal."""
+        subscription = self._by_name.get(name)
+        if subscription is None:
+            raise Refusal(
+                ServerError.SUBSCRIPTION_NOT_FOUND, f"subscription '{name}' is not used here"
+            )
+        return subscription
+
+    def consumers_before(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
+        """Those because of which one more of that kind cannot come, or is not the active one."""
+        subscription = self._by_name.get(name)
+        return [] if subscription is None else subscription.before(kind, partition)
+
+    async def subscribe(
+        self,
+        partition: Partition,
+        name: str,
+        kind: SubscriptionType,
+        *,
+        durable: bool,
+        start: Callable[[], Awaitable[int]],
+        make: Callable[[Dispatcher], Consumer],
+        earliest: bool,
+    ) -> Consumer:
+        """A consumer more. `start`: where one that is not durable begins; a new durable one begins
+        at the `earliest` offset of each partition, or at the end. Raises Refusal, errors of the
+        topic layer."""
+        async with self._turn(name):
+            subscription = self._by_name.get(name)
+            unused = subscription is None or not subscription.used
+            same = subscription is not None and subscription.durable is durable
+            if not unused and not same:
+                raise Refusal(
+                    ServerError.NOT_ALLOWED,
+                    f"subscription '{name}' is used by a {'reader' if durable else 'consumer'}:"
+                    f" a {'consumer' if durable else 'reader'} cannot join it",
+                )
+            if subscription is None or (unused and not (same and subscription.kind is kind)):
+                await self._release_now(name)
+                subscription = await self._opened(name, kind, durable, earliest)
+                self._by_name[name] = subscription
+            try:
+                dispatcher = await self._dispatcher(subscription, kind, partition, start)
+                consumer = make(dispatcher)
+                dispatcher.join(consumer)
+            finally:
+                if not subscription.used:  # it was opened in vain, and others may want it
+                    self._topic.aside(self._release(name))
+            return consumer
+
+    async def _dispatcher(
+        self,
+        subscription: Subscription,
+        kind: SubscriptionType,
+        partition: Partition,
+        start: Callable[[], Awaitable[int]],
+    ) -> Dispatcher:
+        """The dispatcher that one more consumer of the subscription joins."""
+        number = partition.number
+        subscription.check(kind, number)
+        self._topic.log(number)  # else no epoch of it is known
+        if subscription.cursor is None:
+            mark = await start()
+        elif not subscription.has_dispatcher(number):
+            epoch = self._commits.epochs[number]
+            mark = max(await subscription.cursor.adopt(number, epoch), partition.start)
+        else:
+            mark = partition.start  # it stays where it is
+        partition = self._topic.log(number)  # it may be another broker's by now
+        return subscription.dispatcher(partition, mark)
+
+    async def _opened(
+        self, name: str, kind: SubscriptionType, durable: bool, earliest: bool
+    ) -> Subscription:
+        if not durable:
+            return Subscription(name, kind, None)
+
+        async def start() -> Mapping[int, int]:
+            return await self._topic.offsets(earliest=earliest)
+
+        cursor = await self._cursors.open(self._commits.topic, name, start, self._topic.history)
+        made = Subscription(name, kind, cursor)
+
+        def failed() -> None:
+            if self._by_name.get(name) is made:  # else it was opened anew meanwhile
+                del self._by_name[name]
+            for consumer in made.consumers:
+                consumer.end()
+
+        cursor.on_failure = failed
+        return made
+
+    def leave(self, name: str, consumer: Consumer) -> None:
+        """A consumer is gone; the last one's subscription is written and released."""
+        subscription = self._by_name.get(name)
+        consumer.dispatcher.leave(consumer)
+        if subscription is not None and not subscription.used:
+            self._topic.aside(self._release(name))
+
+    async def released(self, name: str) -> None:
+        """Wait until a subscription without consumers here is written and released, for LET_GO_S at
+        most; the release goes on after that. A subscription that was sought is kept for the
+        consumers that the seek sent away."""
+        subscription = self._by_name.get(name)
+        if subscription is not None and not subscription.used and not subscription.sought:
+            await asyncio.wait([self._topic.aside(self._release(name))], timeout=LET_GO_S)
+
+    async def _release(self, name: str) -> None:
+        subscription = self._by_name.get(name)
+        if subscription is not None and subscription.sought and not self._topic.is_ended:
+            await asyncio.sleep(COME_BACK_S)
+        async with self._turn(name):
+            subscription = self._by_name.get(name)
+            if subscription is not None and not subscription.used:
+                await self._release_now(name)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """What opens and releases a subscription is done one after another."""
+        turn = self._turns.get(name)
+        if turn is None:
+            turn = self._turns[name] = asyncio.Lock()
+        return turn
+
+    async def _release_now(self, name: str) -> None:
+        subscription = self._by_name.pop(name, None)
+        if subscription is not None and subscription.cursor is not None:
+            await self._cursors.release(subscription.cursor, RELEASE_S)
+
+    async def seek(self, name: str, dispatcher: Dispatcher, offset: int) -> None:
+        """Put the subscription to the offset in that partition; its consumers there are sent away.
+        If it is durable, its position is stored when this returns, for later owners of the
+        partition too. Raises Refusal, Deposed, errors of the topic layer."""
+        subscription = self.named(name)
+        subscription.seek(dispatcher, offset)
+        if subscription.cursor is not None:
+            await self._cursors.written(subscription.cursor, RELEASE_S)
+            await self._commits.check_owner(dispatcher.partition.number)
+
+    async def unsubscribe(self, name: str, consumer: Consumer) -> None:
+        """Delete the subscription, which no other consumer uses: it is gone when this returns.
+        Raises Refusal, and as ConsumerCursors.delete; then the consumer stays."""
+        async with self._turn(name):
+            subscription = self.named(name)
+            others = [
+                other
+                for other in subscription.consumers
+                if other is not consumer
+                and (other.dispatcher is consumer.dispatcher or other.link is not consumer.link)
+            ]
+            if others:
+                raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
+            # this client's of other partitions: each comes by itself
+            if any(other is not consumer for other in subscription.consumers):
+                with suppress(errors.Unavailable):
+                    await self._topic.look_for_lost()  # their consumers do not count
+            last = all(other is consumer for other in subscription.consumers)
+            if last and subscription.cursor is not None:
+                await self._cursors.delete(subscription.cursor, UNSUBSCRIBE_S)
+            consumer.dispatcher.leave(consumer)
+            if not subscription.used:
+                self._by_name.pop(name, None)
+
+    def send_consumers_away(self, partition: int) -> None:
+        """Another broker has the partition, and the subscriptions' positions in it."""
+        for subscription in list(self._by_name.values()):
+            for consumer in subscription.leave_partition(partition):
+                consumer.end()
+
+    async def release_all(self) -> None:
+        """Write where those are that have no consumers."""
+        for name in list(self._by_name):
+            await self._release(name)

@@ -162,7 +162,7 @@ class Client:
         if consuming is None or consuming.consumer is not consumer:
             return False
         del self.consumers[consumer.id]
-        consuming.topic.leave(consuming.subscription, consumer)
+        consuming.subscriptions.leave(consuming.name, consumer)
         return True
 
     def send_consumer_away(self, consumer: Consumer) -> None:

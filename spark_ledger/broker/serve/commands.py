@@ -271,7 +271,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
         )
     create = part.force_topic_creation
     topic, owned = await client.broker.partition(names.parse(part.topic), create=create)
-    partition = owned.log
+    partition, subscriptions = owned.log, topic.subscriptions
 
     async def start() -> int:
         return await _start(client, partition, part)
@@ -290,9 +290,9 @@ async def _subscribe(client: Caller, part: Any) -> None:
     existing = client.consumers.get(part.consumer_id)
     if existing is not None:
         client.forget_consumer(existing[0])
-    before = topic.consumers_before(part.subscription, kind, partition.number)
+    before = subscriptions.consumers_before(part.subscription, kind, partition.number)
     await _are_there(other.link for other in before if other.link is not client.wire)
-    consumer = await topic.subscribe(
+    consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
         kind,
@@ -301,7 +301,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
         make=make,
         earliest=part.initialPosition == InitialPosition.EARLIEST,
     )
-    client.consumers[part.consumer_id] = Consuming(consumer, topic, part.subscription)
+    client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
     if not client.wire.open:
         client.forget_consumer(consumer)
         return
@@ -340,27 +340,27 @@ def _of(client: Caller, part: Any) -> Consuming:
 async def _close_consumer(client: Caller, part: Any) -> None:
     consuming = client.consumers.get(part.consumer_id)
     if consuming is not None:
-        consumer, topic, name = consuming
+        consumer, subscriptions, name = consuming
         client.forget_consumer(consumer)
-        await topic.released(name)  # a query may begin behind the last one
+        await subscriptions.released(name)  # a query may begin behind the last one
     _reply(client, part, "success")
 
 
 async def _unsubscribe(client: Caller, part: Any) -> None:
-    consumer, topic, name = _of(client, part)
-    await topic.unsubscribe(name, consumer)
+    consumer, subscriptions, name = _of(client, part)
+    await subscriptions.unsubscribe(name, consumer)
     client.forget_consumer(consumer)
     _reply(client, part, "success")
 
 
 async def _seek(client: Caller, part: Any) -> None:
-    consumer, topic, name = _of(client, part)
+    consumer, subscriptions, name = _of(client, part)
     partition = consumer.dispatcher.partition
     if part.HasField("message_id"):
         offset = offset_named(partition, part.message_id)
     else:
         offset = await partition.since(part.message_publish_time)
-    await topic.seek(name, consumer.dispatcher, offset)
+    await subscriptions.seek(name, consumer.dispatcher, offset)
     _reply(client, part, "success")
 
 

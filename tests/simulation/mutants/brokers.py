@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.dispatcher import Dispatcher
-from spark_ledger.broker.dispatch.subscriptions import Subscription
+from spark_ledger.broker.dispatch.subscriptions import Subscription, TopicSubscriptions
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import ownership, topic_commits
 from spark_ledger.broker.owner.partition import OpenEnd
@@ -308,7 +308,7 @@ def seeks_in_memory(seek: Any) -> Any:
     """A seek is answered before it is durable."""
 
     async def sought(self: Any, name: str, dispatcher: Any, offset: int) -> None:
-        self.subscription(name).seek(dispatcher, offset)
+        self.named(name).seek(dispatcher, offset)
 
     return sought
 
@@ -469,11 +469,11 @@ EVERY = (
         *(receipt_when_it_is_sent, SERVES),
     ),
     Mutant(
-        *("seek in memory alone", "hazard 38", OwnedTopic, "seek"),
+        *("seek in memory alone", "hazard 38", TopicSubscriptions, "seek"),
         *(seeks_in_memory, SERVES),
     ),
     Mutant(
-        *("subscription left and not deleted", "broker", OwnedTopic, "unsubscribe"),
+        *("subscription left and not deleted", "broker", TopicSubscriptions, "unsubscribe"),
         *(deletes_nothing, SERVES),
     ),
     Mutant(

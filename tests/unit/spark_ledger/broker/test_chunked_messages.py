@@ -496,7 +496,7 @@ def test_a_message_whose_segment_is_handed_over_when_its_last_chunk_comes_is_not
         one.send(*parts[:2])
         await all_sent(owner)
         await made.got(0)
-        await until(lambda: made.dispatcher._position == 2)
+        await until(lambda: made.dispatcher.position == 2)
         request = await request_for(owner)
         one.send(parts[2])
         await asyncio.sleep(0)

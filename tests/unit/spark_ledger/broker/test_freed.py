@@ -170,7 +170,7 @@ def test_readers_each_of_a_name_of_its_own_leave_nothing_at_the_topic():
             return 0
 
         for n in range(20):
-            consumer = await topic.subscribe(
+            consumer = await topic.subscriptions.subscribe(
                 partition,
                 f"reader-{n}",
                 SubscriptionType.EXCLUSIVE,
@@ -179,10 +179,10 @@ def test_readers_each_of_a_name_of_its_own_leave_nothing_at_the_topic():
                 make=lambda dispatcher: Consumer(None, 1, "c", 0, dispatcher, lambda _: None),
                 earliest=True,
             )
-            topic.leave(f"reader-{n}", consumer)
+            topic.subscriptions.leave(f"reader-{n}", consumer)
         await asyncio.sleep(1)
 
-        assert dict(topic._turns) == {}
+        assert dict(topic.subscriptions._turns) == {}
         await broker.close()
 
     play(act)

@@ -62,7 +62,7 @@ async def until(condition):
 
 def ended_of(one):
     ended = []
-    one._on_end = ended.append
+    one.on_end = ended.append
     return ended
 
 

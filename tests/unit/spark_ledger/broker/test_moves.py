@@ -160,7 +160,7 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         for number, broker in there.items():
             topic, made = await consumer(broker, number)
             made.dispatcher.acks.up_to(10 + number)
-            topic.subscription("s").moved(made.dispatcher)
+            topic.subscriptions.named("s").moved(made.dispatcher)
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions == {number: 10 + number for number in range(PARTITIONS)}
@@ -313,13 +313,13 @@ def test_a_seek_that_was_carried_out_holds_although_its_broker_dies_at_once():
         await a.lookup(named(0), authoritative=True)
         topic, made = await consumer(a)
         made.dispatcher.acks.up_to(10)
-        topic.subscription("s").moved(made.dispatcher)
+        topic.subscriptions.named("s").moved(made.dispatcher)
         await asyncio.sleep(3)
-        await topic.seek("s", made.dispatcher, 4)
+        await topic.subscriptions.seek("s", made.dispatcher, 4)
         await taken(brokers, b, 0, of=a)
         assert (await consumer(b))[1].dispatcher.acks.mark == 4
         with pytest.raises(Deposed):  # it would change nothing
-            await topic.seek("s", made.dispatcher, 7)
+            await topic.subscriptions.seek("s", made.dispatcher, 7)
         await a.close()
         await b.close()
 
@@ -332,7 +332,7 @@ def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_lo
         a, b = await brokers.new("a"), await brokers.new("b")
         await a.lookup(named(0), authoritative=True)
         topic, partition = await a.partition(named(0))
-        opened = topic._opened
+        opened = topic.subscriptions._opened
 
         async def opened_late(*some):
             await taken(brokers, b, 0, of=a)
@@ -340,9 +340,9 @@ def test_who_subscribes_while_the_partition_goes_to_another_broker_is_told_to_lo
             await asyncio.sleep(DECIDED_S)
             return await opened(*some)
 
-        topic._opened = opened_late
+        topic.subscriptions._opened = opened_late
         with pytest.raises(Refusal, match="look it up") as refused:
-            await topic.subscribe(
+            await topic.subscriptions.subscribe(
                 partition,
                 "s",
                 SubscriptionType.EXCLUSIVE,

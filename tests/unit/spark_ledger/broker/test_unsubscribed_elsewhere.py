@@ -52,11 +52,11 @@ def test_a_consumer_that_unsubscribes_at_the_new_owner_is_not_kept_by_the_owner_
         b, moved = await given(a, brokers, PARTITIONS // 2 if keeps else PARTITIONS)
         at_b = [await consumer(b, number) for number in moved]
         for there, made in at_b:
-            await there.unsubscribe("s", made)
+            await there.subscriptions.unsubscribe("s", made)
         if keeps:
             assert await listed(stage) == ["s"]
             for number in range(len(moved), PARTITIONS):
-                await topic.unsubscribe("s", consumers[number][1])
+                await topic.subscriptions.unsubscribe("s", consumers[number][1])
         assert await listed(stage) == []
         await asyncio.sleep(30)
         assert await listed(stage) == []
@@ -70,11 +70,26 @@ def test_a_late_failure_of_a_subscription_leaves_the_one_that_was_opened_after_i
     async def act(stage):
         a = await Brokers(stage).new("a")
         topic, first = await consumer(a, 0)
-        failed = topic.subscription("s").cursor.on_failure
-        await topic.unsubscribe("s", first)
+        failed = topic.subscriptions.named("s").cursor.on_failure
+        await topic.subscriptions.unsubscribe("s", first)
         _, again = await consumer(a, 0)
         failed()
-        assert topic.subscription("s").consumers == [again]
+        assert topic.subscriptions.named("s").consumers == [again]
+        await a.close()
+
+    play(act)
+
+
+def test_a_consumer_whose_subscription_has_failed_is_sent_nothing_more():
+    async def act(stage):
+        a = await Brokers(stage).new("a")
+        topic, made = await consumer(a, 0)
+        sending = made.sending
+        made.on_end = lambda ended: topic.subscriptions.leave("s", ended)
+        topic.subscriptions.named("s").cursor.on_failure()
+        await asyncio.sleep(1)
+        assert sending.cancelled()
+        assert made.dispatcher.active is None
         await a.close()
 
     play(act)
@@ -86,11 +101,11 @@ def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_releas
         topic, first = await consumer(a, 0)
         await a.lookup(named(1), authoritative=True)
         _, partition = await a.partition(named(1))
-        topic.leave("s", first)  # its release begins while the next one is let in
+        topic.subscriptions.leave("s", first)  # its release begins while the next one is let in
         again = await subscribed(topic, partition, link=LINK)
         await asyncio.sleep(3)
         again.dispatcher.acks.up_to(7)
-        topic.subscription("s").moved(again.dispatcher)
+        topic.subscriptions.named("s").moved(again.dispatcher)
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions[1] == 7
