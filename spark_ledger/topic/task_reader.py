@@ -214,7 +214,7 @@ def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> R
     return without(task, lost)
 
 
-async def with_chunks(
+def with_chunks(
     client: TopicClient,
     task: ReadTask,
     runs: Fetched,
@@ -225,7 +225,13 @@ async def with_chunks(
     """The task's entries with their chunked messages put together, as far as `columns` need it; an
     entry with such a message comes by itself. FetchedEntry.blocks handles messages that cannot be
     put together, and entries that cannot be decoded. Raises as task_reader.fetch_kept."""
-    chunks = _Chunks(client, task, value=columns is None or VALUE in columns, lossy=lossy)
+    if not task.chunked:
+        return runs
+    value = columns is None or VALUE in columns
+    return _put_together(runs, _Chunks(client, task, value=value, lossy=lossy))
+
+
+async def _put_together(runs: Fetched, chunks: "_Chunks") -> Fetched:
     async with aclosing(runs):
         async for run in runs:
             plain: list[FetchedEntry] = []

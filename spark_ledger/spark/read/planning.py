@@ -243,10 +243,11 @@ class Planner:
         size = max(1, self._live_bytes(held, lo, hi))
         rows = max(1, (hi - lo) * cutting.task_bytes // size)
         rows = min(rows, cutting.task_rows or rows, -(-(hi - lo) // cutting.tasks_min))
+        chunked = bool(held.rowless or live_end.rowless.number)
         for first in range(lo, hi, rows):
             last = min(hi, first + rows)
             part = LiveRows(live, first, last, live_end.last_entry, live_end.rows)
-            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part)
+            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part, chunked)
 
     def _known(self, held: PartitionState) -> LiveEnd:
         return LiveEnd() if held.live is None else self._live.known(held.live)

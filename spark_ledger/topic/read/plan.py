@@ -55,13 +55,15 @@ Ranges = Mapping[int, tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class ReadTask:
     """What one Spark task reads: the rows of the spans. The table has their segments, and maybe
-    others. Picklable. `live` are rows of a partition's open end; they come after the spans."""
+    others. Picklable. `live` are rows of a partition's open end; they come after the spans. Unless
+    it is `chunked`, no entry has a chunk of a message that still has a row."""
 
     topic: str
     topic_id: str
     spans: Spans
     table: SegmentTable
     live: LiveRows | None = None
+    chunked: bool = True
 
     @property
     def rows(self) -> int:
@@ -111,8 +113,9 @@ def plan_read(
     """
     _check(state, ranges)
     spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
+    chunked = any(state.partitions[p].rowless for p in ranges)
     return [
-        ReadTask(topic, state.topic_id, *on_their_own(task_spans, table))
+        ReadTask(topic, state.topic_id, *on_their_own(task_spans, table), chunked=chunked)
         for task_spans in _cut(spans, table, cutting)
     ]
 

@@ -20,6 +20,7 @@ from spark_ledger.topic.log.actions import OpenLive, SealLive, Trim
 from spark_ledger.topic.log.checkpoint import Root
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.read.live import LiveEnd
+from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.lag import topic_lag
 from tests.unit.spark_ledger.topic.stage import segment
 
@@ -104,6 +105,12 @@ def test_what_is_trimmed_is_forgotten_with_the_next_seal():
         topic = state.apply(topic, topic.next, Commit(**APP, actions=(action,)), 1)
     assert topic.partitions[0].rowless == ()
     assert topic.partitions[0].rows_between(8, 20) == 12
+
+
+def test_only_a_plan_of_a_partition_that_has_them_puts_messages_together():
+    last_chunk_alone = sealed(Rowless(9, 10, 1), NONE)
+    assert [task.chunked for task in plan_read(last_chunk_alone, {0: (10, 20)})] == [True]
+    assert [task.chunked for task in plan_read(sealed(NONE, NONE), {0: (0, 20)})] == [False]
 
 
 def test_a_checkpoints_root_keeps_them():
