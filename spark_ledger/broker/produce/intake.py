@@ -2,10 +2,11 @@
 
 Always true: batches of a producer are handed on in the order in which they came, and before what
 its connection asks for next; a batch that is refused is answered between the receipts of those
-around it.
+around it. The bytes of its batches that are not stored are counted here alone, up and down.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from spark_ledger import errors
@@ -17,7 +18,6 @@ from spark_ledger.broker.produce.producer import (
     NO_ID,
     ChunkedSends,
     Producer,
-    ProducersLink,
     Run,
     closed,
 )
@@ -34,11 +34,20 @@ SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
 
 
-class SendersLink(ProducersLink, Protocol):
+class SendersLink(Protocol):
     """A client's connection, as what it sends is taken."""
 
-    def waits(self, size: int) -> None:
-        """So many bytes of its batches wait from now on, until `stored`."""
+    def send(self, frame: bytes) -> None: ...
+
+    async def answers(self) -> bool:
+        """Whether its client is there; if not, it has ended by then."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the broker reads from it now."""
+
+    def read_or_not(self) -> None:
+        """Fewer bytes wait: it may be read again."""
 
 
 class ThisBroker(Protocol):
@@ -46,12 +55,18 @@ class ThisBroker(Protocol):
 
     ownership: Ownership
 
+    def waits(self, size: int) -> None:
+        """So many bytes of clients wait from now on, or wait no more where it is negative."""
+
 
 class Intake:
-    """Of the producers of one connection, by their ids there."""
+    """Of the producers of one connection, by their ids there; their ProducersLink."""
 
     def __init__(self, link: SendersLink, broker: ThisBroker, message_bytes_max: int) -> None:
         self.producers: dict[int, Producer] = {}
+        self.waiting_bytes = 0
+        self.drop = ServerError.NOT_ALLOWED
+        self.send, self.answers = link.send, link.answers
         self._link = link
         self._broker = broker
         self._bytes_max = message_bytes_max + METADATA_BYTES_MAX
@@ -59,6 +74,18 @@ class Intake:
         self._shapes: dict[bytes, Shape] = {}
         self._walked = 0  # messages in this step
         self._away: dict[int, None] = {}  # producers that were sent away, and are not back
+
+    @property
+    def is_read(self) -> bool:
+        return self._link.is_read
+
+    def later(self, seconds: float, do: Callable[[], None]) -> object:
+        return asyncio.get_running_loop().call_later(seconds, do)
+
+    def stored(self, size: int) -> None:
+        self.waiting_bytes -= size
+        self._broker.waits(-size)
+        self._link.read_or_not()
 
     def add(self, producer: Producer) -> None:
         self._away.pop(producer.id, None)
@@ -83,13 +110,13 @@ class Intake:
         for writer, producers in left.items():
             writer.drop(producers)
 
-    def send_away(self, producer: Producer) -> None:
+    def send_producer_away(self, producer: Producer) -> None:
         """It is to look its topic up again."""
         if producer.chunks is not None:
             producer.chunks.forget()  # they come again
         if self.remove(producer):
             self._away[producer.id] = None
-            self._link.send(encode(closed(producer.id)))
+            self.send(encode(closed(producer.id)))
 
     def take_alike(self, data: bytes, spans: Sequence[Span], at: int) -> int:
         """Lone messages of a producer that look as those before; how many there are."""
@@ -124,7 +151,7 @@ class Intake:
         producer = self.producers.get(part.producer_id)
         if producer is None or not producer.may_send:
             if part.producer_id not in self._away:
-                self._link.send(encode(closed(part.producer_id)))
+                self.send(encode(closed(part.producer_id)))
             return  # one that was sent away sends again
         if not batch:
             raise MalformedFrame("SEND without a batch")
@@ -132,7 +159,7 @@ class Intake:
         send = Send(*ids, part.is_chunk)
         if part.HasField("txnid_most_bits"):
             self.hand_on()
-            producer.refuse(send.sequence_id, Refusal(self._link.drop, NO_TRANSACTIONS))
+            producer.refuse(send.sequence_id, Refusal(self.drop, NO_TRANSACTIONS))
             return
         parsed = self._parsed(producer, send, batch)
         if parsed is None:
@@ -183,17 +210,15 @@ class Intake:
         """Raises Refusal."""
         if len(batch) > self._bytes_max:
             most = self._bytes_max - METADATA_BYTES_MAX
-            raise Refusal(
-                self._link.drop, f"a batch of {len(batch)} bytes, at most {most} are taken"
-            )
+            raise Refusal(self.drop, f"a batch of {len(batch)} bytes, at most {most} are taken")
         try:
             parsed = pulsar_batch.parse(batch, check=True)
         except errors.BadEntry as error:
             raise Refusal(ServerError.CHECKSUM, error.what) from error
         if parsed.metadata.HasField("txnid_most_bits"):
-            raise Refusal(self._link.drop, NO_TRANSACTIONS)
+            raise Refusal(self.drop, NO_TRANSACTIONS)
         if not isinstance(parsed.metadata.producer_name, str):
-            raise Refusal(self._link.drop, "its producer's name is not UTF-8")
+            raise Refusal(self.drop, "its producer's name is not UTF-8")
         fault = fault_of_name("producer", parsed.metadata.producer_name)
         fault = fault or fault_of_name("chunked message", parsed.metadata.uuid)
         fault = fault or pulsar_batch.fault_of(parsed, whole=not parsed.is_chunk)
@@ -201,7 +226,7 @@ class Intake:
         if deduplicates and fault is None:
             fault = pulsar_batch.fault_of_walk(parsed)
         if fault is not None:
-            raise Refusal(self._link.drop, fault)
+            raise Refusal(self.drop, fault)
         return parsed
 
     def hand_on(self) -> None:
@@ -210,11 +235,12 @@ class Intake:
             self._append(run)
 
     def _append(self, run: Run) -> None:
-        self._link.waits(run.waiting_bytes)
+        self.waiting_bytes += run.waiting_bytes
+        self._broker.waits(run.waiting_bytes)
         run.hand_on()
         run.producer.partition.writer.append(run)
 
     def _chunks_of(self, producer: Producer) -> ChunkedSends:
         if producer.chunks is None:
-            producer.chunks = ChunksOfProducer(producer, self._broker.ownership, self._link.drop)
+            producer.chunks = ChunksOfProducer(producer, self._broker.ownership, self.drop)
         return producer.chunks

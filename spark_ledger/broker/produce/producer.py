@@ -36,7 +36,7 @@ OVERHEAD_BYTES = 1024
 
 
 class ProducersLink(Protocol):
-    """A client's connection, as its producers use it."""
+    """What one client sends (intake.py), as its producers use it."""
 
     def send(self, frame: bytes) -> None: ...
 

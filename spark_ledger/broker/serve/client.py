@@ -152,7 +152,7 @@ class Client:
         """The client's CONNECT."""
         self.connected = True
         if version.startswith(_CPP):
-            self.wire.drop = ServerError.CHECKSUM
+            self.intake.drop = ServerError.CHECKSUM
 
     # -- producers and consumers ---------------------------------------------------------------
 

@@ -206,7 +206,7 @@ async def _producer(client: Caller, part: Any) -> None:
     if existing is not None:
         client.intake.remove(existing)
     made = Producer(
-        client.wire,
+        client.intake,
         part.producer_id,
         part.request_id,
         part.producer_name or client.broker.new_name(),

@@ -15,7 +15,7 @@ from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
-from spark_ledger.broker.serve import connection as connections
+from spark_ledger.broker.serve import presence
 from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.serve.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.wire.commands import (
@@ -131,7 +131,7 @@ async def full_of_what_is_not_read(connection):
 def test_a_client_that_hangs_has_lost_its_connection_when_it_is_asked_whatever_waits_to_be_sent(
     monkeypatch,
 ):
-    monkeypatch.setattr(connections, "ANSWER_S", 0.05)
+    monkeypatch.setattr(presence, "ANSWER_S", 0.05)
 
     async def main():
         async with connected() as (connection, _):
@@ -146,7 +146,7 @@ def test_a_client_that_hangs_has_lost_its_connection_when_it_is_asked_whatever_w
 
 def test_a_client_that_reads_nothing_for_long_has_lost_its_connection(monkeypatch):
     for name in ("ASK_S", "SILENT_S"):
-        monkeypatch.setattr(connections, name, 0.05)
+        monkeypatch.setattr(presence, name, 0.05)
 
     async def main():
         async with connected() as (connection, _):
@@ -186,7 +186,7 @@ def stand_still():
 
 
 def test_a_client_whose_answer_came_while_the_broker_stood_still_keeps_its_connection(monkeypatch):
-    monkeypatch.setattr(connections, "ANSWER_S", 0.05)
+    monkeypatch.setattr(presence, "ANSWER_S", 0.05)
 
     async def main():
         async with connected() as (connection, client):
@@ -292,10 +292,10 @@ class Partition:
 
     def produce(self, connection, producer_id, *, may_send=True):
         connection.client.connected = True
-        args = (connection, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, self.left)
-        made = Producer(*args)
+        intake = connection.client.intake
+        made = Producer(intake, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, self.left)
         made.may_send = may_send
-        connection.client.intake.add(made)
+        intake.add(made)
 
 
 def sent(producer_id, sequence_id, data=None):
@@ -525,7 +525,7 @@ def test_lone_compressed_messages_make_runs_of_bounded_size_when_they_are_decomp
 
 def test_a_client_whose_sends_are_held_has_its_pings_answered(monkeypatch):
     monkeypatch.setattr("spark_ledger.broker.serve.connection.CONNECTION_BYTES_MAX", 1000)
-    monkeypatch.setattr("spark_ledger.broker.serve.connection.HELD_PONG_S", 0.01)
+    monkeypatch.setattr("spark_ledger.broker.serve.presence.HELD_PONG_S", 0.01)
 
     async def main():
         async with connected() as (connection, client):
