@@ -68,6 +68,7 @@ from bookie_server.serve.registration import (
 )
 from bookie_server.serve.twin import TwinWatch
 from bookie_server.start.opening import BadLayout, OnDisk
+from spark_ledger.async_tasks import cancel
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import autorecovery, cluster, paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
@@ -200,7 +201,7 @@ async def _run(config: BookieConfig) -> None:
         service.serve(bookie)
         frames.serve(bookie)
         registration = _registration(config, bookie, store, address, frames_at, lineage)
-        closing.push_async_callback(_cancelled, asyncio.create_task(lineage.run(), name="lineage"))
+        closing.push_async_callback(cancel, asyncio.create_task(lineage.run(), name="lineage"))
         bookie.also(twin.run(partial(bookie.doubt_all, until_restart=True)))
         async with hosted(config.service_url, enabled=config.autorecovery):
             await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
@@ -279,11 +280,6 @@ async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
         raise error
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
     """This node's identity; empty disks are formatted for the cluster in the store."""
     identity = await disks.identity()
@@ -336,8 +332,7 @@ async def hosted(service_url: str, *, enabled: bool) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        hosting.cancel()
-        await asyncio.gather(hosting, return_exceptions=True)
+        await cancel(hosting)
 
 
 async def host(command: list[str], pause_s: float = PAUSE_S) -> None:

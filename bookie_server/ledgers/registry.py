@@ -30,9 +30,9 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from bookie_server.api.status import Status
@@ -48,6 +48,7 @@ from bookie_server.logs.index import (
 )
 from bookie_server.storage.entry_reader import Undeliverable
 from bookie_server.storage.storage import LedgerStorage
+from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH
 from spark_ledger.metadata.ledger_record import LedgerRecord, RecordState
@@ -204,11 +205,11 @@ class LedgerHandles:
         self._metadata = metadata
         self._bookie_id = bookie_id
         self._handles: dict[int, LedgerHandle] = {}
-        self._meeting: dict[int, asyncio.Task[LedgerHandle]] = {}
-        self._asking: dict[int, asyncio.Task[None]] = {}  # by `make_sure`
+        self._meeting = SharedTasks[int, LedgerHandle]()
+        self._asking = SharedTasks[int, None]()  # by `make_sure`
         self._fences: dict[int, asyncio.Future[None]] = {}  # set, and not durable yet
         self._going: dict[int, asyncio.Future[None]] = {}
-        self._comparing: dict[int, asyncio.Task[None]] = {}
+        self._comparing = SharedTasks[int, None]()
         self._look = 0  # counts sessions with the store, and each time that it became another
         self._other_since = -1  # the latest look at which the store had become another
         self.epoch = 0
@@ -226,7 +227,7 @@ class LedgerHandles:
     async def meet(self, ledger_id: int) -> LedgerHandle:
         """The ledger's handle, after first contact if need be. Raises FirstContactFailed."""
         while (handle := self._handles.get(ledger_id)) is None:
-            handle = await _once(self._meeting, ledger_id, lambda: self._meet(ledger_id))
+            handle = await self._meeting.result(ledger_id, lambda: self._meet(ledger_id))
             if not handle.forgotten:  # else it was forgotten in the moment it was met
                 break
         return handle
@@ -247,7 +248,7 @@ class LedgerHandles:
         """Read the ledger's record, once for all calls meanwhile: if that succeeds, the handle is
         not `doubted` when this returns, and a forgotten fence is durable again. Raises
         JournalFailed."""
-        await _once(self._asking, handle.ledger_id, lambda: self._make_sure(handle))
+        await self._asking.result(handle.ledger_id, lambda: self._make_sure(handle))
 
     async def _make_sure(self, handle: LedgerHandle) -> None:
         try:
@@ -285,7 +286,7 @@ class LedgerHandles:
     async def compare(self, handle: LedgerHandle) -> None:
         """Read the ledger's record, once for all calls meanwhile, and see whether the stored
         entries are its own. Raises JournalFailed."""
-        await _once(self._comparing, handle.ledger_id, lambda: self._compare(handle))
+        await self._comparing.result(handle.ledger_id, lambda: self._compare(handle))
 
     async def _compare(self, handle: LedgerHandle) -> None:
         look = self._look
@@ -535,23 +536,6 @@ class LedgerHandles:
         if header is None or isinstance(header, Undeliverable):
             return last, NO_ENTRY
         return last, header.last_add_confirmed
-
-
-async def _once(
-    tasks: dict[int, asyncio.Task[T]], ledger_id: int, work: Callable[[], Coroutine[Any, Any, T]]
-) -> T:
-    """The outcome of the work, which is done once for all calls meanwhile."""
-
-    def ended(done: asyncio.Task[T]) -> None:
-        del tasks[ledger_id]
-        if not done.cancelled():
-            done.exception()  # counts as retrieved even if all waiting calls were cancelled
-
-    task = tasks.get(ledger_id)
-    if task is None:
-        task = tasks[ledger_id] = asyncio.ensure_future(work())
-        task.add_done_callback(ended)
-    return await asyncio.shield(task)
 
 
 def _ledger_record(state: LedgerState) -> Record:

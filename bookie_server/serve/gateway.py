@@ -23,6 +23,7 @@ from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
 from bookie_server.serve.handler import STARTING, Credit, hear, respond, serve_stream
 from spark_ledger import net
+from spark_ledger.async_tasks import cancel
 
 LARGE_MESSAGES = (
     ("grpc.http2.max_frame_size", 4 << 20),
@@ -141,8 +142,7 @@ class BookieService:
             raise
         finally:
             del self._streams[credit]
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            await cancel(hearing)
 
 
 async def sockets_at(listen: str, setting: str) -> list[socket.socket]:

@@ -42,6 +42,7 @@ from bookie_server.logs.index import EntryIndex, Location
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.read_cache import Ahead, ReadAhead, ReadCache
 from bookie_server.storage.write_cache import WriteCache
+from spark_ledger.async_tasks import BackgroundTasks
 
 RUN_BYTES_MAX = 1 << 20  # one read of the disk: several are under way for one request
 AHEAD_RUNS = 2  # at a time for a ledger
@@ -99,7 +100,7 @@ class EntryReader:
         self._run_bytes_max = min(RUN_BYTES_MAX, config.read_cache_bytes // 16 or RUN_BYTES_MAX)
         self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
         self._place_bytes_min = config.place_bytes_min
-        self._bringing: dict[asyncio.Task[None], None] = {}
+        self._bringing = BackgroundTasks()
         self._moves = 0
 
     # -- changes ------------------------------------------------------------------------------
@@ -125,10 +126,7 @@ class EntryReader:
 
     async def close(self) -> None:
         """End the read-ahead under way."""
-        tasks = list(self._bringing)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._bringing.close()
         self._read_cache.clear()
 
     # -- requests -----------------------------------------------------------------------------
@@ -237,9 +235,7 @@ class EntryReader:
             return
         ahead = self._ahead.was_read(ledger_id, first_entry, through)
         if ahead is not None:
-            task = asyncio.ensure_future(self._bring(ledger_id, ahead))
-            self._bringing[task] = None
-            task.add_done_callback(self._bringing.pop)
+            self._bringing.start(self._bring(ledger_id, ahead))
 
     async def _bring(self, ledger_id: int, ahead: Ahead) -> None:
         first = through = ahead.passed

@@ -43,6 +43,7 @@ from bookie_server.api.messages import (
     WriteLacResponse,
 )
 from bookie_server.api.status import Status
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.bookies.directory import BookieDirectory, Quarantine
 from spark_ledger.bookies.local_reads import HostFiles, LocalReads, Locations
 from spark_ledger.config import ClientConfig
@@ -148,7 +149,7 @@ class AddLane:
         self._waiting: deque[_Run] = deque()
         self._waiting_bytes = 0
         self._waiting_adds = 0
-        self._frames: dict[asyncio.Task[None], None] = {}
+        self._frames = BackgroundTasks(ended=self._pump)
         self._pump_scheduled = False
 
     def submit(self, add: Packed, done: Done) -> None:
@@ -169,17 +170,14 @@ class AddLane:
     def close(self) -> None:
         """Give up frames under way and all that waits; no `done` is called any more."""
         self._take_all()
-        for task in list(self._frames):
-            task.cancel()
+        self._frames.cancel()
 
     def _pump(self) -> None:
         self._pump_scheduled = False
         while self._waiting and len(self._frames) < self._frames_max:
             if self._frames and not self._worth_a_frame():
                 return
-            task = asyncio.get_running_loop().create_task(self._carry(self._take_frame()))
-            self._frames[task] = None
-            task.add_done_callback(self._arrived)
+            self._frames.start(self._carry(self._take_frame()))
 
     def _worth_a_frame(self) -> bool:
         return (
@@ -230,12 +228,6 @@ class AddLane:
         for done, adds in frame:
             done(adds, results[at : at + len(adds)])
             at += len(adds)
-
-    def _arrived(self, task: asyncio.Task[None]) -> None:
-        del self._frames[task]
-        if not task.cancelled():
-            task.result()  # a defect in a `done` is raised into the loop's exception handler
-            self._pump()
 
 
 class Silent(Unreachable):

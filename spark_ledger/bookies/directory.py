@@ -32,6 +32,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors, net
+from spark_ledger.async_tasks import cancel
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
@@ -91,8 +92,7 @@ class BookieDirectory:
 
     async def close(self) -> None:
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await cancel(self._watching)
 
     def writable(self) -> list[BookieInfo]:
         """Bookies that take new entries, by id."""

@@ -33,6 +33,7 @@ from bookie_server.api.frames import (
 )
 from bookie_server.api.status import Status
 from spark_ledger import net
+from spark_ledger.async_tasks import cancel
 from spark_ledger.bookies.bookie_client import CallFailed, TooLate
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -141,8 +142,7 @@ class _Peer:
 
     async def close(self) -> None:
         if self._attempt is not None:
-            self._attempt.cancel()
-            await asyncio.gather(self._attempt, return_exceptions=True)
+            await cancel(self._attempt)
         if self.wire is not None:
             self.wire.close()
 

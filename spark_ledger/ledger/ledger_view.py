@@ -32,6 +32,7 @@ from typing import Any, Self
 from bookie_server.api.entry import NO_ENTRY, Entry
 from bookie_server.api.messages import ReadLacResponse
 from bookie_server.api.status import Meaning, Status, meaning
+from spark_ledger.async_tasks import cancel
 from spark_ledger.errors import (
     DataUnavailable,
     LedgerError,
@@ -382,6 +383,4 @@ async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
         for ended in asyncio.as_completed(tasks):
             return await ended
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)

@@ -22,6 +22,7 @@ from bookie_server.api.entry import (
 )
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
+from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, MessageTooBig
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
@@ -62,7 +63,7 @@ class AsyncLedgerWriter:
                 self._pipeline.slot_failed(number, "it was away when the ledger was made")
         if announce_lac:
             self._pipeline.on_confirmed = self._announce_later
-        self._announcing: dict[asyncio.Task[None], None] = {}
+        self._announcing = BackgroundTasks()
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
         self._announced_at = float("-inf")
@@ -198,9 +199,7 @@ class AsyncLedgerWriter:
                     return True
             return False
         finally:
-            for request in requests:
-                request.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
+            await cancel(*requests)
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -253,8 +252,7 @@ class AsyncLedgerWriter:
     def _end(self) -> None:
         if self._announce_timer is not None:
             self._announce_timer.cancel()
-        for task in list(self._announcing):
-            task.cancel()
+        self._announcing.cancel()
 
     # -- ensemble changes ---------------------------------------------------------------------
 
@@ -294,14 +292,7 @@ class AsyncLedgerWriter:
 
     def _write_lac_of(self, lac: int) -> None:
         self._announced, self._announced_at = lac, self._loop.time()
-        task = self._loop.create_task(self._write_lac(lac), name=f"lac of {self.ledger_id}")
-        self._announcing[task] = None
-        task.add_done_callback(self._announced_or_not)
-
-    def _announced_or_not(self, task: asyncio.Task[None]) -> None:
-        del self._announcing[task]
-        if not task.cancelled():
-            task.result()  # a defect is raised into the loop's exception handler
+        self._announcing.start(self._write_lac(lac), name=f"lac of {self.ledger_id}")
 
     async def _write_lac(self, lac: int) -> None:
         """Write the explicit LAC to the write set of entry `lac`; again later if fewer than Qa

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import cancel
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     MetadataStore,
@@ -91,9 +92,7 @@ async def each(
     try:
         await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
         raise
     return [results[turn] for turn in range(len(todo))]
 

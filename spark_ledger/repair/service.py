@@ -14,6 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from spark_ledger.async_tasks import cancel
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
@@ -81,9 +82,7 @@ class Autorecovery:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
 
     async def look(self) -> None:
         """One look, if this process is the auditor. Raises LedgerError."""

@@ -44,7 +44,7 @@ FLOORS = {
         bookies
         metadata
         config
-        errors net
+        async_tasks errors net
     """,
     "spark_ledger.topic": """
         upkeep
@@ -184,8 +184,9 @@ def test_no_folder_holds_more_files_than_a_reader_keeps_in_mind():
     assert not {folder: count for folder, count in counts.items() if count > FILES_MAX}
 
 
-def test_the_storage_node_knows_of_the_client_only_metadata_errors_and_net():
-    allowed = ("spark_ledger.metadata", "spark_ledger.errors", "spark_ledger.net")
+def test_the_storage_node_knows_of_the_client_only_metadata_and_ground_rooms():
+    ground = ("async_tasks", "errors", "net")
+    allowed = ("spark_ledger.metadata", *(f"spark_ledger.{room}" for room in ground))
     found = [
         f"{source.path}:{line} imports {module}"
         for source in sources("bookie_server")

@@ -1,0 +1,129 @@
+"""Tasks that outlive the call that starts them, for every room.
+
+Always true:
+- work that callers share ends with its result for each of them; a caller that is cancelled cancels
+  only its own wait;
+- a task is kept until it is done, so that the event loop does not drop it;
+- no error is lost: a caller gets it, or the event loop's exception handler.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+async def cancel(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel the tasks and wait until they have ended. Their results and errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class SharedTasks(Generic[K, T]):
+    """Work that is done once however many callers ask for it: a task for each key, which all
+    callers share until it is done. With `keep` a task that succeeded stays, until `pop`."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self._keep = keep
+        self._tasks: dict[K, asyncio.Task[T]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._tasks
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> "asyncio.Task[T]":
+        """The task of the key, started now if there is none. Wait for it with `asyncio.shield`, or
+        call `result`."""
+        task = self._tasks.get(key)
+        if task is None or (task.done() and _failed(task)):
+            task = self._tasks[key] = asyncio.get_running_loop().create_task(work())
+            task.add_done_callback(lambda done: self._ended(key, done))
+        return task
+
+    async def result(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the work, which is started now if it is not under way. Raises its error."""
+        return await asyncio.shield(self.start(key, work))
+
+    def kept(self, key: K) -> T | None:
+        """The result of the key's task, None if it has none (yet)."""
+        task = self._tasks.get(key)
+        return None if task is None or not task.done() or _failed(task) else task.result()
+
+    def pop(self, key: K) -> "asyncio.Task[T] | None":
+        """The key's task, which no later caller shares."""
+        return self._tasks.pop(key, None)
+
+    async def idle(self) -> None:
+        """Wait for the tasks that are under way."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def close(self) -> list[T]:
+        """Cancel the tasks that are under way, and return the results that were kept."""
+        tasks = list(self._tasks.values())
+        await cancel(*tasks)
+        self._tasks.clear()
+        return [task.result() for task in tasks if not _failed(task)]
+
+    def _ended(self, key: K, task: "asyncio.Task[T]") -> None:
+        failed = _failed(task)  # the error is for the callers: there may be none left
+        if self._tasks.get(key) is task and (failed or not self._keep):
+            del self._tasks[key]
+
+
+class BackgroundTasks:
+    """Tasks for whose results no caller waits, kept until they are done. `failed` gets the error of
+    each; without it, the event loop's exception handler does. `ended` is called after each."""
+
+    def __init__(
+        self,
+        failed: Callable[[BaseException], None] | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        self._failed = failed
+        self._on_end = ended
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all, and do not wait for them."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def idle(self) -> None:
+        """Wait until these tasks have ended; a caller that is cancelled cancels none."""
+        await asyncio.gather(*map(asyncio.shield, self._tasks), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel all and wait for them."""
+        await cancel(*self._tasks)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        del self._tasks[task]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._failed is not None:
+            self._failed(error)
+        elif error is not None:
+            context = {"message": f"{task.get_name()} has failed", "exception": error, "task": task}
+            asyncio.get_running_loop().call_exception_handler(context)
+        if self._on_end is not None:
+            self._on_end()
+
+
+def _failed(task: "asyncio.Task[Any]") -> bool:
+    return task.cancelled() or task.exception() is not None
