@@ -94,6 +94,10 @@ class BackgroundTasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a task of that name is under way."""
+        return any(task.get_name() == name for task in self._tasks)
+
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = None

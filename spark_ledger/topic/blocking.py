@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import cancel
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState
@@ -172,8 +173,7 @@ class _Ahead:
 
     async def close(self) -> None:
         if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
+            await cancel(self._next)
         await self._runs.aclose()
 
     async def _fetch(self) -> list[FetchedEntry]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
@@ -85,7 +86,7 @@ class Checkpointer:
         self._every = every
         self._log_nodes_max = log_nodes_max
         self._tried: dict[str, int] = {}
-        self._making: dict[str, asyncio.Task[None]] = {}
+        self._making = BackgroundTasks()
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:
         """If a checkpoint is due after commit `number`, make it in the background, PAUSE_S from
@@ -99,11 +100,7 @@ class Checkpointer:
         self._tried[topic_id] = number + 1
         if len(self._tried) > TRIED_MAX:
             del self._tried[next(iter(self._tried))]
-        task = asyncio.get_running_loop().create_task(
-            self._make_quietly(topic_id, intent_id), name=f"checkpoint of {topic_id}"
-        )
-        self._making[topic_id] = task
-        task.add_done_callback(lambda done: self._making.pop(topic_id, None))
+        self._making.start(self._make_quietly(topic_id, intent_id), name=topic_id)
 
     async def before_commit(self, topic_id: str, intent_id: str) -> None:
         """Make a checkpoint first if the log is full of commits (hazard 15). Raises as `make`: then
@@ -145,14 +142,11 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Give up the checkpoints that are being made."""
-        making = list(self._making.values())
-        for task in making:
-            task.cancel()
-        await asyncio.gather(*making, return_exceptions=True)
+        await self._making.close()
 
     async def idle(self) -> None:
         """Wait until no checkpoint is being made in the background."""
-        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        await self._making.idle()
 
     # -- one checkpoint -----------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
@@ -79,7 +80,7 @@ class TopicClient:
         self._now_ms = now_ms
         self._ask = ask
         self._logs: dict[str, TopicLog] = {}
-        self._followers: dict[str, asyncio.Task[TopicFollower]] = {}
+        self._followers = SharedTasks[str, TopicFollower](keep=True)
 
     @cached_property
     def schemas(self) -> "SchemaRegistry":
@@ -148,17 +149,9 @@ class TopicClient:
     ) -> TopicFollower:
         """The topic's follower, started; one for each topic, made with the arguments of the first
         call. A failed start is tried again. With `name` its errors name the topic."""
-        task = self._followers.get(topic_id)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(
-                self._start_follower(topic_id, name, reread_s)
-            )
-            self._followers[topic_id] = task
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done() and (task.cancelled() or task.exception() is not None):
-                self._stopped_following(topic_id, task)
+        return await self._followers.result(
+            topic_id, lambda: self._start_follower(topic_id, name, reread_s)
+        )
 
     @property
     def followed(self) -> tuple[str, ...]:
@@ -168,7 +161,7 @@ class TopicClient:
     async def unfollow(self, topic_id: str) -> None:
         """Close the topic's follower, and drop the topic's folded state. The next `follow` makes a
         new follower."""
-        task = self._followers.pop(topic_id, None)
+        task = self._followers.pop(topic_id)
         self.forget_log(topic_id)
         if task is not None:
             task.cancel()
@@ -311,13 +304,8 @@ class TopicClient:
 
     async def close(self) -> None:
         """Close cached ledgers and followers; the ledger store stays open."""
-        for task in self._followers.values():
-            task.cancel()
-        started = await asyncio.gather(*self._followers.values(), return_exceptions=True)
-        for follower in started:
-            if isinstance(follower, TopicFollower):
-                await follower.close()
-        self._followers.clear()
+        for follower in await self._followers.close():
+            await follower.close()
         if "subscriptions" in vars(self):
             await self.subscriptions.close()
         if "past_live" in vars(self):
@@ -331,15 +319,16 @@ class TopicClient:
         self, topic_id: str, name: str | None, reread_s: float | None
     ) -> TopicFollower:
         follower = TopicFollower(self.log(topic_id), name, reread_s)
-        this = asyncio.current_task()
-        follower.on_end = lambda: self._stopped_following(topic_id, this)
-        await follower.start()
+        follower.on_end = lambda: self._stopped_following(topic_id, follower)
+        try:
+            await follower.start()
+        except BaseException:
+            self.forget_log(topic_id)
+            raise
         return follower
 
-    def _stopped_following(
-        self, topic_id: str, started: "asyncio.Task[TopicFollower] | asyncio.Task[Any] | None"
-    ) -> None:
+    def _stopped_following(self, topic_id: str, follower: TopicFollower) -> None:
         """Drop a follower that failed, or whose topic was deleted: the next call makes another."""
-        if self._followers.get(topic_id) is started:
-            del self._followers[topic_id]
+        if self._followers.kept(topic_id) is follower:
+            self._followers.pop(topic_id)
             self.forget_log(topic_id)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from spark_ledger import errors, net
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
@@ -240,7 +241,7 @@ class PastLive:
         self._committer = committer
         self._ask = ask
         self._urls: dict[str, str] = {}
-        self._folding: dict[str, asyncio.Task[None]] = {}
+        self._folding = BackgroundTasks()
 
     async def commit(self, request: Wanted, timeout_s: float) -> CommitOutcome:
         """Makes the commit, which also ends the live segments in its way. Raises as
@@ -297,9 +298,7 @@ class PastLive:
         """Folds this process's own commit once the owners go on, not while the next commit holds
         them."""
         if topic_id not in self._folding:
-            task = asyncio.get_running_loop().create_task(self._fold(topic_id))
-            self._folding[topic_id] = task
-            task.add_done_callback(lambda _: self._folding.pop(topic_id, None))
+            self._folding.start(self._fold(topic_id), name=topic_id)
 
     async def _fold(self, topic_id: str) -> None:
         await asyncio.sleep(FOLD_AFTER_S)
@@ -308,10 +307,7 @@ class PastLive:
 
     async def close(self) -> None:
         """Stops folding."""
-        folding = list(self._folding.values())
-        for task in folding:
-            task.cancel()
-        await asyncio.gather(*folding, return_exceptions=True)
+        await self._folding.close()
 
     @asynccontextmanager
     async def ended(self, lives: Sequence[Ending], hold_s: float = HOLD_S) -> AsyncIterator[Ended]:

@@ -15,11 +15,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
 from bookie_server.api.entry import HEADER_BYTES, Buffer, payload_crc
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
@@ -286,7 +288,7 @@ class ChunkStore:
         self._ledgers = ledgers
         self._kept: OrderedDict[TableChunk, SegmentTable] = OrderedDict()
         self._bytes = 0
-        self._reading: dict[TableChunk, asyncio.Task[SegmentTable]] = {}
+        self._reading = SharedTasks[TableChunk, SegmentTable]()
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
 
     @property
@@ -306,7 +308,7 @@ class ChunkStore:
         for chunk in kept:
             self._kept.move_to_end(chunk)
         missing = [chunk for chunk in distinct if chunk not in kept]
-        reads = [self._read_once(chunk) for chunk in missing]
+        reads = [self._reading.start(chunk, partial(self._read, chunk)) for chunk in missing]
         tables = await asyncio.gather(*map(asyncio.shield, reads))
         return {**kept, **dict(zip(missing, tables, strict=True))}
 
@@ -322,22 +324,7 @@ class ChunkStore:
 
     async def close(self) -> None:
         """Cancels the reads under way."""
-        for task in self._reading.values():
-            task.cancel()
-        await asyncio.gather(*self._reading.values(), return_exceptions=True)
-
-    def _read_once(self, chunk: TableChunk) -> "asyncio.Task[SegmentTable]":
-        task = self._reading.get(chunk)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._read(chunk))
-            self._reading[chunk] = task
-            task.add_done_callback(lambda done: self._over(chunk, done))
-        return task
-
-    def _over(self, chunk: TableChunk, task: "asyncio.Task[SegmentTable]") -> None:
-        del self._reading[chunk]
-        if not task.cancelled():
-            task.exception()  # for waiting calls; there may be no such call left
+        await self._reading.close()
 
     async def _read(self, chunk: TableChunk) -> SegmentTable:
         async with self._turns:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
@@ -71,7 +72,7 @@ class LedgerCache:
         self._ledgers = ledgers
         self._intents = intents
         self._idle: dict[TaskLedger, asyncio.TimerHandle] = {}
-        self._closing: dict[asyncio.Task[None], None] = {}
+        self._closing = BackgroundTasks()
 
     async def acquire(
         self, topic_id: str, policies: TopicPolicies, intent: Intent, *, new: bool = False
@@ -117,7 +118,7 @@ class LedgerCache:
             self._expire(ledger)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*map(asyncio.shield, self._closing))
+                await self._closing.idle()
 
     async def _create(self, key: LedgerKey, intent: Intent) -> TaskLedger:
         writer: AsyncLedgerWriter | None = None
@@ -187,9 +188,7 @@ class LedgerCache:
             self.discard(ledger)
 
     def _aside(self, ledger_id: int, closing: Callable[[], Awaitable[object]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._quietly(ledger_id, closing))
-        self._closing[task] = None
-        task.add_done_callback(lambda done: self._closing.pop(done, None))
+        self._closing.start(self._quietly(ledger_id, closing))
 
     async def _quietly(self, ledger_id: int, closing: Callable[[], Awaitable[object]]) -> None:
         try:

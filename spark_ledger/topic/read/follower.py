@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import cancel
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
@@ -130,8 +131,7 @@ class TopicFollower:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
             self._task = None
 
     async def _follow(self) -> None:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from bookie_server.api.entry import Buffer, Entry, EntryHeader, payload_crc
 from spark_ledger import errors
+from spark_ledger.async_tasks import cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
@@ -410,9 +411,7 @@ class _Fetching:
             fetched_by_ledger = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
             of_counted = iter(await asyncio.gather(*others))
         finally:
-            for read in (*reads, *others):
-                read.cancel()
-            await asyncio.gather(*reads, *others, return_exceptions=True)
+            await cancel(*reads, *others)
         entries = {
             i: {
                 fetched_entry.entry.header.entry_id: fetched_entry.entry

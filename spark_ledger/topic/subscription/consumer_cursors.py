@@ -33,6 +33,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import cancel
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import (
     Check,
@@ -480,8 +481,7 @@ class ConsumerCursors:
     async def close(self) -> None:
         """Cursors that still have to be written must be released before."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from enum import Enum
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Operation, Set, StoreError
@@ -162,7 +163,7 @@ class Cursor:
         self._changed = asyncio.Event()
         self._durable = asyncio.Event()
         self._recovered: asyncio.Future[dict[int, int]] = self._loop.create_future()
-        self._aside: dict[asyncio.Task[None], None] = {}
+        self._discarding = BackgroundTasks()
         self._task = self._loop.create_task(self._work())
 
     # -- the owner's calls -------------------------------------------------------------------
@@ -443,10 +444,7 @@ class Cursor:
         """Deletes the left ledgers that the record, which was just written, does not name."""
         for ledger_id in [left for left in self._left if left != self._seen.record.ledger_id]:
             del self._left[ledger_id]
-            doing = cursor_ledger.discard(self._around.ledgers, ledger_id)
-            task = self._loop.create_task(doing)
-            self._aside[task] = None
-            task.add_done_callback(lambda done: self._aside.pop(done, None))
+            self._discarding.start(cursor_ledger.discard(self._around.ledgers, ledger_id))
 
     # -- the state -------------------------------------------------------------------------
 
@@ -487,14 +485,13 @@ class Cursor:
 
     async def _stop(self) -> None:
         """Writes that were under way may have been applied or not."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         self._doubt = True
 
     async def _end(self) -> None:
         if self.failure is None:
             self._fail(errors.LedgerFenced(f"subscription '{self.name}' was given up"))
-        await asyncio.gather(*self._aside, return_exceptions=True)
+        await self._discarding.idle()
 
 
 async def open_intent(intents: Intents, claim: Claim, topic_id: str, name: str) -> Intent:

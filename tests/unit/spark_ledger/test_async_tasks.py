@@ -135,13 +135,13 @@ def test_close_cancels_the_work_under_way_and_returns_what_was_kept():
 def test_a_background_task_is_kept_until_it_is_done():
     async def main():
         tasks, work = BackgroundTasks(), Work()
-        tasks.start(work.run())
+        tasks.start(work.run(), name="the upload")
         await begun(work)
         gc.collect()
-        assert len(tasks) == 1
+        assert len(tasks) == 1 and "the upload" in tasks
         work.gate.set()
         await tasks.idle()
-        assert len(tasks) == 0
+        assert len(tasks) == 0 and "the upload" not in tasks
 
     assert scenario(main) == []
 
