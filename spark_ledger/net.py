@@ -23,9 +23,10 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
-from typing import Any
+
+from spark_ledger.async_tasks import BackgroundTasks
 
 PORT_MAX = 65535
 DIAL_S = 10.0
@@ -290,17 +291,10 @@ def served_by(protocol: Callable[[], asyncio.BaseProtocol]) -> Callable[[socket.
     """What a Listener calls to give each connection to a new `protocol`. It belongs to the running
     event loop."""
     loop = asyncio.get_running_loop()
-    beginning: dict[asyncio.Task[Any], None] = {}
+    beginning = BackgroundTasks(partial(_log.warning, "a connection ends before it has begun: %r"))
 
     def accepted(sock: socket.socket) -> None:
-        task = loop.create_task(loop.connect_accepted_socket(protocol, sock))
-        beginning[task] = None
-        task.add_done_callback(begun)
-
-    def begun(task: "asyncio.Task[Any]") -> None:
-        del beginning[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("a connection ends before it has begun: %r", error)
+        beginning.start(loop.connect_accepted_socket(protocol, sock))
 
     return accepted
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import SharedTasks, cancel
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
@@ -115,7 +116,7 @@ class Broker:
         )
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
-        self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
+        self._topics = SharedTasks[str, OwnedTopic](keep=True)
         self._names = 0
         self._background: list[asyncio.Task[None]] = []
         self._starting = self._closing = False
@@ -145,9 +146,7 @@ class Broker:
     async def seal(self) -> None:
         """Take no more, and store and seal what there is, before others are to take over."""
         self._closing = True
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await cancel(*self._background)
         with suppress(TimeoutError):
             async with asyncio.timeout(SEAL_S):
                 await self._as_far_as_the_store_is_there(self._seal())
@@ -157,13 +156,7 @@ class Broker:
 
     def opened(self) -> list[OwnedTopic]:
         """The topics that this broker has."""
-        return [one for one in map(self._here, self._topics) if one is not None]
-
-    def _here(self, topic_id: str) -> OwnedTopic | None:
-        """The topic, if it is open here."""
-        task = self._topics.get(topic_id)
-        opened = task is not None and task.done() and not task.cancelled()
-        return task.result() if task and opened and task.exception() is None else None
+        return [one for one in map(self._topics.kept, self._topics) if one is not None]
 
     @property
     def _without_contact(self) -> bool:
@@ -204,11 +197,9 @@ class Broker:
     async def _close(self) -> None:
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.leave()
-        opened = await asyncio.gather(*self._topics.values(), return_exceptions=True)
-        topics = [one for one in opened if isinstance(one, OwnedTopic)]
-        for failed in await asyncio.gather(
-            *(one.close() for one in topics), return_exceptions=True
-        ):
+        await self._topics.idle()
+        closes = (topic.close() for topic in self.opened())
+        for failed in await asyncio.gather(*closes, return_exceptions=True):
             if isinstance(failed, BaseException):
                 _log.warning("a topic is left as a crash would leave it: %s", failed)
         await self.cursors.close()
@@ -308,7 +299,7 @@ class Broker:
             return self.ownership.url, True
         info, number, partitions = await self._named(name, create=False)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
-        topic = self._here(info.id)
+        topic = self._topics.kept(info.id)
         if topic is not None and owner.broker == self.id:
             topic.learn(number, owner.epoch)
         return owner.url, owner.broker == self.id
@@ -319,7 +310,7 @@ class Broker:
         """The partition in this broker's hands, of a topic that is made where it is not there and
         settings allow it. Raises Refusal (another broker has it), errors of the topic layer."""
         info, number, partitions = await self._named(name, create=create)
-        topic = self._here(info.id)
+        topic = self._topics.kept(info.id)
         if topic is None or not topic.has(number):
             # one that was made here, or looked up at a broker that saw that it falls on this one
             owner = await self.ownership.choose(info.id, number, partitions, here=False)
@@ -370,21 +361,11 @@ class Broker:
         return info, number, count
 
     async def _topic(self, info: TopicInfo) -> OwnedTopic:
-        task = self._topics.get(info.id)
-        if task is None or (task.done() and self._here(info.id) is None):
-            task = asyncio.get_running_loop().create_task(self._open(info))
-            self._topics[info.id] = task
-            task.add_done_callback(lambda done: self._forget_failed(info.id, done))
-        return await asyncio.shield(task)
-
-    def _forget_failed(self, topic_id: str, opened: "asyncio.Task[OwnedTopic]") -> None:
-        failed = opened.cancelled() or opened.exception() is not None
-        if failed and self._topics.get(topic_id) is opened:
-            del self._topics[topic_id]
+        return await self._topics.result(info.id, lambda: self._open(info))
 
     def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
         """The open end of a partition, None if it is not in this broker's hands."""
-        topic = self._here(topic_id)
+        topic = self._topics.kept(topic_id)
         return topic.partition(partition).writer if topic and topic.has(partition) else None
 
     async def _open(self, info: TopicInfo) -> OwnedTopic:
@@ -408,7 +389,7 @@ class Broker:
         return replace(roll, bytes=size, age_s=age_s)
 
     def _ended(self, topic: OwnedTopic) -> None:
-        self._topics.pop(topic.info.id, None)
+        self._topics.pop(topic.info.id)
 
     async def _closed(self, topic: OwnedTopic) -> None:
         """Follow it no more, unless this broker opens it again or has done so."""

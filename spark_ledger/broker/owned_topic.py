@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
+from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owner.keeping import Keeping, follow
@@ -63,7 +64,7 @@ class OwnedTopic:
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
         self.subscriptions = TopicSubscriptions(self, commits, cursors)
-        self._beside: dict[asyncio.Task[None], None] = {}
+        self._beside = BackgroundTasks(self._failed_beside)
         self._keeping = Keeping(commits, self.look)
         self._background: list[asyncio.Task[None]] = []
         self.is_ended = False
@@ -226,9 +227,7 @@ class OwnedTopic:
 
     async def close(self) -> None:
         """Store what waits, seal, write where subscriptions are, and let the topic go."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await cancel(*self._background)
         self.is_ended = True
         await asyncio.gather(*(one.writer.close() for one in self._partitions.values()))
         for partition in list(self._partitions.values()):
@@ -262,12 +261,7 @@ class OwnedTopic:
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
 
     def aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(doing)
-        self._beside[task] = None
-        task.add_done_callback(self._was_beside)
-        return task
+        return self._beside.start(doing)
 
-    def _was_beside(self, task: "asyncio.Task[None]") -> None:
-        self._beside.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("work beside topic %s has failed", self.info.name, exc_info=error)
+    def _failed_beside(self, error: BaseException) -> None:
+        _log.error("work beside topic %s has failed", self.info.name, exc_info=error)

@@ -44,7 +44,8 @@ FLOORS = {
         bookies
         metadata
         config
-        async_tasks errors net
+        errors net
+        async_tasks
     """,
     "spark_ledger.topic": """
         upkeep

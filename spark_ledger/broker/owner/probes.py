@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from spark_ledger import net
+from spark_ledger.async_tasks import SharedTasks, cancel
 from spark_ledger.broker.wire.commands import PROTOCOL_VERSION, command, name_of
 from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrameReader, encode
 
@@ -77,19 +78,14 @@ class Probes:
     def __init__(self, ask: Callable[[str], Awaitable[Heard]] = connects) -> None:
         self._ask = ask
         self._answered_s: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[bool]] = {}
+        self._asking = SharedTasks[str, bool]()
 
     async def answers(self, url: str) -> bool:
         """Whether a broker lives at that URL."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._answered_s.get(url, float("-inf")) + FRESH_S:
             return True
-        task = self._asking.get(url)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._probe(url))
-            self._asking[url] = task
-            task.add_done_callback(lambda _: self._asking.pop(url, None))
-        return await asyncio.shield(task)
+        return await self._asking.result(url, lambda: self._probe(url))
 
     async def _probe(self, url: str) -> bool:
         self._answered_s.pop(url, None)
@@ -104,9 +100,7 @@ class Probes:
                     return heard is Heard.ANSWER
             return False
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await cancel(*asked)
 
     def _note_answer(self, url: str, now_s: float) -> None:
         """What is no longer fresh is forgotten: brokers come and go, each under its own URL."""

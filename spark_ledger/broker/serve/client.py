@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer
@@ -47,7 +48,7 @@ class Client:
         self.producers = self.intake.producers
         self.consumers: dict[int, Consuming] = {}
         self.acking = Acking(self.consumers, wire.send, refusal_of, wire.go_on)
-        self._requests: dict[asyncio.Task[None], None] = {}
+        self._requests = BackgroundTasks(ended=self.wire.go_on)
         self._untaken: deque[tuple[bytes, Sequence[Span]]] = deque()
         self._at = 0  # of the first of them
 
@@ -66,8 +67,7 @@ class Client:
         self.intake.remove_all()
         for consuming in list(self.consumers.values()):
             self.forget_consumer(consuming.consumer)
-        for task in list(self._requests):
-            task.cancel()
+        self._requests.cancel()
         self.acking.drop()
 
     # -- commands ----------------------------------------------------------------------------
@@ -122,22 +122,13 @@ class Client:
                 why = Refusal(ServerError.NOT_ALLOWED, f"{damaged} is not UTF-8")
                 request.refuse(self, part, why)
             case Request() as request:
-                self._begin(request, part)
+                self._requests.start(self._carry_out(request, part))
             case _ if damaged is not None:
                 raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
             case AtOnce() as at_once:
                 at_once.carry_out(self, part)
             case None:
                 raise MalformedFrame(f"{name}, which a client does not send")
-
-    def _begin(self, request: Request, part: Any) -> None:
-        task = asyncio.get_running_loop().create_task(self._carry_out(request, part))
-        self._requests[task] = None
-        task.add_done_callback(self._carried_out)
-
-    def _carried_out(self, task: "asyncio.Task[None]") -> None:
-        self._requests.pop(task, None)
-        self.wire.go_on()
 
     async def _carry_out(self, request: Request, part: Any) -> None:
         try:

@@ -21,6 +21,7 @@ import numpy as np
 
 from bookie_server.api.entry import NO_ENTRY, Entry, EntryHeader
 from spark_ledger import errors
+from spark_ledger.async_tasks import cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -123,9 +124,7 @@ class LiveEnds:
                 self._following[opening] = task
 
     async def close(self) -> None:
-        for task in self._following.values():
-            task.cancel()
-        await asyncio.gather(*self._following.values(), return_exceptions=True)
+        await cancel(*self._following.values())
         self._following.clear()
 
     async def _follow(self, live: LiveSegment) -> None:

@@ -135,7 +135,7 @@ def test_what_a_dead_broker_had_is_served_by_the_other_after_what_it_left():
         for number, partition in kept.items():
             assert (await a.partition(named(number)))[1] is partition
         zombie = Sent(b"z")
-        other, _ = await b._topics[topic.info.id], None
+        other = b._topics.kept(topic.info.id)
         other.partition(had[0]).writer.append(zombie)
         await zombie.over.wait()
         assert zombie.errors
