@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
@@ -57,9 +57,23 @@ TAKES_NO_ROWS = (
 """What does not pass: no ledger is opened here for producers' messages."""
 _OF_ONE = (errors.TxnConflict, errors.SchemaIncompatible, ValueError)
 """What may be wrong with the actions of one partition, which does not hinder the others."""
-Made = tuple[AsyncLedgerWriter, Intent]
-"""A ledger, and the intent that it was made under."""
-_Asked = tuple[tuple[Action, ...], Intent | None, Check | None, "asyncio.Future[None]"]
+
+
+class MadeLedger(NamedTuple):
+    """A ledger, and the intent that it was made under."""
+
+    writer: AsyncLedgerWriter
+    intent: Intent
+
+
+class _Request(NamedTuple):
+    """Actions to commit: `made_under` is the intent of a ledger that they open, `owned` the check
+    of the partition's owner."""
+
+    actions: tuple[Action, ...]
+    made_under: Intent | None
+    owned: Check | None
+    done: "asyncio.Future[None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +242,9 @@ class TopicCommits:
         log = client.log(topic.id)
         self._look = _SharedLook(lambda: log.fold(fresh=True))
         self._holds = SegmentHolds(partial(client.follow, topic.id, topic.name.short), log.fold)
-        self._asked: list[_Asked] = []
+        self._asked: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
-        self._wanted: list[asyncio.Future[Made]] = []
+        self._wanted: list[asyncio.Future[MadeLedger]] = []
         self._making: asyncio.Task[None] | None = None
 
     @property
@@ -298,11 +312,11 @@ class TopicCommits:
             await asyncio.gather(self._task, return_exceptions=True)
         await self.renew_intent(self._intent)
 
-    async def new_ledger(self) -> Made:
+    async def new_ledger(self) -> MadeLedger:
         """A ledger for a partition. What partitions ask for at once is made by one multi. Raises
         as LedgerStore.create, errors.LedgerFenced where the intent has ended."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Made] = loop.create_future()
+        future: asyncio.Future[MadeLedger] = loop.create_future()
         self._wanted.append(future)
         if self._making is None:
             self._making = loop.create_task(self._make_ledgers())
@@ -324,13 +338,13 @@ class TopicCommits:
                     continue
                 for future, ledger in zip(futures, made, strict=True):
                     if future.done():  # the partition that asked waits no longer
-                        ledger[0].abandon()
+                        ledger.writer.abandon()
                     else:
                         future.set_result(ledger)
         finally:
             self._making = None
 
-    async def _made(self, intent: Intent, count: int) -> list[Made]:
+    async def _made(self, intent: Intent, count: int) -> list[MadeLedger]:
         policies = self.topic.policies
         while True:
             ids = [await self.client.intents.ledger_id(intent) for _ in range(count)]
@@ -345,7 +359,7 @@ class TopicCommits:
                     durability=policies.durability,
                     announce_lac=True,
                 )
-                return [(writer, intent) for writer in writers]
+                return [MadeLedger(writer, intent) for writer in writers]
 
     async def recovered(
         self, ledger_id: int, partition: int, stops: Callable[[], bool]
@@ -385,7 +399,7 @@ class TopicCommits:
         TopicClient.commit_actions, and errors.LedgerFenced if `made_under` is no longer this
         broker's intent."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked.append((tuple(actions), made_under, owned, future))
+        self._asked.append(_Request(tuple(actions), made_under, owned, future))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
         await future
@@ -398,14 +412,16 @@ class TopicCommits:
         finally:
             self._task = None
 
-    async def _commit_all(self, requests: list[_Asked]) -> None:
+    async def _commit_all(self, requests: list[_Request]) -> None:
         intent: Intent | None = None
         try:
             intent = await self.intent()
             requests = _made_under(intent, requests)
-            actions = [action for asked, *_ in requests for action in asked]
+            actions = [action for request in requests for action in request.actions]
             if actions:
-                owned = dict.fromkeys(asked for _, _, asked, _ in requests if asked is not None)
+                owned = dict.fromkeys(
+                    request.owned for request in requests if request.owned is not None
+                )
                 opens = any(isinstance(action, OpenLive) for action in actions)
                 await self.client.commit_actions(
                     self.topic.id,
@@ -421,18 +437,18 @@ class TopicCommits:
                 for request in requests:
                     await self._commit_all([request])
                 return
-            _fail([future for *_, future in requests], error)
+            _fail([request.done for request in requests], error)
         else:
-            for *_, future in requests:
-                if not future.done():
-                    future.set_result(None)
+            for request in requests:
+                if not request.done.done():
+                    request.done.set_result(None)
 
 
-def _made_under(intent: Intent, requests: list[_Asked]) -> list[_Asked]:
+def _made_under(intent: Intent, requests: list[_Request]) -> list[_Request]:
     """The requests that open no ledger, or one that was made under the intent; the others fail."""
-    good = [request for request in requests if request[1] is None or request[1].id == intent.id]
+    good = [r for r in requests if r.made_under is None or r.made_under.id == intent.id]
     error = errors.LedgerFenced("the intent has ended that a ledger was made under")
-    _fail([request[-1] for request in requests if request not in good], error)
+    _fail([request.done for request in requests if request not in good], error)
     return good
 
 

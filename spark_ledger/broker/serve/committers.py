@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.topic_commits import SegmentHold
 from spark_ledger.topic.commit import hand_over
-from spark_ledger.topic.commit.hand_over import Handed, Live
+from spark_ledger.topic.commit.hand_over import Handed, LiveName
 
 LASTS_S = hand_over.HOLDS_S_MAX + 2.0
 
@@ -50,7 +50,7 @@ class CommitterConnection(asyncio.Protocol):
         within_s = hand_over.answer_within_s(hold_s, len(lives))
         self._answering = loop.create_task(self._answer_within(stopping, within_s))
 
-    def _held(self, lives: list[Live], until_s: float) -> Iterator[SegmentHold]:
+    def _held(self, lives: list[LiveName], until_s: float) -> Iterator[SegmentHold]:
         for topic_id, partition, ledger_id, opened in lives:
             writer = self._broker.live_writer(topic_id, partition)
             hold = None if writer is None else writer.hand_over(ledger_id, opened, until_s)

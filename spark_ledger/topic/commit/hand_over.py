@@ -19,7 +19,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spark_ledger import errors, net
 from spark_ledger.async_tasks import BackgroundTasks
@@ -53,12 +53,19 @@ ANSWER_BYTES_MAX = 16 << 20
 _SIZE = struct.Struct(">I")
 _BROKER = "broker "
 
-Live = tuple[str, int, int, int]
-"""A topic's id, a partition, its live ledger, and the commit that opened it there."""
 LetGo = Callable[[], None]
 Ask = Callable[[str, bytes], Awaitable[tuple[bytes, LetGo]]]
 """Takes a broker's URL and a request; returns its response, and a function that ends the hold.
 Raises OSError, EOFError, TimeoutError, NotUnderstood."""
+
+
+class LiveName(NamedTuple):
+    """Names a live segment: `opened` is the commit that opened it in its ledger."""
+
+    topic_id: str
+    partition: int
+    ledger_id: int
+    opened: int
 
 
 class NotUnderstood(Exception):
@@ -103,12 +110,12 @@ def broker_of(owner: str) -> str | None:
 # -- frames ----------------------------------------------------------------------------------------
 
 
-def encode_request(lives: Sequence[Live], hold_s: float) -> bytes:
+def encode_request(lives: Sequence[LiveName], hold_s: float) -> bytes:
     body = _json({"version": VERSION, "hold_ms": round(hold_s * 1000), "live": lives})
     return MAGIC + _SIZE.pack(len(body)) + body
 
 
-def decode_request(received: bytes) -> tuple[list[Live], float] | None:
+def decode_request(received: bytes) -> tuple[list[LiveName], float] | None:
     """The live segments, and how long to hold them; None while the frame is not whole. Raises
     NotUnderstood."""
     head = len(MAGIC) + _SIZE.size
@@ -148,9 +155,9 @@ def _understood(body: bytes, build: Callable[[dict[str, Any]], T]) -> T:
         raise NotUnderstood(f"a malformed frame: {error!r}") from error
 
 
-def _request(plain: dict[str, Any]) -> tuple[list[Live], float]:
+def _request(plain: dict[str, Any]) -> tuple[list[LiveName], float]:
     lives = [
-        (str(topic), int(partition), int(ledger), int(opened))
+        LiveName(str(topic), int(partition), int(ledger), int(opened))
         for topic, partition, ledger, opened in plain["live"]
     ]
     return lives, min(HOLDS_S_MAX, max(0.0, plain["hold_ms"] / 1000))
@@ -214,8 +221,18 @@ URLS_KEPT_MAX = 1000
 FOLD_AFTER_S = 0.1
 
 _log = logging.getLogger(__name__)
-Ending = tuple[str, LiveSegment]
-"""A topic's id, and a live segment of it that is to end."""
+
+
+class EndingSegment(NamedTuple):
+    """A live segment that is to end."""
+
+    topic_id: str
+    live: LiveSegment
+
+    @property
+    def name(self) -> LiveName:
+        live = self.live
+        return LiveName(self.topic_id, live.partition, live.ledger_id, live.opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,14 +264,14 @@ class PastLive:
         """Makes the commit, which also ends the live segments in its way. Raises as
         Committer.commit and `ended`."""
         fresh, hold_s = False, HOLD_S
-        handed: dict[Live, Handed] = {}
+        handed: dict[LiveName, Handed] = {}
         async with AsyncExitStack() as holds:
             for _ in range(TRIES_MAX):
                 endings = await self._in_the_way(request, fresh=fresh)
-                new = [ending for ending in endings if _asked(ending) not in handed]
+                new = [ending for ending in endings if ending.name not in handed]
                 more = await holds.enter_async_context(self.ended(new, hold_s))
-                handed |= dict(zip(map(_asked, new), more.handed, strict=True))
-                ended = Ended(tuple(handed[_asked(ending)] for ending in endings))
+                handed |= dict(zip((ending.name for ending in new), more.handed, strict=True))
+                ended = Ended(tuple(handed[ending.name] for ending in endings))
                 try:
                     outcome = await self._committer.commit(_past(request, ended), timeout_s)
                 except errors.TxnConflict as conflict:
@@ -269,9 +286,9 @@ class PastLive:
             f"the owners of live segments opened new ones {TRIES_MAX} times before the commit"
         )
 
-    async def _in_the_way(self, request: Wanted, *, fresh: bool) -> list[Ending]:
+    async def _in_the_way(self, request: Wanted, *, fresh: bool) -> list[EndingSegment]:
         """The live segments of partitions to which rows are to be added."""
-        endings: list[Ending] = []
+        endings: list[EndingSegment] = []
         for topic_id, draft in request.drafts.items():
             every = any(isinstance(action, Overwrite) for action in draft)
             rows = (s for a in draft if isinstance(a, Append | Overwrite) for s in a.segments)
@@ -279,7 +296,7 @@ class PastLive:
             state = await self._state(topic_id, fresh=fresh)
             for held in state.partitions if state else ():
                 if held.live and (every or held.live.partition in partitions):
-                    endings.append((topic_id, held.live))
+                    endings.append(EndingSegment(topic_id, held.live))
         return endings
 
     async def _state(self, topic_id: str, *, fresh: bool) -> TopicState | None:
@@ -310,7 +327,9 @@ class PastLive:
         await self._folding.close()
 
     @asynccontextmanager
-    async def ended(self, lives: Sequence[Ending], hold_s: float = HOLD_S) -> AsyncIterator[Ended]:
+    async def ended(
+        self, lives: Sequence[EndingSegment], hold_s: float = HOLD_S
+    ) -> AsyncIterator[Ended]:
         """Ends these live segments, in their order. Their owners hold while the context lasts,
         `hold_s` at most. Ends none if the metadata store is held, as the owners could not go on.
         Raises as seal.sealed, errors.MetadataHeld."""
@@ -320,27 +339,27 @@ class PastLive:
                 await self._committer.guard.checks()
         try:
             handed = await self._handed(lives, hold_s, holds) if lives else {}
-            left = [ending for ending in lives if _asked(ending) not in handed]
+            left = [ending for ending in lives if ending.name not in handed]
 
-            async def fenced(ending: Ending) -> Handed:
-                topic_id, live = ending
-                return Handed(topic_id, await sealed(self._ledgers, live))
+            async def fenced(ending: EndingSegment) -> Handed:
+                return Handed(ending.topic_id, await sealed(self._ledgers, ending.live))
 
-            handed |= dict(zip(map(_asked, left), await each(fenced, left), strict=True))
-            yield Ended(tuple(handed[_asked(ending)] for ending in lives))
+            names = [ending.name for ending in left]
+            handed |= dict(zip(names, await each(fenced, left), strict=True))
+            yield Ended(tuple(handed[ending.name] for ending in lives))
         finally:
             for let_go in holds:
                 let_go()
 
     async def _handed(
-        self, lives: Iterable[Ending], hold_s: float, holds: list[LetGo]
-    ) -> dict[Live, Handed]:
+        self, lives: Iterable[EndingSegment], hold_s: float, holds: list[LetGo]
+    ) -> dict[LiveName, Handed]:
         """The segments that owners hand over; `holds` gets each hold that begins."""
-        by_broker: dict[str, list[Live]] = {}
+        by_broker: dict[str, list[LiveName]] = {}
         for ending in lives:
-            broker = broker_of(ending[1].owner)
+            broker = broker_of(ending.live.owner)
             if broker is not None:
-                by_broker.setdefault(broker, []).append(_asked(ending))
+                by_broker.setdefault(broker, []).append(ending.name)
 
         async def asked(broker: str) -> list[Handed]:
             try:
@@ -353,18 +372,20 @@ class PastLive:
                 )
                 return []
 
-        by_live: dict[Live, Handed] = {}
+        by_live: dict[LiveName, Handed] = {}
         for broker, response in zip(by_broker, await each(asked, by_broker), strict=True):
             requested = {live[:3]: live for live in by_broker[broker]}
             for handed in response:
                 seal = handed.seal
                 live = requested.get((handed.topic_id, seal.partition, seal.ledger_id))
-                if live is not None and seal.opened >= live[3]:  # its owner may have a later one
+                if (
+                    live is not None and seal.opened >= live.opened
+                ):  # its owner may have a later one
                     by_live[live] = handed
         return by_live
 
     async def _asked(
-        self, broker: str, lives: Sequence[Live], hold_s: float, holds: list[LetGo]
+        self, broker: str, lives: Sequence[LiveName], hold_s: float, holds: list[LetGo]
     ) -> list[Handed]:
         url = await self._url(broker)
         if url is None:
@@ -388,11 +409,6 @@ class PastLive:
             except errors.MALFORMED as error:
                 raise NotUnderstood(f"the node of broker {broker}: {error!r}") from error
         return self._urls[broker]
-
-
-def _asked(ending: Ending) -> Live:
-    topic_id, live = ending
-    return topic_id, live.partition, live.ledger_id, live.opened
 
 
 def _past(request: Wanted, ended: Ended) -> Wanted:

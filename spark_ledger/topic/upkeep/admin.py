@@ -17,6 +17,7 @@ from spark_ledger.metadata.cluster import not_held
 from spark_ledger.metadata.store import Check
 from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit.hand_over import EndingSegment
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.holds import GRACE_MS
 from spark_ledger.topic.log.intents import Intent
@@ -181,7 +182,7 @@ class TopicAdmin:
             await not_held(self._client.store)
         for tries in range(TRIES_MAX):
             state = await self._state(info)
-            lives = [(info.id, held.live) for held in state.partitions if held.live is not None]
+            lives = [EndingSegment(info.id, held.live) for held in state.partitions if held.live]
             async with self._client.past_live.ended(lives) as ended:
                 rest = plan(state)
                 opens = [] if END in rest else ended.opens(info.id)
