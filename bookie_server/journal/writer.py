@@ -93,6 +93,14 @@ class Ack:
             self.done.set_exception(error)
 
 
+class _Part(NamedTuple):
+    """Records of a ledger that are written together."""
+
+    ledger_id: int
+    records: Sequence[Record]
+    bytes: int
+
+
 class Group(NamedTuple):
     """Records of one ledger that are written in one batch. An empty group is a barrier for its
     ledger; with `ledger_id` None, for the batch being written."""
@@ -169,19 +177,17 @@ class JournalQueue:
                 queue.popleft().ack.failed(error)
         self._urgent_groups.clear()
 
-    def _parts(
-        self, records: Sequence[Record], after: Sequence[int]
-    ) -> list[tuple[int, Sequence[Record], int]]:
-        parts: list[tuple[int, Sequence[Record], int]] = []
+    def _parts(self, records: Sequence[Record], after: Sequence[int]) -> list[_Part]:
+        parts: list[_Part] = []
         by_ledger = _by_ledger(records)
         for ledger_id, own in by_ledger.items():
             size = records_bytes(own)
             if size <= self._group_bytes_max:
-                parts.append((ledger_id, own, size))
+                parts.append(_Part(ledger_id, own, size))
                 continue
             split = _split(own, self._group_bytes_max)
-            parts += [(ledger_id, part, records_bytes(part)) for part in split]
-        parts += [(ledger_id, (), 0) for ledger_id in after if ledger_id not in by_ledger]
+            parts += [_Part(ledger_id, part, records_bytes(part)) for part in split]
+        parts += [_Part(ledger_id, (), 0) for ledger_id in after if ledger_id not in by_ledger]
         return parts
 
     def _waiting_ledgers(self) -> list[int]:

@@ -29,7 +29,7 @@ from spark_ledger.metadata import chain as chains
 from spark_ledger.metadata import cluster, hold, ledger_record, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
 from spark_ledger.metadata.cluster import BadClusterRecord, ClusterRecord, Hold
-from spark_ledger.metadata.hold import Report
+from spark_ledger.metadata.hold import MissingLedger, Report
 from spark_ledger.metadata.ledger_record import BadLedgerRecord
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError, Versioned
 from spark_ledger.metadata.store_calls import read
@@ -260,23 +260,22 @@ class Lineage:
                     others.append(state.ledger_id)
             await asyncio.sleep(REPORT_PAUSE_S)
         sized = [await self._sized(ledger_id) for ledger_id in missing]
-        total = sum(size for _, _, size in sized)
+        total = sum(ledger.bytes for ledger in sized)
         listed = sized[: hold.LISTED_MAX]
         counts = (len(missing), total, highest_id(states), stored.epoch)
         await hold.publish(self._store, Report(self._bookie_id, listed, others, buried, *counts))
 
-    async def _sized(self, ledger_id: int) -> tuple[int, int, int]:
-        """Id, last entry, and bytes up to it by that entry's header; 0 if it cannot be read."""
+    async def _sized(self, ledger_id: int) -> MissingLedger:
         assert self.storage is not None
         try:
             last = await self.storage.reader.last_entry(ledger_id)
             if last is None:
-                return ledger_id, -1, 0
+                return MissingLedger(ledger_id, -1, 0)
             header = (await self.storage.reader.headers(ledger_id, [last])).get(last)
         except DiskFailed:
-            return ledger_id, -1, 0
+            return MissingLedger(ledger_id, -1, 0)
         size = header.cumulative_bytes if isinstance(header, EntryHeader) else 0
-        return ledger_id, last, size
+        return MissingLedger(ledger_id, last, size)
 
 
 def _names_other(value: bytes, state: LedgerState) -> bool:

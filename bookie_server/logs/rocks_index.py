@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
@@ -350,8 +350,15 @@ def _unlogged() -> Any:
     return options
 
 
-def _open(folder: Path) -> tuple[Any, _Guard, int]:
+class _Opened(NamedTuple):
     """The database, its guard, and how often it was synced."""
+
+    db: Any
+    guard: _Guard
+    syncs: int
+
+
+def _open(folder: Path) -> _Opened:
     folder.mkdir(parents=True, exist_ok=True)
     guard = _Guard(folder / GUARD_FILE)
     try:
@@ -364,7 +371,7 @@ def _open(folder: Path) -> tuple[Any, _Guard, int]:
     except BaseException:
         guard.close()
         raise
-    return db, guard, syncs
+    return _Opened(db, guard, syncs)
 
 
 def _options() -> Any:

@@ -77,6 +77,15 @@ class LedgerDirectory:
     path: str = ""
 
 
+class StatesAtStart(NamedTuple):
+    """The states of each directory that was there to the last, those of each that was away (its
+    checkpoint is not the furthest), and the furthest marks; None: no checkpoint was written."""
+
+    current: list[list[LedgerState]]
+    away: list[list[LedgerState]]
+    marks: Marks | None
+
+
 class Directories(NamedTuple):
     """The directories on which a node starts. `failed`: why ledger directories cannot be opened, by
     id; `failed_names`: their names in messages."""
@@ -512,11 +521,8 @@ class Stores:
 
     # -- what is there at start --
 
-    async def read(
-        self, first_journal: str
-    ) -> tuple[list[list[LedgerState]], list[list[LedgerState]], Marks | None]:
-        """The states of each directory that was there to the last, those of each that was away (its
-        checkpoint is not the furthest), and the furthest marks; None: no checkpoint was written.
+    async def read(self, first_journal: str) -> StatesAtStart:
+        """The states of all directories.
 
         A checkpoint that cannot be read counts as one without marks (everything is replayed, which
         is harmless). The index has the state of EVERY_LEDGER from a directory's first start on: a
@@ -546,7 +552,7 @@ class Stores:
         current = [store.id for store in self.live if copies[store.id] == (marks or {})]
         current = current or list(self._live)  # each was away once: any may be the right one
         away = [store.id for store in self.live if store.id not in current]
-        return [states[i] for i in current], [states[i] for i in away], marks
+        return StatesAtStart([states[i] for i in current], [states[i] for i in away], marks)
 
 
 async def _outcomes(writes: Sequence[Coroutine[Any, Any, None]]) -> Sequence[BaseException | None]:

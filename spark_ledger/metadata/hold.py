@@ -23,6 +23,7 @@ ledger than the bookie has; `buried`: ids that the store names again and that th
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.metadata import chain as chains
@@ -115,12 +116,20 @@ def _written(path: str, value: bytes, node: Versioned | None) -> Operation:
 # -- reports of bookies -----------------------------------------------------------------------
 
 
+class MissingLedger(NamedTuple):
+    """A ledger of a bookie without a record; the bytes up to its last entry, 0 if unreadable."""
+
+    ledger_id: int
+    last_entry: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A bookie's report; see the head of this file."""
 
     bookie_id: str
-    missing: Sequence[tuple[int, int, int]] = ()
+    missing: Sequence[MissingLedger] = ()
     others: Sequence[int] = ()
     buried: Sequence[int] = ()
     ledgers: int = 0
@@ -146,7 +155,9 @@ def decode_report(bookie_id: str, value: bytes) -> Report:
     """The report; an empty one if it is damaged: it is for operators only."""
     try:
         plain = json.loads(value)
-        missing = [(int(i), int(last), int(size)) for i, last, size in plain["missing"]]
+        missing = [
+            MissingLedger(int(i), int(last), int(size)) for i, last, size in plain["missing"]
+        ]
         others, buried = ([int(i) for i in plain[name]] for name in ("others", "buried"))
         sums = (int(plain[name]) for name in ("ledgers", "bytes", "id_max", "epoch"))
         return Report(bookie_id, missing, others, buried, *sums)

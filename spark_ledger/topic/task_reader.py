@@ -24,6 +24,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
@@ -31,6 +32,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.message_batch import VALUE, Header, decode_header
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.segments import OffsetRange
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.read.bad_entries import BadEntries
 from spark_ledger.topic.read.pieces import LiveRows
@@ -50,8 +52,6 @@ from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry, fetch_ta
 FOLDS_MAX = 20
 PAUSE_S = 0.05
 
-Left = list[tuple[int, int, int]]
-"""The partition, and the offsets [start, end), of rows still to read."""
 KEPT_BYTES = 64 << 20
 EACH_BYTES = 256
 """The memory that a kept chunk takes beside its payload."""
@@ -99,12 +99,12 @@ async def _folded_again(
     client: TopicClient, task: ReadTask, gone: errors.NoSuchLedger, lossy: bool
 ) -> ReadTask:
     """The rest of the task, planned on the newest state."""
-    left: Left = [(span.partition, span.lo, span.hi) for span in task.spans]
+    left = [OffsetRange(span.partition, span.lo, span.hi) for span in task.spans]
     if task.live is not None:
-        left.append((task.live.live.partition, task.live.start, task.live.end))
+        left.append(OffsetRange(task.live.live.partition, task.live.start, task.live.end))
     state, read = await _newest(client, task, left)
     starts = state.start_offsets()
-    trimmed = [(p, lo, min(hi, starts[p])) for p, lo, hi in left if lo < starts[p]]
+    trimmed = [OffsetRange(p, lo, min(hi, starts[p])) for p, lo, hi in left if lo < starts[p]]
     if trimmed and not lossy:
         raise _rows_trimmed(task, trimmed)
     live = None
@@ -117,7 +117,9 @@ async def _folded_again(
     return _without_ledger(replace(task, spans=spans, table=table, live=live), gone, lossy)
 
 
-async def _newest(client: TopicClient, task: ReadTask, left: Left) -> tuple[TopicState, Tables]:
+async def _newest(
+    client: TopicClient, task: ReadTask, left: list[OffsetRange]
+) -> tuple[TopicState, Tables]:
     """The topic's newest state with the chunks that it needs; folded again if a chunk is gone
     before it was read."""
     for tries in range(FOLDS_MAX):
@@ -145,14 +147,14 @@ async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
     return None if state.deleted else state
 
 
-def _committed(state: TopicState, left: Left) -> Left:
+def _committed(state: TopicState, left: list[OffsetRange]) -> list[OffsetRange]:
     """The part of these offsets that commits hold and that is not trimmed."""
     kept = []
     for p, lo, hi in left:
         held = state.partitions[p]
         lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
         if lo < hi:
-            kept.append((p, lo, hi))
+            kept.append(OffsetRange(p, lo, hi))
     return kept
 
 
@@ -183,7 +185,7 @@ def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLo
     )
 
 
-def _rows_trimmed(task: ReadTask, trimmed: Left) -> errors.RowsTrimmed:
+def _rows_trimmed(task: ReadTask, trimmed: list[OffsetRange]) -> errors.RowsTrimmed:
     rows = sum(hi - lo for _, lo, hi in trimmed)
     named = [f"offsets {lo} to {hi - 1} of partition {p}" for p, lo, hi in trimmed[:NAMED_MAX]]
     more = ", ..." if len(trimmed) > NAMED_MAX else ""
@@ -378,8 +380,12 @@ class _Chunks:
         return tasks
 
 
-_Chunk = tuple[int, int, memoryview]
-"""The offset of a chunk, its row in the entry, its bytes."""
+class _Chunk(NamedTuple):
+    """A chunk in an entry, of which it is row `row`."""
+
+    offset: int
+    row: int
+    data: memoryview
 
 
 def _chunks_in(fetched: FetchedEntry) -> list[_Chunk]:
@@ -397,20 +403,15 @@ def _chunks_of_pieces(fetched: FetchedEntry, header: Header) -> Iterator[_Chunk]
 
     body = memoryview(fetched.entry.payload)[header.body_at :]
     row_ranges = [
-        (skip, skip + take, offset - skip) for _, _, skip, take, offset in _pieces(fetched)
+        (skip, skip + take, offset - skip) for _, _, skip, take, offset in fetched.pieces.tolist()
     ]
     at = 0
     for messages, data in pulsar_batch.unframed(body, header.rows):
         if pulsar_batch.is_earlier_chunk(data) or pulsar_batch.is_last_chunk(data):
             for first, end, base in row_ranges:
                 if first <= at < end:
-                    yield base + at, at, data
+                    yield _Chunk(base + at, at, data)
         at += messages
-
-
-def _pieces(fetched: FetchedEntry) -> list[tuple[int, int, int, int, int]]:
-    pieces: list[tuple[int, int, int, int, int]] = fetched.pieces.tolist()
-    return pieces
 
 
 def _runs_of(offsets: list[int]) -> Iterator[tuple[int, int]]:

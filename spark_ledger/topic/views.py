@@ -27,7 +27,7 @@ from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.log import actions
 from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import SegmentTable, TableChunk
-from spark_ledger.topic.log.segments import INLINE
+from spark_ledger.topic.log.segments import INLINE, OffsetRange
 from spark_ledger.topic.log.state import Tables, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
 from spark_ledger.topic.log.topics import TopicInfo
@@ -97,8 +97,6 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         "limboLedgers long, version text, why text"
     ),
 }
-OffsetRange = tuple[int, int, int]
-"""A partition, and the offsets [lo, hi) of it."""
 Row = tuple[Any, ...]
 """The values of a row, in the order of the view's columns."""
 
@@ -227,10 +225,7 @@ async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
 
 async def _commits(client: TopicClient, info: TopicInfo) -> list[Row]:
     log = TopicLog(client.store, info.id, client.ledgers)
-    return [
-        _commit_row(info, number, created_ms, commit)
-        async for number, created_ms, commit in log.commits()
-    ]
+    return [_commit_row(info, *logged) async for logged in log.commits()]
 
 
 def _commit_row(info: TopicInfo, number: int, created_ms: int, commit: Commit) -> Row:
@@ -296,7 +291,7 @@ def _ranges_by_chunk(state: TopicState) -> dict[TableChunk | None, list[OffsetRa
             if interval.source is not None:
                 chunk = interval.source if isinstance(interval.source, TableChunk) else None
                 lo = max(interval.lo, held.start_offset)
-                by_chunk.setdefault(chunk, []).append((held.number, lo, interval.hi))
+                by_chunk.setdefault(chunk, []).append(OffsetRange(held.number, lo, interval.hi))
     return by_chunk
 
 

@@ -9,6 +9,7 @@ partition whose rows wait longest first. Holes count as nothing.
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -278,22 +279,29 @@ def _furthest(edges: Longs, sums: Longs, limit: int) -> int:
     return lo + (limit - before) * (int(edges[i]) - lo) // (int(sums[i]) - before)
 
 
+class _Segments(NamedTuple):
+    """The ends of segments in a range of offsets, with the rows and bytes that each has there."""
+
+    ends: Longs
+    rows: Longs
+    bytes: Longs
+
+
 def _of_table(
     partition: int, interval: Interval, table: SegmentTable, lo: int, hi: int
-) -> tuple[Longs, Longs, Longs]:
-    """The segments' ends in [lo, hi), with the rows and bytes that each has in that range."""
+) -> _Segments:
     lo, hi = max(lo, interval.lo), min(hi, interval.hi)
     segments = slice(*table.places(partition, lo, hi))
     bases, held = table.bases[segments], table.rows[segments]
     ends = np.minimum(bases + held, hi)
     rows = ends - np.maximum(bases, lo)
-    return ends, rows, -(-table.sizes[segments] * rows // held)
+    return _Segments(ends, rows, -(-table.sizes[segments] * rows // held))
 
 
-def _of_interval(interval: Interval, lo: int, hi: int) -> tuple[Longs, Longs, Longs]:
+def _of_interval(interval: Interval, lo: int, hi: int) -> _Segments:
     cut = interval.cut(lo, hi)
     rows = 0 if interval.source is None else cut.hi - cut.lo
-    return _longs(cut.hi), _longs(rows), _longs(cut.bytes)
+    return _Segments(_longs(cut.hi), _longs(rows), _longs(cut.bytes))
 
 
 def _longs(*numbers: int) -> Longs:

@@ -15,7 +15,7 @@ beginning.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_ledger.errors import (
     OffsetsMalformed,
@@ -261,10 +261,16 @@ def _merged(positions: Positions, other: Positions, choose: Callable[[int, int],
     }
 
 
-def _each(positions: Positions) -> Iterator[tuple[str, int, int]]:
+class _Position(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+
+def _each(positions: Positions) -> Iterator[_Position]:
     for topic, by_partition in positions.items():
         for partition, at in by_partition.items():
-            yield topic, partition, at
+            yield _Position(topic, partition, at)
 
 
 def _at(named: int, ends: TopicEnds) -> dict[int, int]:

@@ -38,7 +38,7 @@ from spark_ledger.topic.log.actions import (
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.records import WRITER_VERSION, TopicRows, TxnRecord
 from spark_ledger.topic.log.segment_table import TableChunk
-from spark_ledger.topic.log.segments import INLINE, Segment
+from spark_ledger.topic.log.segments import INLINE, OffsetRange, Segment
 from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState, is_of
 from spark_ledger.topic.schema import rules as schema_rules
 from spark_ledger.topic.schema.records import SchemaHead, SchemaVersion
@@ -72,8 +72,6 @@ class RowKind:
 RowKind.BYTES = RowKind()
 
 Actions = tuple[Action, ...]
-Range = tuple[int, int, int]
-"""A partition, and offsets [lo, hi) of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,15 +305,16 @@ def with_snapshots(actions: Actions, snapshot: int | None) -> Actions:
     return tuple(noted)
 
 
-def taken_away(state: TopicState, action: Action) -> list[Range]:
+def taken_away(state: TopicState, action: Action) -> list[OffsetRange]:
     """The offsets whose rows the action takes away or moves."""
     match action:
         case Overwrite():
-            return [(p.number, p.start_offset, p.end_offset) for p in state.partitions]
+            return [OffsetRange(p.number, p.start_offset, p.end_offset) for p in state.partitions]
         case Trim():
-            return [(p, state.partitions[p].start_offset, end) for p, end in action.offsets]
+            starts = state.start_offsets()
+            return [OffsetRange(p, starts[p], end) for p, end in action.offsets]
         case Hole() | Replace():
-            return [(action.partition, action.start, action.end)]
+            return [OffsetRange(action.partition, action.start, action.end)]
     return []
 
 

@@ -11,7 +11,7 @@ safe in any one thread.
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,15 @@ class _Gathered:
             self.hashes = [np.concatenate(self.hashes)]
 
 
+class _PartitionRows(NamedTuple):
+    """Rows [start, end) are of this partition."""
+
+    partition: int
+    start: int
+    end: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Routed:
     """Rows with the size of each, the hash of its key if it is used, and the partition of each, or
@@ -167,11 +176,11 @@ class _Routed:
             yield self if end - start == len(ends) else self.part(start, end)
             start = end
 
-    def by_partition(self) -> tuple["_Routed", list[tuple[int, int, int, int]]]:
-        """The rows by partition, rising, in their order within a partition; and of each partition
-        its number, its first row and one past its last, and the bytes of its rows."""
+    def by_partition(self) -> tuple["_Routed", list[_PartitionRows]]:
+        """The rows by partition, rising, in their order within a partition."""
         if isinstance(self.partitions, int):
-            return self, [(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))]
+            every = _PartitionRows(self.partitions, 0, len(self.sizes), int(self.sizes.sum()))
+            return self, [every]
         counts = np.bincount(self.partitions)
         present = np.flatnonzero(counts)
         rows = self
@@ -186,7 +195,7 @@ class _Routed:
         starts = ends - counts[present]
         taken = np.add.reduceat(rows.sizes, starts)
         places = (present.tolist(), starts.tolist(), ends.tolist(), taken.tolist())
-        return rows, list(zip(*places, strict=True))
+        return rows, list(map(_PartitionRows, *places))
 
     def part(self, start: int, end: int) -> "_Routed":
         partitions = (

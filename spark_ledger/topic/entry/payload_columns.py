@@ -6,6 +6,8 @@ that the schema declares NOT NULL. Work is done on whole columns: a column that 
 is passed on as it is, and a nested column keeps the buffers of its parts that do not change.
 """
 
+from typing import NamedTuple
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -105,12 +107,19 @@ def _map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
     return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=_gone(column))
 
 
-def _offsets(column: pa.Array) -> tuple[pa.Array, int, int]:
+class _Offsets(NamedTuple):
     """The positions at which each row's values begin, counted from those of the first row; and the
     positions at which the values of all rows begin and end among the values of the column."""
+
+    offsets: pa.Array
+    first: int
+    last: int
+
+
+def _offsets(column: pa.Array) -> _Offsets:
     offsets = column.offsets
     first, last = offsets[0].as_py(), offsets[-1].as_py()
-    return pc.subtract(offsets, offsets[0]), first, last
+    return _Offsets(pc.subtract(offsets, offsets[0]), first, last)
 
 
 def _gone(column: pa.Array) -> pa.BooleanArray | None:

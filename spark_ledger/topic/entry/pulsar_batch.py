@@ -364,11 +364,18 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
         raise errors.BadEntry(f"an entry of {total} messages declares {rows} rows")
 
 
-def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int, int]]:
-    """The producers of an entry's batches and the last sequence id of each, in the order of their
-    last batches; a chunked message counts with its last chunk. The batches are of a topic with
-    deduplication: the sequence ids of a producer rise, so as a rule only its last batch is read.
-    The third of each: how many messages were walked for it. Raises errors.BadEntry."""
+class LastOfProducer(NamedTuple):
+    """The last sequence id of a producer; `walked`: how many messages were walked to find it."""
+
+    producer_name: str
+    sequence_id: int
+    walked: int
+
+
+def producers_of(body: memoryview, rows: int) -> Iterator[LastOfProducer]:
+    """The producers of an entry's batches, in the order of their last batches; a chunked message
+    counts with its last chunk. The batches are of a topic with deduplication: the sequence ids of a
+    producer rise, so as a rule only its last batch is read. Raises errors.BadEntry."""
     last = dict[bytes | int, memoryview]()
     for number, (_, data) in enumerate(unframed(body, rows)):
         if data[:2] != _EARLIER_BEGINS:
@@ -378,7 +385,7 @@ def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int, int]]:
     for data in last.values():
         batch = parse(chunk_in(data) if is_last_chunk(data) else data)
         walked = batch.messages if batch.walks else 0
-        yield batch.metadata.producer_name, batch.last_sequence_id, walked
+        yield LastOfProducer(batch.metadata.producer_name, batch.last_sequence_id, walked)
 
 
 def _name_of(data: memoryview) -> bytes:

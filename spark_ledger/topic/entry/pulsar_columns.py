@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -435,6 +435,22 @@ def _chain(begins: Places, nexts: Places, messages: int, total: int) -> Places:
     return np.array(real, dtype=np.int64)
 
 
+class _Heads(NamedTuple):
+    """The tags at some positions, the numbers after them, and the positions after these."""
+
+    tags: Places
+    values: Places
+    nexts: Places
+
+
+class _Properties(NamedTuple):
+    """Of each property its message, position and size."""
+
+    owners: Places
+    starts: Places
+    sizes: Places
+
+
 class _Fields:
     """The next field of each of many pieces of metadata, which end at `ends`: its tag in `tags`,
     and in `values` the number after the tag, a size if the field is delimited."""
@@ -481,24 +497,24 @@ class _Fields:
         if not bool((self.at == self.ends).all()):
             raise Odd
 
-    def _read(self, at: Places, ends: Places) -> tuple[Places, Places, Places]:
-        """The tags at these positions, the numbers after them, and the positions after these."""
+    def _read(self, at: Places, ends: Places) -> _Heads:
+        """The heads of fields at these positions."""
         inside = at < ends
         if not bool(inside.any()):
             nothing = np.zeros(len(at), dtype=np.int64)
-            return nothing, nothing, at
+            return _Heads(nothing, nothing, at)
         words = self._words[np.minimum(at, len(self._words) - 1)]
         tags = (words & np.uint64(0xFF)).view(np.int64)
         tags *= inside  # _NO_TAG past the end
         rest = words >> np.uint64(8)
         if not bool((rest & np.uint64(0x80)).any()):  # numbers of one byte each, as is usual
-            return tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2
+            return _Heads(tags, (rest & np.uint64(0x7F)).view(np.int64), at + 2)
         stop = ~rest & _STOPS
         below = (stop & (~stop + np.uint64(1))) - np.uint64(1)  # the bits below the first stop
         nexts = at + 2 + (np.bitwise_count(below) >> 3)
         if not bool(stop.all()):
             tags[inside & (stop == 0)] = _TOO_LONG
-        return tags, _number(rest & below & _SEVENS).view(np.int64), nexts
+        return _Heads(tags, _number(rest & below & _SEVENS).view(np.int64), nexts)
 
 
 def _number(sevens: Words) -> Words:
@@ -511,9 +527,9 @@ def _number(sevens: Words) -> Words:
     return (made & low) | ((made & high) >> np.uint64(4))
 
 
-def _properties(fields: _Fields, *, kept: bool) -> tuple[Places, Places, Places]:
-    """Take all properties; return of each its message, position and size, nothing unless `kept`."""
-    by_round: list[tuple[Places, Places, Places]] = []
+def _properties(fields: _Fields, *, kept: bool) -> _Properties:
+    """Take all properties; return them if `kept`."""
+    by_round: list[_Properties] = []
     rounds = 0
     while bool((fields.tags == _PROPERTIES).any()):
         rounds += 1
@@ -522,12 +538,11 @@ def _properties(fields: _Fields, *, kept: bool) -> tuple[Places, Places, Places]
         sizes, has = fields.take(_PROPERTIES)
         if kept:
             owners = np.flatnonzero(has)
-            by_round.append((owners, fields.span[owners], sizes[owners]))
+            by_round.append(_Properties(owners, fields.span[owners], sizes[owners]))
     if not by_round:
         nothing = np.zeros(0, dtype=np.int64)
-        return nothing, nothing, nothing
-    owners, starts, sizes = (np.concatenate(parts) for parts in zip(*by_round, strict=True))
-    return owners, starts, sizes
+        return _Properties(nothing, nothing, nothing)
+    return _Properties(*(np.concatenate(parts) for parts in zip(*by_round, strict=True)))
 
 
 def _pairs(

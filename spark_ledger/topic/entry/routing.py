@@ -12,7 +12,7 @@ import base64
 import zlib
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +107,7 @@ class Router:
             keys, self.partitions, self._first, key_hashes(keys, hash_of), bits
         )
         if self.routing is Routing.CRC32:
-            partitions[_layout(keys)[1] == 0] = self._first
+            partitions[_layout(keys).lengths == 0] = self._first
         return partitions
 
     @property
@@ -278,16 +278,23 @@ def _murmur2_of(key: bytes, hashed: int, first_block: int) -> int:
     return hashed
 
 
-def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
+class _Layout(NamedTuple):
     """Where each value starts, how long it is (null: 0), and the bytes they are in."""
+
+    starts: Counts
+    lengths: Counts
+    content: Bytes
+
+
+def _layout(keys: pa.Array) -> _Layout:
     content, offsets = keys.buffers()[2], offsets_of(keys)
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     if keys.null_count:
         lengths[as_numpy(keys.is_null())] = 0
     if content is None:
-        return starts, lengths, np.zeros(0, dtype=np.uint8)
-    return starts, lengths, np.frombuffer(content, dtype=np.uint8)
+        return _Layout(starts, lengths, np.zeros(0, dtype=np.uint8))
+    return _Layout(starts, lengths, np.frombuffer(content, dtype=np.uint8))
 
 
 def _mix_blocks(

@@ -15,7 +15,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 INLINE = -1
 """The ledger id of a segment whose payloads are in the commit."""
@@ -104,6 +104,14 @@ class PlacedSegment:
     commit_ms: int
     times: CommitTimes = ()
     tokens: CommitTokens = field(default=(), compare=False)
+
+
+class OffsetRange(NamedTuple):
+    """Offsets [lo, hi) of a partition."""
+
+    partition: int
+    lo: int
+    hi: int
 
 
 @dataclass(frozen=True, slots=True)

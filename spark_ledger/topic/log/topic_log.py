@@ -22,6 +22,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -56,6 +57,14 @@ class _Missing(Exception):
 
 
 _log = logging.getLogger(__name__)
+
+
+class LoggedCommit(NamedTuple):
+    """A commit in the log; `created_ms`: when the store made its node."""
+
+    number: int
+    created_ms: int
+    commit: Commit
 
 
 class TopicLog:
@@ -131,9 +140,8 @@ class TopicLog:
         await self.store.sync(self._head_path)
         return await self._newest()
 
-    async def commits(self) -> AsyncIterator[tuple[int, int, Commit]]:
-        """The commits that are in the log, oldest first: the number, the time at which the store
-        made the node (ms), and the commit. Does not fold them. Raises as `fold`."""
+    async def commits(self) -> AsyncIterator[LoggedCommit]:
+        """The commits that are in the log, oldest first. Does not fold them. Raises as `fold`."""
         newest = await self.checkpointed()
         first = 0 if newest is None else newest.record.trimmed
         head = records.decode_head((await self._get(self._head_path)).value)
@@ -141,7 +149,7 @@ class TopicLog:
             node = await read(self.store, paths.topic_log(self.topic_id, number))
             if node is not None:  # else a newer checkpoint took its place
                 commit = await self._commit(records.decode_commit(node.value))
-                yield number, node.created_ms, commit
+                yield LoggedCommit(number, node.created_ms, commit)
 
     def note_trimmed(self, trimmed: int) -> None:
         """Commits below `trimmed` were deleted."""

@@ -247,13 +247,20 @@ def _lists(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
     return offsets - offsets[0], values
 
 
-def _entries(table: SegmentTable) -> tuple[Longs, Longs, Longs]:
+class _Entries(NamedTuple):
     """The positions at which the entries of each segment begin and the last ones end; the rows of
     each entry, and its id."""
+
+    at: Longs
+    rows: Longs
+    ids: Longs
+
+
+def _entries(table: SegmentTable) -> _Entries:
     counts_at, listed = _lists(table, "entry_rows")
     counted = table.counted
     if not bool(counted.any()):
-        return counts_at, listed, _entry_ids(table)
+        return _Entries(counts_at, listed, _entry_ids(table))
     entries, rows = table.entry_counts[counted], table.rows[counted]
     many = np.diff(counts_at)
     many[counted] = np.minimum(entries, COUNTED_PARTS)
@@ -268,7 +275,7 @@ def _entries(table: SegmentTable) -> tuple[Longs, Longs, Longs]:
     firsts = np.repeat(table.first_entries[counted], parts)
     counts[assumed] = (nth + 1) * rows // parts_each - nth * rows // parts_each
     ids[assumed] = firsts + nth * entries // parts_each
-    return counts_at, counts, ids
+    return _Entries(counts_at, counts, ids)
 
 
 def _entry_ids(table: SegmentTable) -> Longs:

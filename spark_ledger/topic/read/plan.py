@@ -74,7 +74,7 @@ class ReadTask:
     def bytes(self) -> int:
         """An estimate of the bytes to read."""
         live = 0 if self.live is None else (self.live.end - self.live.start) * LIVE_ROW_BYTES
-        return live + int(sum(_clipped(span, self.table)[2].sum() for span in self.spans))
+        return live + int(sum(_clipped(span, self.table).weights.sum() for span in self.spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +279,10 @@ class _Part:
         self._firsts = np.cumsum([0, *(span.end - span.first for span in spans)])
         self._table = table
         clipped = [_clipped(span, table) for span in spans]
-        self._los = np.concatenate([los for los, _, _ in clipped])
-        self._rows = np.concatenate([rows for _, rows, _ in clipped])
+        self._los = np.concatenate([part.los for part in clipped])
+        self._rows = np.concatenate([part.rows for part in clipped])
         self._weights = np.zeros(len(self._rows) + 1)
-        np.cumsum(np.concatenate([sizes for _, _, sizes in clipped]), out=self._weights[1:])
+        np.cumsum(np.concatenate([part.weights for part in clipped]), out=self._weights[1:])
 
     @property
     def weight(self) -> float:
@@ -335,8 +335,15 @@ class _Part:
         return nearest if within else cut
 
 
-def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
-    """First offset, rows and weight of each segment of the span, within the span."""
+class _Clipped(NamedTuple):
+    """First offset, rows and weight of each segment of a span, within the span."""
+
+    los: Longs
+    rows: Longs
+    weights: Floats
+
+
+def _clipped(span: Span, table: SegmentTable) -> _Clipped:
     segments = slice(span.first, span.end)
     bases, held, sizes = table.bases[segments], table.rows[segments], table.sizes[segments]
     los, rows = bases, held
@@ -344,7 +351,7 @@ def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
         los = np.maximum(bases, span.lo)
         rows = np.minimum(bases + held, span.hi) - los
         sizes = sizes * rows // held
-    return los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES)
+    return _Clipped(los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES))
 
 
 def _check(state: TopicState, ranges: Ranges) -> None:

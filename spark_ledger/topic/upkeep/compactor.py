@@ -44,7 +44,7 @@ from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.merge_encoding import (
     MergeEncoder,
     Runs,
-    Stored,
+    StoredRows,
     parts_of,
     times_with,
 )
@@ -334,7 +334,7 @@ async def merge(
     as reading and writing."""
     sender = client.sender(topic, intent)
     entries = MergeEncoder(task.merges, client.ledgers.config.entry_bytes_max)
-    stored: dict[int, list[Stored]] = {}
+    stored: dict[int, list[StoredRows]] = {}
     try:
         for read in task.reads:
             born_live = frozenset(read.table.ledgers[read.table.counted].tolist())
@@ -373,10 +373,10 @@ async def merge(
     return merged
 
 
-def _note_stored(fetched: FetchedEntry, stored: dict[int, list[Stored]]) -> None:
+def _note_stored(fetched: FetchedEntry, stored: dict[int, list[StoredRows]]) -> None:
     written_ms = decode_header(fetched.entry.payload).written_ms
     for partition, _, _, take, offset in fetched.pieces.tolist():
-        stored.setdefault(partition, []).append((offset, take, written_ms))
+        stored.setdefault(partition, []).append(StoredRows(offset, take, written_ms))
 
 
 class MergePace:

@@ -12,6 +12,7 @@ on misses no row.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +64,16 @@ class Copied:
     written_ms: int
 
 
-Stored = tuple[int, int, int]
-"""An offset, a number of rows from there on, and the time at which they were stored."""
+class StoredRows(NamedTuple):
+    """Rows from an offset on, and the time at which they were stored."""
+
+    offset: int
+    rows: int
+    stored_ms: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.rows
 
 
 def parts_of(fetched: FetchedEntry) -> Iterator[Block | Copied]:
@@ -147,7 +156,7 @@ class BatchCopies:
         return EncodedEntry((share,), held.written_ms, body, batches=True, chunks=held.chunks)
 
 
-def times_with(merge: Merge, stored: Iterable[Stored]) -> CommitTimes:
+def times_with(merge: Merge, stored: Iterable[StoredRows]) -> CommitTimes:
     """The commit times of the merge's rows from its plan, replaced by the times in `stored` for
     rows that were stored earlier. Times never fall."""
     times = np.repeat(
@@ -163,13 +172,13 @@ def times_with(merge: Merge, stored: Iterable[Stored]) -> CommitTimes:
     return tuple(zip(counts.tolist(), times[firsts].tolist(), strict=True))
 
 
-def _few(stored: list[Stored]) -> Iterator[Stored]:
+def _few(stored: list[StoredRows]) -> Iterator[StoredRows]:
     """Joins neighbours, each group with the last of its times. There are STORED_TIMES_MAX groups at
     most, or a few more if other rows are between them."""
     size = -(-len(stored) // STORED_TIMES_MAX)
-    held: list[Stored] = []
+    held: list[StoredRows] = []
     for run in stored:
-        apart = bool(held) and held[-1][0] + held[-1][1] != run[0]
+        apart = bool(held) and held[-1].end != run.offset
         if apart or len(held) >= size:
             yield _joined(held)
             held = []
@@ -178,9 +187,9 @@ def _few(stored: list[Stored]) -> Iterator[Stored]:
         yield _joined(held)
 
 
-def _joined(held: list[Stored]) -> Stored:
-    start = held[0][0]
-    return start, held[-1][0] + held[-1][1] - start, max(ms for _, _, ms in held)
+def _joined(held: list[StoredRows]) -> StoredRows:
+    start = held[0].offset
+    return StoredRows(start, held[-1].end - start, max(run.stored_ms for run in held))
 
 
 class MergeEncoder:

@@ -12,6 +12,7 @@ and last commit time, so at most one chunk a partition is read: the one with the
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,8 +48,9 @@ def chunks_needed(
     state: TopicState, policies: TopicPolicies, now_ms: int, holds: Points = NO_HOLDS
 ) -> list[TableChunk]:
     """The chunks that `trim_points` needs."""
-    edges = (_edge(held, _Limits.of(policies, now_ms), holds) for held in state.partitions)
-    sources = (edge.source for _, edge, _ in edges if edge is not None)
+    limits = _Limits.of(policies, now_ms)
+    edges = (_edge(held, limits, holds).interval for held in state.partitions)
+    sources = (interval.source for interval in edges if interval is not None)
     return list(dict.fromkeys(source for source in sources if isinstance(source, TableChunk)))
 
 
@@ -71,9 +73,25 @@ def trim_points(
     return {p: to for p, to in points.items() if to > state.partitions[p].start_offset}
 
 
-def _edge(held: PartitionState, limits: _Limits, holds: Points) -> tuple[int, Interval | None, int]:
+class _Edge(NamedTuple):
     """The end of the intervals that go as a whole; the next interval, if a part of it may go; the
-    bytes after that. A hole has no rows to keep: it goes with the interval before it."""
+    bytes after that."""
+
+    point: int
+    interval: Interval | None
+    bytes_after: int
+
+
+class _SegmentEnd(NamedTuple):
+    """The end of a segment, its commit's time, the bytes after it."""
+
+    end: int
+    last_ms: int
+    bytes_after: int
+
+
+def _edge(held: PartitionState, limits: _Limits, holds: Points) -> _Edge:
+    """A hole has no rows to keep: it goes with the interval before it."""
     top = _top(held, holds)
     left = sum(interval.bytes for interval in held.intervals)
     point = held.start_offset
@@ -83,9 +101,9 @@ def _edge(held: PartitionState, limits: _Limits, holds: Points) -> tuple[int, In
         goes = is_hole or limits.let_go(interval.last_ms, left)
         if not goes or interval.hi > top:
             partly = interval.lo < top and limits.let_go(interval.first_ms, left + interval.bytes)
-            return point, interval if partly and not is_hole else None, left
+            return _Edge(point, interval if partly and not is_hole else None, left)
         point = interval.hi
-    return point, None, left
+    return _Edge(point, None, left)
 
 
 def _point(held: PartitionState, limits: _Limits, holds: Points, read: Tables) -> int:
@@ -105,15 +123,15 @@ def _top(held: PartitionState, holds: Points) -> int:
 
 def _segments(
     held: PartitionState, edge: Interval, left: int, read: Tables
-) -> Iterator[tuple[int, int, int]]:
-    """For each segment of the interval: its end, its commit's time, the bytes after it."""
+) -> Iterator[_SegmentEnd]:
+    """The ends of the interval's segments."""
     part = _table(edge, read).between(held.number, edge.lo, edge.hi)
     ends = np.minimum(part.ends, edge.hi)
     kept = ends - np.maximum(part.bases, edge.lo)
     after = np.cumsum(part.sizes * kept // part.rows)
     total = int(after[-1])
     for i in range(len(part)):
-        yield int(ends[i]), int(part.commits_ms[i]), left + total - int(after[i])
+        yield _SegmentEnd(int(ends[i]), int(part.commits_ms[i]), left + total - int(after[i]))
 
 
 def _table(interval: Interval, read: Tables) -> SegmentTable:
