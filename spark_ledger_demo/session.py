@@ -267,8 +267,7 @@ def check(spark: SparkSession, settings: Settings, heard: Heard) -> None:
     table = spark.read.format("delta").load(settings["table"]).toArrow()
     for result in _checks(spark, settings, table):
         worker.report("check", **asdict(result))
-    rows, size, seconds = _read_rate(spark, settings)
-    worker.report("read", rows=rows, bytes=size, seconds=seconds)
+    _report_read_rate(spark, settings)
     for what, path in flights.save(table, Path(settings["output"])).items():
         worker.report("saved", what=what, path=str(path))
 
@@ -284,8 +283,8 @@ def _read_topic(spark: SparkSession, settings: Settings, topic: str, schema: str
     )
 
 
-def _read_rate(spark: SparkSession, settings: Settings) -> tuple[int, int, float]:
-    """(rows, bytes of keys and values, seconds) of one batch read of the topic `flights`."""
+def _report_read_rate(spark: SparkSession, settings: Settings) -> None:
+    """Report rows, bytes of keys and values, and seconds of one batch read of `flights`."""
     started = time.monotonic()
     totals = (
         _ledger(spark.read, settings, "flights")
@@ -295,7 +294,7 @@ def _read_rate(spark: SparkSession, settings: Settings) -> tuple[int, int, float
     )
     assert totals
     rows, size = totals
-    return rows, size, time.monotonic() - started
+    worker.report("read", rows=rows, bytes=size, seconds=time.monotonic() - started)
 
 
 def _checks(spark: SparkSession, settings: Settings, table: pa.Table) -> list[FlightCheck]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import SharedTasks, cancel
@@ -92,6 +92,14 @@ class StoreClock:
         if samples:
             _, self._off_ms = min(samples)
             self._measured_s = now_s
+
+
+class NamedPartition(NamedTuple):
+    """A partition of a topic, and how many there are."""
+
+    info: TopicInfo
+    number: int
+    partitions: int
 
 
 class Broker:
@@ -341,9 +349,8 @@ class Broker:
             does = "starting" if self._starting else "stopping"
             raise Refusal(ServerError.SERVICE_NOT_READY, f"the broker is {does}")
 
-    async def _named(self, name: PartitionName, *, create: bool) -> tuple[TopicInfo, int, int]:
-        """The topic, the partition's number (of a name without one: the only one's), and how many
-        there are. Raises as `find`."""
+    async def _named(self, name: PartitionName, *, create: bool) -> NamedPartition:
+        """The partition; of a name without its number the topic's only one. Raises as `find`."""
         self._check_open()
         number = name.partition
         info = await self.find(name.topic, create=create and number is None)
@@ -358,7 +365,7 @@ class Broker:
                 ServerError.TOPIC_NOT_FOUND,
                 f"topic {info.name} has {count} partitions, not partition {number}",
             )
-        return info, number, count
+        return NamedPartition(info, number, count)
 
     async def _topic(self, info: TopicInfo) -> OwnedTopic:
         return await self._topics.result(info.id, lambda: self._open(info))

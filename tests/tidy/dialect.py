@@ -124,16 +124,6 @@ def pages() -> list[str]:
     return [path for path in tracked_files() if path.endswith(".md")]
 
 
-def class_names_twice(*folders: str) -> dict[str, list[str]]:
-    """Public classes of one name in several files, and the files."""
-    where: dict[str, list[str]] = {}
-    for source in sources(*folders):
-        for node in source.nodes:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                where.setdefault(node.name, []).append(source.path)
-    return {name: paths for name, paths in sorted(where.items()) if len(paths) > 1}
-
-
 def main(*folders: str) -> None:
     if folders:
         counted = words(*folders)
@@ -148,8 +138,6 @@ def main(*folders: str) -> None:
             f"{room:32} {len(counted.ruled_out):5} words in {counted.prose_lines:6} lines"
             f" ({counted.per_thousand:5.1f}), {len(counted.bindings):4} bindings"
         )
-    twice = class_names_twice(*PACKAGES)
-    print(f"{len(twice)} public class names in several files: {', '.join(twice)}")
 
 
 def room_of(path: str) -> str:

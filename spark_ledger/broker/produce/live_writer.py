@@ -44,8 +44,8 @@ from spark_ledger.broker.owner.topic_commits import (
 from spark_ledger.broker.produce.waiting import (
     Changes,
     Chunk,
-    Entry,
     Joining,
+    PendingEntry,
     SequenceIds,
     Undecided,
     Waiting,
@@ -92,7 +92,7 @@ class LiveWriter:
         self._ids, self._joining = SequenceIds(), Joining(ENTRY_BYTES_MAX)
         self._queue: deque[Waiting] = deque()
         self._late: deque[Waiting] = deque()  # what came while it was given up
-        self._inflight: deque[Entry] = deque()
+        self._inflight: deque[PendingEntry] = deque()
         self._gone: dict[object, None] = {}  # producers that are, of which something is under way
         self._decided = Changes()  # something is stored, or fails
         self._runs = Undecided()  # of the three queues above
@@ -301,7 +301,7 @@ class LiveWriter:
         if acked.done() and isinstance(failure := acked.exception(), errors.LedgerError):
             writer.abandon(failure)  # else the entries after it had its id
         acked.add_done_callback(lambda _: self._wake.set())
-        self._inflight.append(Entry(runs, rows, rowless, acked))
+        self._inflight.append(PendingEntry(runs, rows, rowless, acked))
         self._entries += 1
         self._sent += rows
         self._rowless = rowless
@@ -335,7 +335,7 @@ class LiveWriter:
             self._is_stored(inflight.popleft())
         self._decided.tell()
 
-    def _is_stored(self, entry: Entry) -> None:
+    def _is_stored(self, entry: PendingEntry) -> None:
         offset = self.open_end.end
         self._runs.remove(entry.runs)
         self.open_end.confirm(entry.rows)

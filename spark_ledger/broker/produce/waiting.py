@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
@@ -85,7 +85,7 @@ class Waiting(Protocol):
 
 
 @dataclass(slots=True)
-class Entry:
+class PendingEntry:
     """An entry under way, with its runs. `rowless`: the offsets without a row in its segment,
     including those of this entry."""
 
@@ -99,9 +99,17 @@ class Entry:
         self.acked.add_done_callback(lambda acked: acked.cancelled() or acked.exception())
 
 
-def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, int]:
-    """The runs of the next entry, from the head of the queue, with their bytes and messages: one
-    run of any size, several within `bytes_max` and the limits above, or a chunk by itself."""
+class TakenRuns(NamedTuple):
+    """The runs of an entry, with their bytes and messages."""
+
+    runs: list[Waiting]
+    size: int
+    rows: int
+
+
+def taken(queue: deque[Waiting], bytes_max: int) -> TakenRuns:
+    """The runs of the next entry, from the head of the queue: one run of any size, several within
+    `bytes_max` and the limits above, or a chunk by itself."""
     runs = [queue.popleft()]
     size, rows, unpacked = runs[0].size, runs[0].messages, runs[0].unpacked
     while (
@@ -116,7 +124,7 @@ def taken(queue: deque[Waiting], bytes_max: int) -> tuple[list[Waiting], int, in
         size += runs[-1].size
         unpacked += runs[-1].unpacked
         rows += runs[-1].messages
-    return runs, size, rows
+    return TakenRuns(runs, size, rows)
 
 
 class Joining:
@@ -126,7 +134,7 @@ class Joining:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
 
-    def refused(self, entries: Sequence[Entry], entry_id: int) -> list[object]:
+    def refused(self, entries: Sequence[PendingEntry], entry_id: int) -> list[object]:
         """`entries` are not stored; the first has that id. If the first was refused as too large
         and holds one run, that run fails here. Returns the run's producer, which is to send again
         what follows the run: without the failed chunk the later ones make no message."""
@@ -227,7 +235,7 @@ def without(
     queue: deque[Waiting],
     gone: Collection[object],
     ids: "SequenceIds | None",
-    sent: Iterable[Entry],
+    sent: Iterable[PendingEntry],
 ) -> tuple[deque[Waiting], list[Waiting]]:
     """The queue without the runs of producers that have gone, and the runs taken out; entries that
     are `sent` stay. With `ids`, runs of other producers under the same names are taken out too:
