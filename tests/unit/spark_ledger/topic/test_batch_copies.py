@@ -11,7 +11,7 @@ from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.seek_target import CommittedSince, exactly
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.compactor import compact
-from spark_ledger.topic.upkeep.merge_encoding import times_with
+from spark_ledger.topic.upkeep.merge_encoding import StoredRows, times_with
 from spark_ledger.topic.upkeep.merge_plan import Merge
 from tests.kit.pulsar_batches import batch_of, message
 from tests.unit.spark_ledger.topic.stage import play
@@ -126,7 +126,7 @@ def test_a_time_means_the_same_row_after_rows_born_live_were_merged():
 
 def test_of_many_times_a_merge_keeps_some_each_the_last_of_its_stretch():
     planned = Merge(0, 100, 1150, 2, 1, (7,), ((1000, 9985), (50, 11_000)))
-    stored = [(100 + n, 1, 10 * n) for n in range(1000)]
+    stored = [StoredRows(100 + n, 1, 10 * n) for n in range(1000)]
     runs = times_with(planned, stored)
     assert sum(rows for rows, _ in runs) == 1050
     assert len(runs) == 251
