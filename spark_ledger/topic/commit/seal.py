@@ -223,9 +223,10 @@ async def note_producers(payload: Buffer, producers: dict[str, int]) -> None:
     if header.batches:
         body = memoryview(payload)[header.body_at :]
         work = 0
-        for name, last, walked in pulsar_batch.producers_of(body, header.rows):
+        for batch in pulsar_batch.producers_of(body, header.rows):
+            name, last = batch.metadata.producer_name, batch.last_sequence_id
             producers[name] = max(last, producers.pop(name, last))
-            work += walked + MESSAGES_OF_A_BATCH
+            work += (batch.messages if batch.walks else 0) + MESSAGES_OF_A_BATCH
             if work >= STEP_MESSAGES:
                 await asyncio.sleep(0)
                 work = 0

@@ -364,18 +364,10 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
         raise errors.BadEntry(f"an entry of {total} messages declares {rows} rows")
 
 
-class LastOfProducer(NamedTuple):
-    """The last sequence id of a producer; `walked`: how many messages were walked to find it."""
-
-    producer_name: str
-    sequence_id: int
-    walked: int
-
-
-def producers_of(body: memoryview, rows: int) -> Iterator[LastOfProducer]:
-    """The producers of an entry's batches, in the order of their last batches; a chunked message
-    counts with its last chunk. The batches are of a topic with deduplication: the sequence ids of a
-    producer rise, so as a rule only its last batch is read. Raises errors.BadEntry."""
+def producers_of(body: memoryview, rows: int) -> Iterator[Batch]:
+    """The last batch of each producer of an entry, in their order; a chunked message counts with
+    its last chunk. The batches are of a topic with deduplication: the sequence ids of a producer
+    rise, so as a rule only its last batch is read. Raises errors.BadEntry."""
     last = dict[bytes | int, memoryview]()
     for number, (_, data) in enumerate(unframed(body, rows)):
         if data[:2] != _EARLIER_BEGINS:
@@ -383,9 +375,7 @@ def producers_of(body: memoryview, rows: int) -> Iterator[LastOfProducer]:
             last.pop(name, None)
             last[name] = data
     for data in last.values():
-        batch = parse(chunk_in(data) if is_last_chunk(data) else data)
-        walked = batch.messages if batch.walks else 0
-        yield LastOfProducer(batch.metadata.producer_name, batch.last_sequence_id, walked)
+        yield parse(chunk_in(data) if is_last_chunk(data) else data)
 
 
 def _name_of(data: memoryview) -> bytes:
