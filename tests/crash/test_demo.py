@@ -4,18 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.crash.procfs import command_line, processes
+from tests.crash.leftovers import assert_nothing_left, marked
 from tests.kit import jvm
 from tests.kit.processes import as_from_a_terminal
 
 DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
 TIMEOUT_S = 480
-GONE_S = 120
 
 
 def start(output: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -29,27 +27,6 @@ def start(output: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
         preexec_fn=as_from_a_terminal,
     )
-
-
-def marked(output: Path) -> dict[int, bytes]:
-    """Processes that come from that demo, by pid."""
-    mark = f"DEMO_MARK={output}\0".encode()
-    found = {}
-    for pid, _parent in processes():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if mark in environment + b"\0":
-            found[pid] = command_line(pid)
-    return found
-
-
-def assert_nothing_left(output: Path) -> None:
-    until = time.monotonic() + GONE_S
-    while marked(output) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not marked(output)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_ledger_demo.notebook.source import read_notebook
-from tests.crash.test_demo import assert_nothing_left
+from tests.crash.leftovers import assert_nothing_left
 from tests.kit import jvm
 
 ROOT = Path(__file__).resolve().parents[2]

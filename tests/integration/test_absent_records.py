@@ -11,7 +11,7 @@ import pulsar
 import spark_ledger
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
-from tests.integration.test_cli import succeeds
+from tests.kit.cli import succeeds
 from tests.kit.processes import eventually
 
 SETTINGS: dict[str, object] = {

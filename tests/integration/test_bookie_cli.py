@@ -8,7 +8,7 @@ import pytest
 from bookie_server import __version__
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import free_port
-from tests.integration.test_cli import fails, succeeds
+from tests.kit.cli import fails, succeeds
 from tests.kit.processes import eventually
 
 

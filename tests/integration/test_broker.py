@@ -7,100 +7,27 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
 
 import pulsar
 import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.owned_topic import LET_GO_S
+from spark_ledger.broker.dispatch.subscriptions import LET_GO_S
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.local.processes import LocalBroker
 from spark_ledger.topic import blocking
-from spark_ledger.topic.commit.commit import TxnKey
-from spark_ledger.topic.entry.message_batch import TYPES, column_of
 from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.consumer_cursors import WRITTEN_S
 from spark_ledger.topic.upkeep.admin import TopicAdmin
-from spark_ledger.topic.write import TaskSettings
-from tests.integration.test_store_contract import frozen
+from tests.integration.frozen import frozen
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected, rows_of, sealed, write
 from tests.kit.processes import eventually
-from tests.kit.rows import parts_of
 
 CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
-TIMEOUT_MS = 60_000
 SPREAD = 16  # topics: that all fall on one of two brokers happens to nobody
-
-
-@pytest.fixture
-def name():
-    return f"t-{uuid.uuid4()}"
-
-
-@pytest.fixture
-def topics(cluster):
-    return blocking.topics(cluster.service_url)
-
-
-@contextmanager
-def connected(url, **settings):
-    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    client = pulsar.Client(url, logger=quiet, operation_timeout_seconds=30, **settings)
-    try:
-        yield client
-    finally:
-        with suppress(pulsar.AlreadyClosed):  # it tells of a fenced producer, then forgets it
-            client.close()
-
-
-@pytest.fixture
-def client(cluster):
-    with connected(cluster.broker_url) as one:
-        yield one
-
-
-def rows_of(topics, name):
-    """(offset, row, published ms) of all that is committed, by partition, once all is sealed or
-    not: what is live is looked up by another reader."""
-    info = topics.run(topics.client.topics.open(name))
-    state = topics.run(topics.client.log(info.id).fold(fresh=True))
-    ranges = {p: (0, end) for p, end in state.end_offsets().items()}
-    found = {p: [] for p in ranges}
-    for task in plan_read(state, ranges):
-        for block in topics.read(task):
-            for part in parts_of(block):
-                columns = [column_of(part.record_batch, one).to_pylist() for one in TYPES]
-                rows = zip(*columns, part.each_ms().tolist(), strict=True)
-                found[part.partition] += enumerate(rows, part.offset)
-    return found
-
-
-def sealed(topics, name):
-    """A batch's commit brings all that was sent before it into commits."""
-    write(topics, name, [b"end"] * 40)
-
-
-def write(topics, name, values, keys=None, event_times_us=None):
-    """A batch as Spark writes it."""
-    info = topics.run(topics.client.topics.open(name))
-    app = str(uuid.uuid4())
-    intent = topics.run(topics.client.intents.open_batch_intent(app, "run", info.id, random=True))
-    settings = TaskSettings(inline_bytes_max=0)
-    partitions = len(topics.run(topics.client.log(info.id).fold(fresh=True)).partitions)
-    event_times = event_times_us and pa.array(event_times_us, TYPES["event_time"])
-    task = topics.task_writer(info, intent, task_index=0, partitions=partitions, settings=settings)
-    task.write(
-        pa.array(keys or [b"%d" % i for i in range(len(values))], pa.binary()),
-        pa.array(values, pa.binary()),
-        headers=pa.array([[{"key": "from", "value": b"spark"}]] * len(values), TYPES["headers"]),
-        event_times=event_times,
-    )
-    txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-    topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
 
 
 def received(consumer, count):

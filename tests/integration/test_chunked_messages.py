@@ -12,19 +12,9 @@ from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.cli.nodes import alive
 from spark_ledger.topic import blocking
-from tests.integration.test_broker import (
-    TIMEOUT_MS,
-    client,
-    connected,
-    name,
-    rows_of,
-    sealed,
-    topics,
-)
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected, rows_of, sealed
 from tests.kit.processes import eventually
 from tests.kit.pulsar_batches import chunked
-
-__all__ = ["client", "name", "topics"]
 
 
 @pytest.mark.parametrize("codec", ["NONE", "LZ4"])

@@ -19,46 +19,13 @@ from spark_ledger.local import LocalCluster, background
 from spark_ledger.local.processes import free_port
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
-from tests.kit import commands
+from tests.kit.cli import fails, spark_ledger, succeeds
 from tests.kit.loop_task import LoopTask
 from tests.kit.processes import alive, descendants, eventually
-
-TIMEOUT_S = 120
-
-
-def spark_ledger(
-    *arguments: object, env: dict[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    words = [str(each) for each in arguments]
-    if env is None:
-        return commands.server().run(words, TIMEOUT_S)
-    return subprocess.run(
-        [sys.executable, "-m", commands.MODULE, *words],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, **env},
-    )
-
-
-def succeeds(*arguments: object, env: dict[str, str] | None = None) -> str:
-    ended = spark_ledger(*arguments, env=env)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def comm(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text()
-
-
-def fails(*arguments: object, env: dict[str, str] | None = None) -> str:
-    """What is said on standard error: one line, and nothing on standard output."""
-    ended = spark_ledger(*arguments, env=env)
-    assert ended.returncode != 0
-    assert ended.stdout == ""
-    assert ended.stderr.count("\n") == 1, ended.stderr
-    return ended.stderr
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBroker
+from tests.integration.broker_stage import Stage
 from tests.integration.proxy import Proxy
-from tests.integration.test_broker import TIMEOUT_MS, connected
-from tests.integration.test_brokers import Stage
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected
 from tests.kit.processes import eventually
 
 LET_GO_S = 5.0

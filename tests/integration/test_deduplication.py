@@ -6,7 +6,7 @@ import pulsar
 
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
-from tests.integration.test_broker import TIMEOUT_MS, connected
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected
 
 
 def test_a_producer_goes_on_after_the_last_message_of_its_last_batch(cluster):

@@ -12,7 +12,7 @@ import pytest
 from spark_ledger import net
 from spark_ledger.client.admin import Admin
 from spark_ledger.local import LocalCluster, processes
-from tests.integration.test_broker import connected
+from tests.integration.pulsar_clients import connected
 from tests.kit.processes import eventually
 
 DESCRIPTORS, IDLE = 512, 1200

@@ -11,7 +11,7 @@ from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError
 from spark_ledger.local import LocalCluster
 from tests.integration.small_disk import SmallDiskBookie, why_impossible
-from tests.integration.test_cli import fails, succeeds
+from tests.kit.cli import fails, succeeds
 from tests.kit.processes import eventually
 
 MIB = 1 << 20

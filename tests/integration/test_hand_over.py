@@ -11,7 +11,7 @@ import pytest
 from spark_ledger.local.processes import LocalBroker
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
-from tests.integration.test_broker import connected, rows_of
+from tests.integration.pulsar_clients import connected, rows_of
 from tests.kit.processes import eventually
 
 PARTITIONS = 2

@@ -3,7 +3,6 @@ RocksDB calls corrupt costs its directory, or makes the node read-only and says 
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from bookie_server.api.status import Status
@@ -12,49 +11,19 @@ from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
-from spark_ledger.repair.limbo import listed
-from tests.integration.test_cli import spark_ledger, succeeds
+from tests.integration.damage import (
+    PAYLOADS,
+    SETTINGS,
+    flip_in_the_entry_log,
+    in_limbo,
+    is_flushed,
+    write,
+)
+from tests.kit.cli import spark_ledger, succeeds
 from tests.kit.processes import eventually
 
-SETTINGS: dict[str, object] = {"flush_interval_s": 0.2, "limbo_check_s": 600, "refresh_s": 600}
-PAYLOADS = [b"payload %03d " % number * 40 for number in range(30)]
 LEDGERS, BIG = 8, 1000
 BLOCK_BYTES = 4096  # of a table
-
-
-def write(client: LedgerClient, count: int = 1) -> list[int]:
-    """Closed ledgers of PAYLOADS on all three bookies."""
-    found = []
-    for _ in range(count):
-        with client.create_ledger(3, 3, 2) as writer:
-            for payload in PAYLOADS:
-                writer.append(payload)
-        found.append(writer.ledger_id)
-    return found
-
-
-def files(bookie: LocalBookie, pattern: str) -> list[Path]:
-    return sorted(Path(bookie.folder).rglob(pattern))
-
-
-def flip_in_the_entry_log(bookie: LocalBookie, payload: bytes) -> None:
-    """One byte of every copy of the entry."""
-    for path in files(bookie, "entrylog/*.log"):
-        data = path.read_bytes()
-        for at in _places(data, payload):
-            with path.open("r+b") as file:
-                file.seek(at + 7)
-                file.write(bytes([data[at + 7] ^ 1]))
-
-
-def _places(data: bytes, wanted: bytes) -> Iterator[int]:
-    at = -1
-    while (at := data.find(wanted, at + 1)) >= 0:
-        yield at
-
-
-def is_flushed(bookie: LocalBookie, payload: bytes) -> bool:
-    return any(payload in path.read_bytes() for path in files(bookie, "entrylog/*.log"))
 
 
 def recover(cluster: LocalCluster, ledger_id: int) -> dict[str, dict]:
@@ -69,11 +38,6 @@ def by_itself(cluster: LocalCluster, bookie: LocalBookie, ledger_id: int) -> lis
     asked = bookies.read(bookie.id, ledger_id, 0, len(PAYLOADS) - 1, max_bytes=1 << 20)
     response = background_loop().run(asked)
     return [response.status, *(result.status for result in response.results)]
-
-
-def in_limbo(cluster: LocalCluster) -> dict[int, str]:
-    found = background_loop().run(listed(ledger_store(cluster.service_url).metadata))
-    return {one.ledger_id: one.bookie_id for one in found}
 
 
 def test_bookies_damaged_in_turn_and_recovered_after_each_lose_nothing_though_none_lists_it(

@@ -8,7 +8,7 @@ import time
 import pulsar
 import pytest
 
-from tests.integration.test_broker import TIMEOUT_MS, connected, name  # noqa: F401
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected
 
 AT_ONCE_S = 15.0
 """Five seconds for the client that hangs, and time on a busy machine."""
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def holder(cluster, name):  # noqa: F811
+def holder(cluster, name):
     """A process that has the topic's producer and the consumer of its subscription."""
     command = [sys.executable, "-c", HOLDER, cluster.broker_url, name]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -37,7 +37,7 @@ def holder(cluster, name):  # noqa: F811
 def test_a_client_that_hangs_loses_its_subscription_and_its_producer_to_who_asks(
     cluster,
     holder,
-    name,  # noqa: F811
+    name,
 ):
     with connected(cluster.broker_url) as client:
         with pytest.raises(pulsar.ConsumerBusy):

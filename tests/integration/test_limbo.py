@@ -10,7 +10,7 @@ import pytest
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBookie
-from tests.integration.test_cli import spark_ledger, succeeds
+from tests.kit.cli import spark_ledger, succeeds
 from tests.kit.processes import eventually
 
 SETTINGS: dict[str, object] = {"limbo_check_s": 0.5, "refresh_s": 1, "session_timeout_s": 2}

@@ -14,7 +14,7 @@ from spark_ledger.bookies import local_reads
 from spark_ledger.config import ClientConfig
 from spark_ledger.local import LocalCluster
 from spark_ledger.process import background_loop, connect, ledger_store
-from tests.integration.test_hidden_damage import files, flip_in_the_entry_log, in_limbo
+from tests.integration.damage import files, flip_in_the_entry_log, in_limbo
 from tests.kit.processes import eventually
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -15,7 +15,7 @@ from spark_ledger.local.maintenance import maintain
 from spark_ledger.local.processes import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.repair.limbo import listed
-from tests.integration.test_cli import succeeds
+from tests.kit.cli import succeeds
 from tests.kit.processes import eventually
 
 SETTINGS: dict[str, object] = {"disk_check_s": 0.2, "flush_interval_s": 0.2, "refresh_s": 600}

@@ -4,8 +4,8 @@ import json
 
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
-from tests.integration.test_autorecovery import heals, is_whole, ledger_of, record_of
-from tests.integration.test_cli import succeeds
+from tests.integration.healing import heals, is_whole, ledger_of, record_of
+from tests.kit.cli import succeeds
 
 HOSTS = ("127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3")
 PAYLOADS = [b"payload %d" % number for number in range(50)]

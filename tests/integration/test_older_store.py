@@ -1,11 +1,7 @@
 """ZooKeeper's folder copied and put back, with real parts: what was acknowledged and is still named
 is read, nothing is deleted, nothing is built on the older store before a person accepts it."""
 
-import asyncio
-import json
 import shutil
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,12 +13,11 @@ import pytest
 
 from spark_ledger import LedgerClient, errors
 from spark_ledger.local import LocalCluster
-from spark_ledger.metadata import hold
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH
-from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.topic import blocking
-from tests.integration.test_broker import connected
-from tests.integration.test_topics import read_all, write_and_commit
+from tests.integration.holds import command, registered, standing
+from tests.integration.pulsar_clients import connected
+from tests.integration.topic_rows import read_all, write_and_commit
 from tests.kit.processes import eventually
 
 SOON = {"gc_interval_s": 0.5, "tombstone_sweep_s": 0.5, "overreplicated_wait_s": 0.5}
@@ -54,32 +49,6 @@ class Copy:
         self._cluster.zookeeper.stop()
         act()
         self._cluster.zookeeper.start()
-
-
-def standing(cluster: LocalCluster) -> hold.StoreStatus:
-    async def ask() -> hold.StoreStatus:
-        store = await connect(cluster.service_url)
-        try:
-            return await hold.status(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(ask())
-
-
-def command(cluster: LocalCluster, *arguments: str) -> Any:
-    """What `spark-ledger ... --json` prints."""
-    words = [sys.executable, "-m", "spark_ledger.cli.main", *arguments, "--json"]
-    run = subprocess.run(
-        [*words, "--service-url", cluster.service_url], capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
-def registered(cluster: LocalCluster) -> int:
-    states = [bookie["state"] for bookie in command(cluster, "bookie", "list")]
-    return sum(state == "rw" for state in states)
 
 
 def test_a_store_put_back_while_all_runs_is_held_and_goes_on_after_accept(cluster, tmp_path):

@@ -11,8 +11,8 @@ import pytest
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.processes import LocalBookie
-from tests.integration.test_autorecovery import heals, is_whole, ledger_of, record_of
-from tests.integration.test_cli import fails, spark_ledger, succeeds
+from tests.integration.healing import heals, is_whole, ledger_of, record_of
+from tests.kit.cli import fails, spark_ledger, succeeds
 
 SETTINGS: dict[str, object] = {"session_timeout_s": 2, "limbo_check_s": 0.5}
 PAYLOADS = [b"payload %d" % number for number in range(30)]

@@ -19,7 +19,7 @@ from spark_ledger.spark.options.options import stream_write_options
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
 from spark_ledger.spark.write.topic_writers import Task
-from tests.integration.test_write_tasks import VALUE
+from tests.integration.topic_rows import VALUE
 from tests.kit.paths import functions_that_run, named
 from tests.kit.processes import eventually
 from tests.kit.settings import with_settings

@@ -3,7 +3,6 @@
 import json
 import time
 import urllib.request
-import uuid
 
 import pulsar
 import pulsar.schema
@@ -11,21 +10,10 @@ import pytest
 
 import spark_ledger
 from spark_ledger.topic import blocking
-from tests.integration.test_broker import connected, rows_of, write
+from tests.integration.pulsar_clients import connected, rows_of, write
 from tests.kit.processes import eventually
 
 TIMEOUT_MS = 30_000
-
-
-@pytest.fixture
-def name():
-    return f"t-{uuid.uuid4()}"
-
-
-@pytest.fixture
-def client(cluster):
-    with connected(cluster.broker_url) as one:
-        yield one
 
 
 @pytest.fixture

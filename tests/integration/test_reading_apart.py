@@ -5,13 +5,7 @@ import signal
 from spark_ledger import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.process import background_loop, ledger_store
-from tests.integration.test_hidden_damage import (
-    PAYLOADS,
-    SETTINGS,
-    flip_in_the_entry_log,
-    is_flushed,
-    write,
-)
+from tests.integration.damage import PAYLOADS, SETTINGS, flip_in_the_entry_log, is_flushed, write
 from tests.kit.processes import eventually
 
 

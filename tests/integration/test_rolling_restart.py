@@ -15,9 +15,9 @@ from bookie_server.__main__ import STOPPED
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.topic import blocking
-from tests.integration.test_autorecovery import all_records, heals, status
-from tests.integration.test_cli import succeeds
-from tests.integration.test_topics import read_all, write_and_commit
+from tests.integration.healing import all_records, heals, status
+from tests.integration.topic_rows import read_all, write_and_commit
+from tests.kit.cli import succeeds
 
 DELAY_S = 60
 BETWEEN_S = 0.005

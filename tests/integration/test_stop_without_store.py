@@ -7,7 +7,7 @@ import pulsar
 
 from bookie_server.__main__ import STOPPED
 from spark_ledger.local.processes import LocalBroker
-from tests.integration.test_broker import TIMEOUT_MS, connected
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected
 
 WITHIN_S = 4.5  # 3 s of patience, and a loaded machine
 

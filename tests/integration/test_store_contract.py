@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from kazoo.client import KazooClient
@@ -25,12 +23,11 @@ from spark_ledger.metadata.store import (
     StoreUnavailable,
 )
 from spark_ledger.metadata.zookeeper import HANDSHAKE_S, ZooKeeperStore, connect
+from tests.integration.frozen import T, frozen
 from tests.integration.proxy import Proxy
-from tests.kit.processes import descendants, eventually
 from tests.kit.store_contract import CONTRACT, PATIENCE_S, Bell
 
 _roots = itertools.count()
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -83,35 +80,6 @@ def test_a_closed_store_says_so(url: str) -> None:
             await store.create("/a")
 
     asyncio.run(scenario())
-
-
-def frozen(server: EmbeddedZooKeeper):
-    """The processes of the server take no step inside the with-block."""
-    return _Frozen(server)
-
-
-def _all_stopped(pid: int) -> bool:
-    tasks = [
-        task
-        for each in (pid, *descendants(pid))
-        for task in Path(f"/proc/{each}/task").glob("*/stat")
-    ]
-    try:
-        return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # one has just ended
-
-
-class _Frozen:
-    def __init__(self, server: EmbeddedZooKeeper) -> None:
-        self._server = server
-
-    def __enter__(self) -> None:
-        self._server.signal(signal.SIGSTOP)
-        assert eventually(lambda: _all_stopped(self._server.pid)), "a thread may still go on"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.signal(signal.SIGCONT)
 
 
 async def answered(call: Callable[[], Awaitable[T]]) -> T:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from spark_ledger.local import LocalCluster
-from tests.integration.test_cli import fails, succeeds
-from tests.integration.test_topic_cli import write
+from tests.integration.topic_rows import write
+from tests.kit.cli import fails, succeeds
 
 
 @pytest.fixture

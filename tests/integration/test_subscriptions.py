@@ -8,7 +8,6 @@ import uuid
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import open_cursor
 from spark_ledger.topic.subscription.seek_target import End
 
@@ -26,11 +25,6 @@ for offset in (1, 2, 3, 4):
     cursor.durable()
 os._exit(9)
 """
-
-
-@pytest.fixture
-def topics(cluster):
-    return blocking.topics(cluster.service_url)
 
 
 @pytest.fixture

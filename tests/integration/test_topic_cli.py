@@ -9,12 +9,10 @@ from spark_ledger import Admin
 from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.entry.message_batch import Share
 from spark_ledger.topic.log.actions import OpenLive
-from spark_ledger.topic.write import TaskSettings
-from tests.integration.test_cli import fails, succeeds
-from tests.kit.loop_task import LoopTask
+from tests.integration.topic_rows import write
+from tests.kit.cli import fails, succeeds
 from tests.kit.message_batches import encode_batch
 
 
@@ -29,23 +27,6 @@ def topic(cluster: LocalCluster):
 
     run.url = cluster.service_url
     return run
-
-
-def write(service_url: str, name: str, *batches: list[str]) -> None:
-    """A commit for each batch of rows, each in a ledger of its own."""
-
-    async def work(client: TopicClient) -> None:
-        info = await client.topics.open(name)
-        for version, rows in enumerate(batches):
-            intent = await client.intents.open_batch_intent("app", f"run-{version}", name)
-            settings = TaskSettings(inline_bytes_max=0)
-            writer = LoopTask(client, info, intent, task_index=0, settings=settings)
-            await writer.write(None, pa.array(rows))
-            txn = TxnKey("app", name, version, intent.run_id)
-            result = await writer.finish()
-            await client.commit_topics({info.id: [result]}, txn, intent.id, finish_intent=True)
-
-    with_topics(service_url, work)
 
 
 def values(topic, name: str) -> list[str]:

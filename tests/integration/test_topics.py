@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import LedgerClient, errors
-from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import CommitKind, TxnKey
 from spark_ledger.topic.entry.message_batch import column_of
 from spark_ledger.topic.entry.routing import Routing
@@ -15,34 +14,7 @@ from spark_ledger.topic.log.segments import INLINE
 from spark_ledger.topic.read.plan import Cutting, plan_read
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.write import TaskSettings
-
-
-def write_and_commit(topics, info, version, rows, compression="none"):
-    client = topics.client
-    run_id = f"run-of-{info.id}"
-    intent = topics.run(client.intents.open_query_intent(info.id, run_id, "target"))
-    settings = TaskSettings(compression=compression)
-    task = topics.task_writer(info, intent, task_index=0, settings=settings)
-    for start in range(0, len(rows), 1000):
-        part = pa.array(rows[start : start + 1000], pa.binary())
-        task.write(part, part)
-    txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    return topics.run(client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
-
-
-def read_all(topics, info, **options):
-    state = topics.run(topics.client.log(info.id).fold(fresh=True))
-    ranges = {partition: (0, end) for partition, end in state.end_offsets().items()}
-    found = []
-    for task in plan_read(state, ranges, **options):
-        for rows in topics.read(task):
-            found += rows.record_batch["value"].to_pylist()
-    return found
-
-
-@pytest.fixture
-def topics(cluster):
-    return blocking.topics(cluster.service_url)
+from tests.integration.topic_rows import read_all, write_and_commit
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])

@@ -12,7 +12,7 @@ from bookie_server.serve import registration
 from spark_ledger import LedgerClient
 from spark_ledger.local.cluster import LocalCluster
 from spark_ledger.local.processes import LocalBookie
-from tests.integration.test_cli import succeeds
+from tests.kit.cli import succeeds
 from tests.kit.processes import eventually
 
 

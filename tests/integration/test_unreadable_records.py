@@ -10,7 +10,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, NodeExists
 from spark_ledger.metadata.zookeeper import connect
-from tests.integration.test_cli import spark_ledger, succeeds
+from tests.kit.cli import spark_ledger, succeeds
 
 
 @contextlib.contextmanager

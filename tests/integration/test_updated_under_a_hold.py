@@ -11,8 +11,8 @@ from spark_ledger.metadata import cluster, hold
 from spark_ledger.metadata.cluster import IDS_PER_EPOCH, Hold
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.topic import blocking
-from tests.integration.test_older_store import registered, standing
-from tests.integration.test_topics import read_all, write_and_commit
+from tests.integration.holds import registered, standing
+from tests.integration.topic_rows import read_all, write_and_commit
 from tests.kit.processes import eventually
 from tests.stored import contents
 

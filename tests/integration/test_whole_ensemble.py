@@ -10,8 +10,8 @@ import pytest
 from spark_ledger import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import DataUnavailable
-from tests.integration.test_broker import TIMEOUT_MS, connected
-from tests.integration.test_older_store import registered
+from tests.integration.holds import registered
+from tests.integration.pulsar_clients import TIMEOUT_MS, connected
 from tests.kit.processes import eventually
 
 FIRST, THEN = 20, 10

@@ -6,7 +6,6 @@ import uuid
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger import errors
 from spark_ledger.process import background_loop
@@ -20,9 +19,9 @@ from spark_ledger.topic.commit import commit as topic_commit
 from spark_ledger.topic.commit.commit import CommitKind
 from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.intents import STALE
+from tests.integration.topic_rows import VALUE
 from tests.kit.processes import eventually
 
-VALUE = StructType([StructField("value", StringType())])
 ROWS = pa.record_batch({"value": ["x" * 100] * 1000})
 OTHERS = pa.record_batch({"value": ["y" * 100] * 500})
 TELLS = (tasks.__name__, topic_commit.__name__)

@@ -1,17 +1,15 @@
 """A cluster that is down, or half down, is a clear error within 30 seconds, and long before the
 outageTimeout of 5 minutes; nothing is lost."""
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
-from tests.spark.topics import SparkTopics, too_large_for_a_commit, wait_until
+from tests.spark.topics import SparkTopics, nobody_listens, too_large_for_a_commit, wait_until
 
 IN_TIME_S = 30 + 60  # what clients wait at most, and what Spark takes on a slow machine
-_nobodys: list[socket.socket] = []
 
 
 @contextmanager
@@ -23,14 +21,6 @@ def refused_in_time(*expected: str):
     assert time.monotonic() - started < IN_TIME_S
     for text in expected:
         assert text in str(caught.value)
-
-
-def nobody_listens() -> int:
-    """A port that is taken until the process ends, so that nobody else begins to listen there."""
-    taken = socket.socket()
-    taken.bind(("127.0.0.1", 0))
-    _nobodys.append(taken)
-    return taken.getsockname()[1]
 
 
 def test_a_metadata_store_that_is_down_at_the_start_is_named_by_a_batch_and_by_streams(

@@ -6,8 +6,7 @@ import pytest
 
 from spark_ledger.topic.log.actions import Trim
 from tests.spark.by_hand import Cluster, Owner
-from tests.spark.test_faults import nobody_listens
-from tests.spark.topics import SparkTopics, wait_until
+from tests.spark.topics import SparkTopics, nobody_listens, wait_until
 
 IDLE_PROGRESS = "spark.sql.streaming.noDataProgressEventInterval"
 """In milliseconds. Spark keeps the last 100 progresses of a query."""

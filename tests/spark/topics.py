@@ -1,6 +1,7 @@
 """Short ways for tests to write and read topics with Spark."""
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +101,14 @@ def error_of(action) -> str:
     with pytest.raises(Exception) as caught:
         action()
     return str(caught.value)
+
+
+_nobodys: list[socket.socket] = []
+
+
+def nobody_listens() -> int:
+    """A port that is taken until the process ends, so that nobody else begins to listen there."""
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    _nobodys.append(taken)
+    return taken.getsockname()[1]

@@ -1,6 +1,7 @@
 """What packages of the product, of tests and of others import of each other, and the one place of
 every dependency. The rooms within packages: test_house.py."""
 
+import re
 import subprocess
 import sys
 
@@ -79,3 +80,17 @@ def test_importing_a_package_loads_neither_pyspark_nor_grpc(package):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_tests_import_no_test_modules_not_even_in_scripts_that_they_run():
+    """What tests share is in tests/kit, or in a file beside them that has no tests of its own."""
+    of_a_test_module = re.compile(
+        r"\s*(?:from|import) tests(?:\.\w+)*\.test_|\s*from tests[\w.]* import.*\btest_"
+    )
+    found = [
+        f"{source.path}:{number} {line.strip()}"
+        for source in sources("tests", "benchmarks", "scripts")
+        for number, line in enumerate(source.text.split("\n"), 1)
+        if "import" in line and of_a_test_module.match(line)
+    ]
+    assert not found, "\n".join(found)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bookie_server.api.test_generated_code import code_of
+from tests.unit.generated_code import code_of
 
 ROOT = Path(__file__).parents[2]
 CONTRACTS = ("spark_ledger/topic/entry/pulsar_message", "spark_ledger/broker/wire/commands")

@@ -12,7 +12,7 @@ from spark_ledger.local.processes import Child
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger_demo.jars import JarsMissing, jars_of
-from tests.integration.test_broker import write
+from tests.integration.pulsar_clients import write
 from tests.kit import pulsar_java
 
 TIMEOUT_MS = 30_000

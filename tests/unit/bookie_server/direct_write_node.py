@@ -13,8 +13,8 @@ from spark_ledger.metadata import cluster
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
+from tests.unit.bookie_server.clustered_node import CLUSTER_ID, SETTINGS, Clustered
 from tests.unit.bookie_server.node import KIB, entry
-from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, SETTINGS, Clustered
 
 OK, ABSENT, LIMBO, BUSY = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.BUSY
 JOURNALED, PLACED = "journaled", "placed"

@@ -21,6 +21,7 @@ from tests.kit.handling import handle_bytes
 from tests.kit.peers import has_everything
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
+from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
 
 KIB = 1 << 10
@@ -177,3 +178,17 @@ class Node:
 
 async def delete(node, *ledger_ids):
     await delete_ledgers(node.store.session("deleter"), *ledger_ids)
+
+
+OK, ABSENT = Status.OK, Status.NO_SUCH_ENTRY
+
+
+def on_a_node(test, config=CONFIG):
+    """Run `test(node)` with a started bookie and ledgers 1 and 2."""
+
+    async def main():
+        node = await Node(config).start()
+        await node.create_ledger(1, 2)
+        await test(node)
+
+    run(main())

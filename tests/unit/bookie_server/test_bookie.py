@@ -11,22 +11,8 @@ from spark_ledger.metadata.ledger_record import derive
 from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import handle_bytes
 from tests.kit.settings import with_settings
-from tests.simulation.loop import current, run
-from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
-
-OK, ABSENT = Status.OK, Status.NO_SUCH_ENTRY
-
-
-def on_a_node(test, config=CONFIG):
-    """Run `test(node)` with a started bookie and ledgers 1 and 2."""
-
-    async def main():
-        node = await Node(config).start()
-        await node.create_ledger(1, 2)
-        await test(node)
-
-    run(main())
-
+from tests.simulation.loop import current
+from tests.unit.bookie_server.node import ABSENT, CONFIG, ID, KIB, OK, entry, on_a_node
 
 # -- durability --------------------------------------------------------------------------------
 

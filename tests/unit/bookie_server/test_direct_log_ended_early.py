@@ -8,7 +8,7 @@ import pytest
 from bookie_server.disk.interface import DiskFull
 from bookie_server.logs.scan import read_map
 from tests.simulation.loop import run
-from tests.unit.bookie_server.test_direct_log import FIRST, Rig, text
+from tests.unit.bookie_server.direct_log_rig import FIRST, Rig, text
 
 
 def ending(test):

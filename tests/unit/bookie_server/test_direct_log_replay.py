@@ -18,7 +18,7 @@ from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
-from tests.unit.bookie_server.test_replayed import HOME, added, ids, opened, state
+from tests.unit.bookie_server.several_journals import HOME, added, ids, opened, state
 
 LARGE = 9 * KIB
 KNOWN = [state(i, **HOME) for i in range(1, 5)]

@@ -21,8 +21,8 @@ from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
+from tests.unit.bookie_server.entry_reading import SMALL, Reading, reading
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
-from tests.unit.bookie_server.test_entry_reader import SMALL, Reading, reading
 
 LEAST = 2 * KIB
 TELLING = with_settings(SMALL, place_bytes_min=LEAST)

@@ -9,9 +9,9 @@ import pytest
 from bookie_server.api.status import Status
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
+from tests.unit.bookie_server.clustered_node import on_a_node
 from tests.unit.bookie_server.node import entry
-from tests.unit.bookie_server.test_bookie_directories import flushed
-from tests.unit.bookie_server.test_lost_directories import on_a_node
+from tests.unit.bookie_server.wide_node import flushed
 
 OK = Status.OK
 DELETION_S = 1.0

@@ -14,9 +14,7 @@ from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from spark_ledger.metadata.store import NoNode
 from tests.kit.deleting import delete_ledgers
 from tests.simulation.loop import run
-from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
-from tests.unit.bookie_server.test_bookie_directories import on_a_wide_node
-from tests.unit.bookie_server.test_limbo import (
+from tests.unit.bookie_server.limbo_node import (
     CLOSED,
     OK,
     OPEN,
@@ -27,6 +25,8 @@ from tests.unit.bookie_server.test_limbo import (
     lacks,
     on_a_node,
 )
+from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
+from tests.unit.bookie_server.wide_node import on_a_wide_node
 
 BLOCK = 4096
 ELSEWHERE = (Fragment(0, ("another",)),)

@@ -25,10 +25,10 @@ from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import reclaim_once
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
+from tests.unit.bookie_server.clustered_node import CLUSTER_ID, SETTINGS, on_a_node
 from tests.unit.bookie_server.node import ID, entry
-from tests.unit.bookie_server.test_bookie_directories import LEDGERS, flushed
-from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, SETTINGS, on_a_node
-from tests.unit.bookie_server.test_read_stream import Caller
+from tests.unit.bookie_server.stream_caller import Caller
+from tests.unit.bookie_server.wide_node import LEDGERS, flushed
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 GONE = DiskFailed("it is gone")

@@ -19,9 +19,9 @@ from bookie_server.journal.writer import FOLDER, MAKING_SUFFIX, Journal, segment
 from bookie_server.logs.index import EVERY_LEDGER
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
+from tests.unit.bookie_server.limbo_node import OPEN, RECOVERING, on_a_node
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
-from tests.unit.bookie_server.test_bookie_directories import Wide
-from tests.unit.bookie_server.test_limbo import OPEN, RECOVERING, on_a_node
+from tests.unit.bookie_server.wide_node import Wide
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 NOTHING, START = Position(0, 0), Position(1, BLOCK_BYTES)

@@ -19,11 +19,7 @@ from tests.kit.forward import run as run_forward
 from tests.kit.waiting import until
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
-from tests.unit.bookie_server.test_bookie_directories import (
-    LEDGERS,
-    flushed,
-    on_a_wide_node,
-)
+from tests.unit.bookie_server.wide_node import LEDGERS, flushed, on_a_wide_node
 
 OK, ABSENT, LIMBO, IO_ERROR = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR
 HANG_S = CONFIG.disk_hang_s

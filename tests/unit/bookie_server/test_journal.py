@@ -4,32 +4,15 @@ import random
 import pytest
 
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind, body_crc
-from bookie_server.journal.scan import Ending, Replay
-from bookie_server.journal.writer import FOLDER, Journal, JournalFailed, segment_path
+from bookie_server.journal.format import BLOCK_BYTES, Position, RecordKind
+from bookie_server.journal.scan import Ending
+from bookie_server.journal.writer import FOLDER, JournalFailed, segment_path
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
+from tests.unit.bookie_server.journal_rig import note, opened, replayed
 from tests.unit.bookie_server.node import CONFIG, KIB
 
-NOTHING = Position(0, 0)
 START = Position(1, BLOCK_BYTES)
-
-
-def note(number, length=10):
-    """A record that is known by its entry id."""
-    body = number.to_bytes(4, "little") * (length // 4)
-    return Record(RecordKind.LEDGER, 7, number, body, body_crc(body))
-
-
-async def opened(disk, file_id=1, synced=NOTHING):
-    await disk.make_folder(FOLDER)
-    return await Journal.open(disk, CONFIG, file_id, synced)
-
-
-async def replayed(disk, mark=None):
-    replay = Replay(disk, mark)
-    numbers = [record.entry_id async for records in replay.records() for record in records]
-    return numbers, replay
 
 
 def test_what_was_acknowledged_is_replayed_in_order_and_what_was_not_may_be_cut():

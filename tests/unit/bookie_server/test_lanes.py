@@ -14,8 +14,7 @@ from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond
 from tests.kit.settings import with_settings
 from tests.simulation.loop import current
-from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
-from tests.unit.bookie_server.test_bookie import OK, on_a_node
+from tests.unit.bookie_server.node import CONFIG, ID, KIB, OK, entry, on_a_node
 
 SYNC_S = 5.0
 

@@ -14,10 +14,10 @@ from spark_ledger.metadata import cluster
 from tests.kit.deleting import delete_ledgers
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
+from tests.unit.bookie_server.clustered_node import CLUSTER_ID, Clustered, home_of
 from tests.unit.bookie_server.node import entry
-from tests.unit.bookie_server.test_bookie_directories import flushed
-from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, Clustered, home_of
-from tests.unit.bookie_server.test_replayed import HOME, added, ids, opened, placed, state
+from tests.unit.bookie_server.several_journals import HOME, added, ids, opened, placed, state
+from tests.unit.bookie_server.wide_node import flushed
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 LEDGERS = range(1, 9)

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tests.simulation.loop import current
-from tests.unit.bookie_server.node import entry
-from tests.unit.bookie_server.test_bookie import OK, on_a_node
+from tests.unit.bookie_server.node import OK, entry, on_a_node
 
 
 def test_a_long_poll_returns_when_the_last_add_confirmed_moves():

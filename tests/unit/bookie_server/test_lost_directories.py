@@ -3,75 +3,22 @@ acknowledged is denied, no fence is forgotten, and the others go on."""
 
 import asyncio
 import dataclasses
-import json
 
 import pytest
 
-from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.config import StorageConfig
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from bookie_server.logs.index import EVERY_LEDGER
-from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
-from spark_ledger.metadata.store import NoNode
 from tests.kit.deleting import delete_ledgers
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
-from tests.simulation.loop import run
-from tests.unit.bookie_server.node import CONFIG, ID, entry
-from tests.unit.bookie_server.test_bookie_directories import LEDGERS, Wide, flushed
-
-OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
-CLUSTER_ID = "cluster-1"
-SETTINGS = with_settings(CONFIG, limbo_check_s=5.0, gc_interval_s=20.0, tombstone_sweep_s=20.0)
-
-
-class Clustered(Wide):
-    """A wide node that knows its cluster, so it lists and collects."""
-
-    def __init__(
-        self, journals: int = 1, ledgers: int = 2, config: StorageConfig = SETTINGS
-    ) -> None:
-        super().__init__(journals, ledgers, config)
-        self.cluster_id = CLUSTER_ID
-
-    async def listed(self) -> dict[int, str]:
-        admin = self.store.session("admin")
-        await admin.sync()
-        try:
-            names = await admin.children(paths.limbo(ID))
-        except NoNode:
-            return {}
-        nodes = {int(name): await admin.get(paths.limbo(ID, int(name))) for name in names}
-        return {i: json.loads(nodes[i].value)["reason"] for i in sorted(nodes)}
-
-    async def ask(self, ledger_id: int, revision: int | None = None) -> m.ClearLimboResponse:
-        clear = revision is not None
-        request = m.ClearLimboRequest(ID, ledger_id, b"", clear, revision or 0)
-        response: m.ClearLimboResponse = await self.request("ClearLimbo", request)
-        return response
-
-
-def on_a_node(test, journals=1, ledgers=2):
-    """Odd ledgers are on d1, even ones on d0, two entries each."""
-
-    async def main():
-        node = Clustered(journals, ledgers)
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.start()
-        await node.create_ledger(*LEDGERS)
-        for ledger in LEDGERS:
-            full = node.ledgers["d0" if ledger % 2 or ledgers == 1 else "d1"]
-            full.fill_up(1 << 30)
-            await node.bookie.disks.look()
-            assert await node.add(entry(ledger, 0), entry(ledger, 1)) == [OK, OK]
-            full.empty_out()
-        await test(node)
-
-    run(main(), time_max_s=3600)
+from tests.unit.bookie_server.clustered_node import ABSENT, LIMBO, OK, SETTINGS, home_of, on_a_node
+from tests.unit.bookie_server.node import ID, entry
+from tests.unit.bookie_server.wide_node import LEDGERS, flushed
 
 
 @pytest.mark.parametrize("when", ["while it runs", "at a start"])
@@ -386,12 +333,6 @@ def test_entry_logs_without_index_and_checkpoint_are_no_new_node():
         assert ABSENT not in await node.statuses(1, 0, 2)
 
     on_a_node(test, ledgers=1)
-
-
-def home_of(node, journal):
-    """A ledger whose records go to that journal."""
-    homes = node.journal_homes
-    return next(i for i in LEDGERS if homes.get(i) == journal)
 
 
 def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():

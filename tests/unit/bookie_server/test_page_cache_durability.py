@@ -15,9 +15,8 @@ from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from tests.simulation.disk import SimDisk, SimFile
 from tests.simulation.loop import run
-from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
-from tests.unit.bookie_server.test_bookie import OK, on_a_node
-from tests.unit.bookie_server.test_journal import note, opened, replayed
+from tests.unit.bookie_server.journal_rig import note, opened, replayed
+from tests.unit.bookie_server.node import CONFIG, ID, KIB, OK, entry, on_a_node
 
 PAGE_CACHE = Lane.PAGE_CACHE
 

@@ -10,20 +10,20 @@ from bookie_server.journal.format import RECORD_HEADER_BYTES
 from bookie_server.journal.writer import segment_ids, segment_path
 from bookie_server.ledgers import limbo
 from spark_ledger.metadata.ledger_record import RecordState
-from tests.unit.bookie_server import test_limbo
-from tests.unit.bookie_server.node import entry
-from tests.unit.bookie_server.test_limbo import (
+from tests.unit.bookie_server.limbo_node import (
     CLOSED,
     LIMBO,
     OK,
     OPEN,
     TORN,
+    ask,
     change,
     lacks,
     listed,
     on_a_node,
     tear,
 )
+from tests.unit.bookie_server.node import entry
 
 TORN_VALUE, LOST_VALUE = '{"reason": "torn"}', '{"reason": "lost"}'
 
@@ -155,7 +155,7 @@ def test_what_only_the_read_cache_has_is_not_there_for_who_compares():
             if at >= 0:
                 node.ledger_disk.flip_bit(path, 8 * (at + 66))
         assert await node.statuses(CLOSED, 0, 1) == [OK, OK], "from memory"
-        await test_limbo.ask(node, CLOSED)
+        await ask(node, CLOSED)
         assert await node.statuses(CLOSED, 0, 1) == [Status.IO_ERROR, OK]
 
     on_a_node(test)

@@ -9,7 +9,7 @@ from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry
-from tests.unit.bookie_server.test_bookie_directories import LEDGERS, Wide, flushed
+from tests.unit.bookie_server.wide_node import LEDGERS, Wide, flushed
 
 OK, LIMBO, READ_ONLY = Status.OK, Status.LIMBO, Status.READ_ONLY
 

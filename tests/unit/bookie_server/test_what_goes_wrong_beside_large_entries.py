@@ -18,10 +18,9 @@ from tests.kit.settings import with_settings
 from tests.kit.waiting import until
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run
-from tests.unit.bookie_server.node import CONFIG, KIB, entry
-from tests.unit.bookie_server.test_bookie import ABSENT, OK
-from tests.unit.bookie_server.test_bookie import on_a_node as on_one_node
-from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, LIMBO, Clustered
+from tests.unit.bookie_server.clustered_node import CLUSTER_ID, LIMBO, Clustered
+from tests.unit.bookie_server.node import ABSENT, CONFIG, KIB, OK, entry
+from tests.unit.bookie_server.node import on_a_node as on_one_node
 
 IO_ERROR = Status.IO_ERROR
 LARGE = with_settings(CONFIG, large_entry_bytes=4 * KIB)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.generated_code import code_of
+
 ROOT = Path(__file__).parents[4]
 CONTRACT = "bookie_server/api/bookie.proto"
 
@@ -30,13 +32,3 @@ def test_generated_code_equals_what_is_committed(made, name, folder):
         "run: python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. "
         f"{CONTRACT}, and move {name} to {folder}"
     )
-
-
-def code_of(text):
-    """Without what only names the compiler's version."""
-    volatile = ("# Protobuf Python Version", "GRPC_GENERATED_VERSION = ")
-    lines = [line for line in text.splitlines() if not line.startswith(volatile)]
-    start = next(
-        (i for i, line in enumerate(lines) if "ValidateProtobufRuntimeVersion(" in line), 0
-    )
-    return lines if not start else lines[:start] + lines[start + 7 :]

@@ -4,7 +4,7 @@ import pytest
 
 from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import StopReason
-from tests.unit.spark_ledger.bookies.test_local_reads_of_files import (
+from tests.unit.spark_ledger.bookies.local_files import (
     HARMS,
     LIES,
     Bookie,

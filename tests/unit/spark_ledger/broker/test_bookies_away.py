@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.unit.spark_ledger.broker.test_live_writer import another_of, owner_of
+from tests.unit.spark_ledger.broker.owners import another_of, owner_of
 from tests.unit.spark_ledger.topic.stage import play
 
 

@@ -10,7 +10,8 @@ from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.serve.commands import refusal_of
 from spark_ledger.broker.wire.commands import AckType, MessageId, SubscriptionType, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
-from tests.unit.spark_ledger.broker.test_connection import Tail, connected, until
+from tests.kit.waiting import until
+from tests.unit.spark_ledger.broker.connections import Tail, connected
 
 
 def acks_of(count, request_id):

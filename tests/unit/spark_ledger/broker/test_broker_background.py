@@ -14,33 +14,12 @@ from spark_ledger.broker.wire.commands import Refusal
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.topic.read.follower import TopicFollower
-from tests.unit.spark_ledger.broker.test_live_writer import Sent
-from tests.unit.spark_ledger.broker.test_moves import Producer
+from tests.unit.spark_ledger.broker.background import Brokers
+from tests.unit.spark_ledger.broker.owners import Sent
+from tests.unit.spark_ledger.broker.two_brokers import Producer
 from tests.unit.spark_ledger.topic.stage import play
 
 PARTITIONS = 24
-
-
-class Brokers:
-    """Of one cluster, with their background; those in `dead` do not answer."""
-
-    def __init__(self, stage):
-        self.stage, self.dead = stage, set()
-
-    async def new(self, name, url=None):
-        async def answers(at):
-            return at not in self.dead
-
-        process = await self.stage.world.client(f"process of {name}")
-        url = url or f"pulsar://{name}:1"
-        made = Broker(process.ledgers, process.rng, url)
-        made.id = made.cursors.broker_id = name
-        made.ownership = Ownership(process.ledgers.metadata, name, url, answers)
-        await made.start()
-        return made
-
-    async def owner(self, a):
-        return (await a.ownership.owners("t", fresh=True)).of(0).broker
 
 
 def test_a_malformed_node_among_the_brokers_does_not_end_the_watch():

@@ -6,8 +6,8 @@ from spark_ledger.topic.read.live import LiveEnds
 from spark_ledger.topic.task_reader import fetch_kept, with_chunks
 from tests.kit.pulsar_batches import chunked
 from tests.kit.rows import read_rows
-from tests.unit.spark_ledger.broker.test_chunked_messages import WHOLE, Sending, all_sent, closed
-from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.broker.owners import owner_of
+from tests.unit.spark_ledger.broker.sending import WHOLE, Sending, all_sent, closed
 from tests.unit.spark_ledger.topic.stage import play
 
 

@@ -9,45 +9,10 @@ from spark_ledger.broker.produce.chunks import BEGUN_MAX, ChunksOfProducer
 from spark_ledger.broker.produce.producer import Producer, Run
 from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
-from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.broker.wire.sends import Send
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from tests.kit.pulsar_batches import chunked, lone, message, whole_of
-
-
-class Link:
-    """`said`: of each answer the sequence id and the offset, None of one stored before, or why it
-    was refused."""
-
-    def __init__(self):
-        self.said, self.away, self.waiting = [], False, 0
-        self.is_read, self.looks = True, []
-        self.drop = ServerError.CHECKSUM
-
-    def send(self, frame):
-        for one in PulsarFrameReader().feed(frame):
-            if one.command.HasField("send_error"):
-                refused = one.command.send_error
-                self.said.append((refused.sequence_id, refused.message))
-                continue
-            found = one.command.send_receipt
-            at = found.message_id.entryId
-            self.said.append((found.sequence_id, None if at == 2**64 - 1 else at))
-
-    def send_producer_away(self, producer):
-        self.away = True
-
-    def stored(self, size):
-        pass
-
-    def later(self, seconds, do):
-        self.looks.append(do)
-
-    def look(self):
-        """The time is over."""
-        looks, self.looks = self.looks, []
-        for do in looks:
-            do()
+from tests.unit.spark_ledger.broker.sending import Link
 
 
 class Sending:

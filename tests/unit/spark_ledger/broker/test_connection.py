@@ -1,10 +1,8 @@
 """A client's connection on a real socket, without a cluster."""
 
 import asyncio
-import socket
 import time
 import zlib
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -12,14 +10,12 @@ import pytest
 
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.owner.tail import Stored
-from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX, Producer
-from spark_ledger.broker.produce.waiting import Chunk, RefusedMessages
+from spark_ledger.broker.produce.producer import RUN_BYTES_MAX, RUN_UNPACKED_MAX
+from spark_ledger.broker.produce.waiting import Chunk
 from spark_ledger.broker.serve import presence
 from spark_ledger.broker.serve.commands import refusal_of
-from spark_ledger.broker.serve.connection import UNSENT_BYTES_MAX, Connection
+from spark_ledger.broker.serve.connection import UNSENT_BYTES_MAX
 from spark_ledger.broker.wire.commands import (
-    AccessMode,
     AckType,
     ServerError,
     SubscriptionType,
@@ -31,64 +27,16 @@ from spark_ledger.topic.entry.pulsar_batch import built
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
 from tests.kit.waiting import until
-
-BATCH_BYTES, BATCHES = 1 << 18, 200
-
-
-class Tail:
-    """A partition of which every batch is in memory, all given by one read."""
-
-    def __init__(self):
-        data = bytes(BATCH_BYTES)
-        self.number = self.shown = self.start = 0
-        self.title = "partition 0 of topic t"
-        self.ledger = 77
-        self.end = BATCHES
-        self.stored = [Stored(at, 1, data, False) for at in range(BATCHES)]
-        self.listeners = {}
-
-    async def read(self, offset, lossy=False):
-        return self.stored[offset:]
-
-    def removed(self, lo, hi):
-        return []
-
-
-class Watched(Connection):
-    def __init__(self, broker, on_end):
-        super().__init__(broker, on_end)
-        self.made, self.full = asyncio.Event(), asyncio.Event()
-
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        self.transport = transport
-        self.made.set()
-
-    def pause_writing(self):
-        super().pause_writing()
-        self.full.set()
-
-
-@asynccontextmanager
-async def connected():
-    """A connection, and its client's socket, of which nothing is read."""
-    loop = asyncio.get_running_loop()
-    broker = SimpleNamespace(crowded=False, message_bytes_max=5 << 20, waiting_bytes=0)
-
-    def waits(size):
-        broker.waiting_bytes += size
-
-    broker.waits = waits
-    gone = asyncio.Event()
-    made = Watched(broker, lambda _: gone.set())
-    server = await loop.create_server(lambda: made, "127.0.0.1", 0)
-    with socket.socket() as client:
-        client.setblocking(False)
-        await loop.sock_connect(client, server.sockets[0].getsockname())
-        await made.made.wait()
-        yield made, client
-    await gone.wait()
-    server.close()
+from tests.unit.spark_ledger.broker.connections import (
+    BATCH_BYTES,
+    BATCHES,
+    LONG,
+    Partition,
+    Tail,
+    connected,
+    runs_of,
+    sent,
+)
 
 
 def test_of_a_client_that_does_not_read_little_is_kept():
@@ -267,67 +215,6 @@ def test_a_name_that_is_not_utf_8_is_refused_and_logged_as_no_defect(caplog):
     assert not caplog.records
 
 
-class Partition:
-    """And its writer. `runs`: what came, as its producer and the sequence ids of its batches."""
-
-    def __init__(self, *, deduplication):
-        self.number, self.shown, self.ledger, self.deduplicates = 0, 0, 7, deduplication
-        self.refused = RefusedMessages()
-        self.writer = self.log = self
-        self.appended, self.came = [], asyncio.Event()
-
-    @property
-    def runs(self):
-        return [(run.producer.id, [one.sequence_id for one in run._sends]) for run in self.appended]
-
-    def append(self, run):
-        self.appended.append(run)
-        self.came.set()
-
-    def drop(self, producers):
-        self.dropped = [one.id for one in producers]
-
-    def left(self, producer):
-        pass
-
-    def produce(self, connection, producer_id, *, may_send=True):
-        connection.client.connected = True
-        intake = connection.client.intake
-        made = Producer(intake, producer_id, 1, "p", AccessMode.SHARED, 0, 0, self, self.left)
-        made.may_send = may_send
-        intake.add(made)
-
-
-def sent(producer_id, sequence_id, data=None):
-    said = command("send", producer_id=producer_id, sequence_id=sequence_id, num_messages=1)
-    if data is None:
-        data = lone(message(b"x"), sequence_id=sequence_id)
-    return encode(said, data)
-
-
-async def runs_of(frames, *, deduplication=False):
-    """What a connection makes of what it gets in one go, and what it answers."""
-    async with connected() as (connection, client):
-        partition = Partition(deduplication=deduplication)
-        for producer_id in (1, 2):
-            partition.produce(connection, producer_id)
-        connection.data_received(b"".join(frames))
-        assert connection.client.broker.waiting_bytes == sum(
-            one.waiting_bytes for one in partition.appended
-        )
-        for run in partition.appended:
-            run.stored(10)
-        connection.data_received(encode(command("ping")))
-        loop, reader, answers = asyncio.get_running_loop(), PulsarFrameReader(), []
-        async with asyncio.timeout(30):
-            while not answers or not answers[-1].HasField("pong"):
-                data = await loop.sock_recv(client, 1 << 20)
-                answers += [one.command for one in reader.feed(data)]
-        connection.connection_lost(None)
-        assert partition.dropped == [1, 2]
-        return partition.runs, answers[:-1]
-
-
 def test_what_producers_send_in_one_go_is_one_run_of_each():
     frames = [sent(1 + i % 2, i) for i in range(6)]
     runs, answers = asyncio.run(runs_of(frames))
@@ -399,10 +286,6 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             assert [run.chunk for run in partition.appended] == [Chunk.EARLIER, Chunk.LAST]
 
     asyncio.run(main())
-
-
-LONG = "\u00e4" * 513
-"""As a name: 1026 bytes."""
 
 
 def of_a_range_of_hashes():

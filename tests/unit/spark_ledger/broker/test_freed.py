@@ -15,8 +15,8 @@ from spark_ledger.metadata.ledger_record import decode
 from spark_ledger.topic import client as topic_client
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.kit.subscribing import subscribed
-from tests.unit.spark_ledger.broker.test_live_writer import Sent
-from tests.unit.spark_ledger.broker.test_moves import Brokers
+from tests.unit.spark_ledger.broker.owners import Sent
+from tests.unit.spark_ledger.broker.two_brokers import Brokers
 from tests.unit.spark_ledger.topic.stage import play
 
 RETENTION_BYTES = 40_000

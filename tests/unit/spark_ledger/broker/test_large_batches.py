@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from tests.kit.settings import with_settings
-from tests.unit.spark_ledger.broker.test_live_writer import Sent, owner_of
+from tests.unit.spark_ledger.broker.owners import Sent, owner_of
 from tests.unit.spark_ledger.topic.stage import CALM, play
 
 

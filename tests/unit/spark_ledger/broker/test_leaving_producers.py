@@ -9,15 +9,9 @@ from spark_ledger.broker.produce.live_writer import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.errors import TopicNotFound
 from tests.kit.pulsar_batches import chunked
-from tests.unit.spark_ledger.broker.test_chunked_messages import (
-    TURN_S,
-    WHOLE,
-    Sending,
-    closed,
-    rows_between,
-)
-from tests.unit.spark_ledger.broker.test_live_writer import Owner, Sent, deduplicating
-from tests.unit.spark_ledger.broker.test_moves import Brokers, Producer, named
+from tests.unit.spark_ledger.broker.owners import Owner, Sent, deduplicating
+from tests.unit.spark_ledger.broker.sending import TURN_S, WHOLE, Sending, closed, rows_between
+from tests.unit.spark_ledger.broker.two_brokers import Brokers, Producer, named
 from tests.unit.spark_ledger.topic.stage import play
 
 SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE

@@ -11,18 +11,12 @@ from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
-from tests.unit.spark_ledger.broker.test_chunked_messages import Consuming
-from tests.unit.spark_ledger.broker.test_live_writer import owner_of
-from tests.unit.spark_ledger.broker.test_subscription import (
-    EXCLUSIVE,
-    Batches,
-    consumer_of,
-    play,
-    settle,
-)
+from tests.unit.spark_ledger.broker.consumers import EXCLUSIVE, Batches, consumer_of, play, settle
+from tests.unit.spark_ledger.broker.owners import owner_of
+from tests.unit.spark_ledger.broker.sending import Consuming
 from tests.unit.spark_ledger.topic import stage as stages
-from tests.unit.spark_ledger.topic.test_foreign_entries import FOREIGN
-from tests.unit.spark_ledger.topic.test_task_reading import deleted
+from tests.unit.spark_ledger.topic.batches import FOREIGN
+from tests.unit.spark_ledger.topic.live_segments import deleted
 
 LOST = errors.RowsLost("they are gone", rows=3)
 

@@ -9,7 +9,7 @@ from spark_ledger.broker.wire.commands import AckType, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader, encode
 from tests.kit.paths import Ran, functions_that_run, named
 from tests.kit.pulsar_batches import lone, message
-from tests.unit.spark_ledger.broker.test_broker_background import Brokers
+from tests.unit.spark_ledger.broker.background import Brokers
 from tests.unit.spark_ledger.topic.stage import play
 
 TOPIC = "persistent://public/default/t-partition-0"

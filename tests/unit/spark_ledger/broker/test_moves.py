@@ -8,57 +8,18 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker import names
-from spark_ledger.broker.broker import Broker
-from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.topic.commit import foreign, seal
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from tests.kit.subscribing import subscribed
-from tests.unit.spark_ledger.broker.test_live_writer import Sent
+from tests.unit.spark_ledger.broker.owners import Sent
+from tests.unit.spark_ledger.broker.two_brokers import PARTITIONS, Brokers, Producer, named
 from tests.unit.spark_ledger.topic.stage import play
 
-PARTITIONS = 12
 DECIDED_S = 12.0
 """Simulated: a partition that a broker gives up has been left by then."""
-
-
-class Producer:
-    """Of one partition; notes that it was sent away, or may send."""
-
-    def __init__(self, name, mode=AccessMode.SHARED, epoch=0, topic_epoch=0, connection=None):
-        self.connection = self if connection is None else connection
-        self.name, self.mode, self.epoch, self.topic_epoch = name, mode, epoch, topic_epoch
-        self.away = self.is_ready = False
-
-    def send_away(self):
-        self.away = True
-
-    def ready(self):
-        self.is_ready = True
-
-
-class Brokers:
-    """Of one cluster; those in `dead` do not answer."""
-
-    def __init__(self, stage):
-        self.stage, self.dead = stage, set()
-
-    async def new(self, name):
-        process = await self.stage.world.client(f"process of {name}")
-        made = Broker(process.ledgers, process.rng, f"pulsar://{name}:1")
-        made.id = made.cursors.broker_id = name
-
-        async def answers(url):
-            return url not in self.dead
-
-        made.ownership = Ownership(process.ledgers.metadata, name, f"pulsar://{name}:1", answers)
-        await made.ownership.register()
-        return made
-
-
-def named(number):
-    return names.parse(f"t-partition-{number}")
 
 
 async def stored(broker, number):

@@ -5,9 +5,9 @@ import asyncio
 from spark_ledger.broker import names
 from tests.kit.subscribing import subscribed
 from tests.simulation.restoring import copied
-from tests.unit.spark_ledger.broker.test_broker_background import Brokers
+from tests.unit.spark_ledger.broker.background import Brokers
+from tests.unit.spark_ledger.topic.older_store import accepted_older, committed
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_followed_older_store import accepted_older, committed
 
 PARTITION = names.parse("t-partition-0")
 

@@ -11,7 +11,7 @@ from spark_ledger.broker.owner.tail import Stored, TailBudget
 from spark_ledger.broker.serve.commands import marked_entry
 from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.log.actions import Hole, Trim
-from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.broker.owners import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
 SPARK = [b"s%d" % i for i in range(2500)]

@@ -8,13 +8,7 @@ import pytest
 
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
 from tests.kit.pulsar_batches import batch_of, chunked, lone, message
-from tests.unit.spark_ledger.broker.test_connection import (
-    LONG,
-    Partition,
-    connected,
-    runs_of,
-    sent,
-)
+from tests.unit.spark_ledger.broker.connections import LONG, Partition, connected, runs_of, sent
 
 
 @pytest.mark.parametrize(

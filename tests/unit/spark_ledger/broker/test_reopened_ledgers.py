@@ -24,7 +24,7 @@ from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.kit.rows import parts_of
-from tests.unit.spark_ledger.broker.test_hand_over import (
+from tests.unit.spark_ledger.broker.hand_overs import (
     before_the_commit,
     by_spark,
     dies,
@@ -33,7 +33,7 @@ from tests.unit.spark_ledger.broker.test_hand_over import (
     reached,
     values,
 )
-from tests.unit.spark_ledger.broker.test_live_writer import (
+from tests.unit.spark_ledger.broker.owners import (
     Owner,
     another_of,
     deduplicating,

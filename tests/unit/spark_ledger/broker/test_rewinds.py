@@ -9,7 +9,7 @@ from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.partition import Stored
 from spark_ledger.broker.wire.commands import SubscriptionType
 from tests.kit.pulsar_batches import chunked, whole_of
-from tests.unit.spark_ledger.broker.test_subscription import Batches, consumer_of, play, settle
+from tests.unit.spark_ledger.broker.consumers import Batches, consumer_of, play, settle
 
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
 

@@ -9,7 +9,7 @@ from spark_ledger.broker.serve.commands import COMMANDS, refusal_of
 from spark_ledger.broker.wire.commands import ServerError, command
 from spark_ledger.broker.wire.frames import PulsarFrameReader
 from spark_ledger.topic.schema.records import ClientSchema
-from tests.unit.spark_ledger.broker.test_moves import Brokers
+from tests.unit.spark_ledger.broker.two_brokers import Brokers
 from tests.unit.spark_ledger.topic.stage import play
 
 TEXT, BYTES, JSON = 1, 0, 2

@@ -4,7 +4,7 @@ import asyncio
 
 from spark_ledger.metadata.store_calls import store_now_ms
 from tests.kit.segments_seen import segments_of
-from tests.unit.spark_ledger.broker.test_live_writer import another_of, owner_of
+from tests.unit.spark_ledger.broker.owners import another_of, owner_of
 from tests.unit.spark_ledger.topic.stage import play
 
 

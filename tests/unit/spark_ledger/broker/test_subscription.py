@@ -1,11 +1,7 @@
 """Who gets which batches, with what is acknowledged masked, and never more than was asked for."""
 
-import asyncio
-from types import SimpleNamespace
-
 import pytest
 
-from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.dispatch.subscriptions import Subscription
 from spark_ledger.broker.owner.tail import (
     BATCH_OVERHEAD_BYTES,
@@ -14,82 +10,17 @@ from spark_ledger.broker.owner.tail import (
     Tail,
     TailBudget,
 )
-from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
-from spark_ledger.broker.wire.frames import PulsarFrameReader
-from tests.kit.pulsar_batches import batch_of, chunked, lone, message, whole_of
-
-EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
-LEDGER = 77
-
-
-class Batches:
-    """A partition whose batches have these sizes; 1 is a lone message."""
-
-    def __init__(self, *sizes, number=0):
-        self.number = self.shown = number
-        self.title = f"partition {number} of topic t"
-        self.ledger = LEDGER
-        self.listeners, self.stored, self.start, self.end = {}, [], 0, 0
-        self.held, self.holes = SimpleNamespace(end_offset=0), []
-        for size in sizes:
-            self.add(size)
-
-    def add(self, size):
-        data = lone(message(b"x")) if size == 1 else batch_of([message(b"x")] * size)
-        self.stored.append(Stored(self.end, size, data, size > 1))
-        self.end += size
-        for listener in self.listeners:
-            listener.set()
-
-    async def read(self, offset, lossy=False):
-        return [one for one in self.stored if one.end > max(offset, self.start)][:2]
-
-    def removed(self, lo, hi):
-        trimmed = [(lo, min(hi, self.start))] if lo < self.start else []
-        return trimmed + [(max(lo, a), min(hi, b)) for a, b in self.holes if a < hi and b > lo]
-
-
-class Wire:
-    """A connection that keeps what is sent: (offset, ack set) of messages, who is active."""
-
-    def __init__(self):
-        self.messages, self.active, self.open = [], [], asyncio.Event()
-        self.epochs = []
-        self.open.set()
-
-    def send(self, frame):
-        (one,) = PulsarFrameReader().feed(frame)
-        if one.command.HasField("message"):
-            said = one.command.message
-            self.messages.append((said.message_id.entryId, list(said.ack_set)))
-            self.epochs.append(said.consumer_epoch if said.HasField("consumer_epoch") else None)
-        else:
-            self.active.append(one.command.active_consumer_change.is_active)
-
-    async def room(self):
-        await self.open.wait()
-
-
-async def settle():
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-def consumer_of(subscription, partition, name="a", priority=0, mark=0):
-    dispatcher = subscription.dispatcher(partition, mark)
-    made = Consumer(Wire(), 1, name, priority, dispatcher, lambda one: None)
-    made.dispatcher.join(made)
-    return made
-
-
-def play(act):
-    async def main():
-        made = []
-        await act(made)
-        for one in made:
-            one.dispatcher.leave(one)
-
-    asyncio.run(main())
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
+from tests.kit.pulsar_batches import chunked, whole_of
+from tests.unit.spark_ledger.broker.consumers import (
+    EXCLUSIVE,
+    FAILOVER,
+    LEDGER,
+    Batches,
+    consumer_of,
+    play,
+    settle,
+)
 
 
 def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():

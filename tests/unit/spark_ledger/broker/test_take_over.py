@@ -9,15 +9,9 @@ from spark_ledger.topic.commit import commit, seal
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log import producers
 from tests.kit.pulsar_batches import batch_of, message
-from tests.unit.spark_ledger.broker.test_live_writer import (
-    Owner,
-    Sent,
-    another_of,
-    deduplicating,
-    sent_by,
-)
+from tests.unit.spark_ledger.broker.owners import Owner, Sent, another_of, deduplicating, sent_by
+from tests.unit.spark_ledger.topic.batches import entry_of
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_pulsar_batch import entry_of
 
 
 @pytest.mark.parametrize("limits", [RollLimits(entries_read=3), RollLimits(bytes_read=200)])

@@ -10,10 +10,10 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic.log.actions import OpenLive
 from spark_ledger.topic.log.policies import TopicPolicies
-from tests.unit.spark_ledger.broker.test_hand_over import another_process
-from tests.unit.spark_ledger.broker.test_live_writer import Owner
+from tests.unit.spark_ledger.broker.hand_overs import another_process
+from tests.unit.spark_ledger.broker.owners import Owner
+from tests.unit.spark_ledger.topic.janitors import janitor_of
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_janitor import janitor_of
 
 
 @pytest.mark.parametrize("ended", [False, True])

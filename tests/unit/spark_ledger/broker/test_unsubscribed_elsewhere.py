@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kit.subscribing import subscribed
-from tests.unit.spark_ledger.broker.test_moves import PARTITIONS, Brokers, named
+from tests.unit.spark_ledger.broker.two_brokers import PARTITIONS, Brokers, named
 from tests.unit.spark_ledger.topic.stage import play
 
 LINK = SimpleNamespace(send=lambda frame: None)  # of one client, to all brokers

@@ -14,11 +14,14 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer, EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.messages import ids_in, spans_of
 from bookie_server.api.status import Status
+from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import BookieClient, CallFailed, TooLate
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
@@ -365,3 +368,20 @@ async def ledger_on(
     path = paths.ledger(writer.ledger_id)
     await cluster.admin.set(path, ledger_record.encode(record), writer.version)
     return writer.ledger_id
+
+
+def refuses(status, **fields):
+    """An override that answers adds with a status and leaves other requests alone."""
+
+    def override(request):
+        if isinstance(request, m.AddRequest):
+            return m.AddResponse([m.AddResult(status, **fields) for _ in request.adds])
+        return None
+
+    return override
+
+
+async def failure_of(future):
+    with pytest.raises(errors.LedgerError) as caught:
+        await future
+    return caught.value

@@ -8,7 +8,7 @@ from bookie_server.api import messages as m
 from spark_ledger import errors
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_reader import written
+from tests.unit.spark_ledger.ledger.reads import written
 
 
 async def ends_at_once_when_closed(store, *coroutines):

@@ -11,8 +11,7 @@ from spark_ledger.ledger import transitions
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from tests.simulation.loop import current
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_writer import failure_of, refuses
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, failure_of, refuses, simulated
 
 
 @simulated

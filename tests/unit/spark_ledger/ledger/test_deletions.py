@@ -11,7 +11,7 @@ from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import Check
 from tests.simulation.store import SimStore
 from tests.unit.spark_ledger.ledger.fakes import simulated
-from tests.unit.spark_ledger.ledger.test_records import (
+from tests.unit.spark_ledger.ledger.stored_records import (
     GONE,
     UNKNOWN,
     closed_of,

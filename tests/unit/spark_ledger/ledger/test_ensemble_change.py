@@ -12,8 +12,13 @@ from spark_ledger.ledger.records import OutcomeUnresolved
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger import policies
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
-from tests.unit.spark_ledger.ledger.test_writer import failure_of, refuses
+from tests.unit.spark_ledger.ledger.fakes import (
+    cluster_of,
+    cluster_on,
+    failure_of,
+    refuses,
+    simulated,
+)
 
 POLICIES = policies.__name__
 

@@ -9,7 +9,7 @@ from spark_ledger import errors
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_reader import written
+from tests.unit.spark_ledger.ledger.reads import written
 
 
 @simulated

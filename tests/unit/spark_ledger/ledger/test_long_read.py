@@ -9,7 +9,7 @@ from spark_ledger.bookies.bookie_client import CallFailed
 from spark_ledger.ledger.range_fetch import RangeFetch
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_reader import collect, reads_of, written
+from tests.unit.spark_ledger.ledger.reads import collect, reads_of, written
 
 LONG = {"read_request_bytes": 400, "read_ahead_bytes": 1600, "speculative_read_delay_s": 0.3}
 COUNT = 200

@@ -5,9 +5,9 @@ import pytest
 from spark_ledger.ledger import reader as reader_module
 from spark_ledger.ledger.range_fetch import RangeFetch
 from spark_ledger.ledger.reader import BLOCK
+from tests.unit.spark_ledger.ledger.collecting import ENTRY, collect
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_read_entries import ENTRY, collect
-from tests.unit.spark_ledger.ledger.test_reader import written
+from tests.unit.spark_ledger.ledger.reads import written
 
 COUNT = 3 * BLOCK + 10
 

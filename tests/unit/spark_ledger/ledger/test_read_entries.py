@@ -9,26 +9,11 @@ from bookie_server.api.messages import ids_in, spans_of
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from tests.simulation.loop import current
+from tests.unit.spark_ledger.ledger.collecting import ENTRY, collect, into
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_reader import reads_of, written
-from tests.unit.spark_ledger.ledger.test_replicas_asked import watch_bytes
+from tests.unit.spark_ledger.ledger.reads import reads_of, watch_bytes, written
 
 SIZES = [(1, 1, 1), (3, 3, 2), (3, 2, 2), (4, 2, 1), (5, 3, 2)]
-ENTRY = 74  # bytes of one of `written`
-
-
-async def collect(reader, ids, **options):
-    found = []
-    await into(found, reader.read_entries(ids, **options))
-    return found
-
-
-async def into(found, runs):
-    """The ids of the entries, as they come."""
-    async for run in runs:
-        for entry in run:
-            assert entry.payload[0] == entry.header.entry_id
-            found.append(entry.header.entry_id)
 
 
 def asked(request):

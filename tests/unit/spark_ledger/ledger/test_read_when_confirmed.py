@@ -10,7 +10,7 @@ from spark_ledger import errors
 from spark_ledger.bookies.bookie_client import CallFailed
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_tail import append, ended_within, waiting, written
+from tests.unit.spark_ledger.ledger.tails import append, ended_within, waiting, written
 
 
 @simulated

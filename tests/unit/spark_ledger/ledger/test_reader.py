@@ -14,33 +14,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import derive
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-
-
-async def written(ledgers, count, size=10, sizes=(3, 3, 2), close=True):
-    writer = await ledgers.create(*sizes)
-    await asyncio.gather(*(writer.append(bytes([n % 256]) * size, 1) for n in range(count)))
-    await writer.fully_replicated(1)
-    if close:
-        await writer.close()
-    return writer
-
-
-async def collect(reader, first, last, **options):
-    found = []
-    async for entry_id, entry in reader.read(first, last, **options):
-        assert entry.header.entry_id == entry_id
-        assert bytes(entry.payload[:1]) == bytes([entry_id % 256])
-        found.append(entry_id)
-    return found
-
-
-def reads_of(cluster, *names):
-    return [
-        r
-        for name in names or cluster.bookies
-        for r in cluster.bookies[name].requests
-        if isinstance(r, m.ReadRequest)
-    ]
+from tests.unit.spark_ledger.ledger.reads import collect, reads_of, written
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (4, 2, 1), (5, 3, 2)], ids=str)

@@ -9,7 +9,7 @@ from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import IdSpent, LedgerRecords, MoveRefused
 from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.ledger.fakes import simulated
-from tests.unit.spark_ledger.ledger.test_records import (
+from tests.unit.spark_ledger.ledger.stored_records import (
     APPLIED,
     CLOSE,
     END,

@@ -10,7 +10,7 @@ from spark_ledger.ledger.records import LedgerRecords, MoveRefused
 from spark_ledger.metadata import ledger_record, paths
 from tests.simulation.restoring import copied, go_back
 from tests.unit.spark_ledger.ledger.fakes import simulated
-from tests.unit.spark_ledger.ledger.test_records import (
+from tests.unit.spark_ledger.ledger.stored_records import (
     CHANGE,
     CLOSE,
     MARK,

@@ -8,25 +8,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_reader import collect, reads_of, written
-
-
-def watch_bytes(cluster):
-    """The most bytes that reads under way could bring at a time, once it is over."""
-    under_way, most = {}, [0]
-    for bookie in cluster.bookies.values():
-
-        async def handle(request, timeout_s, handle=bookie.handle):
-            if isinstance(request, m.ReadRequest):
-                under_way[id(request)] = request.max_bytes
-                most.append(sum(under_way.values()))
-            try:
-                return await handle(request, timeout_s)
-            finally:
-                under_way.pop(id(request), None)
-
-        bookie.handle = handle
-    return most
+from tests.unit.spark_ledger.ledger.reads import collect, reads_of, watch_bytes, written
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 1), (5, 3, 2), (5, 4, 2)], ids=str)

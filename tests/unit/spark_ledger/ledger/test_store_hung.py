@@ -8,7 +8,7 @@ from spark_ledger import errors
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.ledger.test_reader import written
+from tests.unit.spark_ledger.ledger.reads import written
 
 
 def hang(store, call="get", seconds=15.0, then=None):

@@ -10,16 +10,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-
-
-def payload(n):
-    return b"%d" % n
-
-
-async def written(ledgers, count, sizes=(3, 3, 2), announce=True):
-    writer = await ledgers.create(*sizes, announce_lac=announce)
-    await append(writer, 0, count)
-    return writer
+from tests.unit.spark_ledger.ledger.tails import append, ended_within, payload, waiting, written
 
 
 async def read_elsewhere(**settings):
@@ -28,10 +19,6 @@ async def read_elsewhere(**settings):
     writer = await written(ledgers, 5)
     other = await cluster.client("reader")
     return cluster, ledgers, writer, other, await other.open(writer.ledger_id, recover=False)
-
-
-async def append(writer, first, last):
-    await asyncio.gather(*(writer.append(payload(n)) for n in range(first, last)))
 
 
 async def collect(reader, first=0):
@@ -50,18 +37,6 @@ def questions(cluster):
     return [
         r for b in cluster.bookies.values() for r in b.requests if isinstance(r, m.ReadLacRequest)
     ]
-
-
-def waiting(cluster):
-    return sum(bookie.waiting for bookie in cluster.bookies.values())
-
-
-async def ended_within(task, seconds):
-    """Its result; it must not take longer."""
-    began = current().time()
-    result = await asyncio.wait_for(task, 60)
-    assert current().time() - began <= seconds
-    return result
 
 
 # -- the stream ---------------------------------------------------------------------------------

@@ -15,18 +15,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import RecordState, decode
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from tests.simulation.loop import current
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-
-
-def refuses(status, **fields):
-    """An override that answers adds with a status and leaves other requests alone."""
-
-    def override(request):
-        if isinstance(request, m.AddRequest):
-            return m.AddResponse([m.AddResult(status, **fields) for _ in request.adds])
-        return None
-
-    return override
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, failure_of, refuses, simulated
 
 
 def lose_the_answer_of_a_write(session, away_s):
@@ -50,12 +39,6 @@ def lose_the_answer_of_a_write(session, away_s):
         await plain["sync"](*arguments)
 
     session.set, session.sync = set_once, sync_later
-
-
-async def failure_of(future):
-    with pytest.raises(errors.LedgerError) as caught:
-        await future
-    return caught.value
 
 
 @simulated

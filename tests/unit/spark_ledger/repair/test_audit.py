@@ -9,8 +9,7 @@ from spark_ledger.repair import work_list
 from spark_ledger.repair.audit import audit
 from spark_ledger.repair.work_list import Cause, Reason
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
-from tests.unit.spark_ledger.repair.test_healing import gone
-from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
+from tests.unit.spark_ledger.repair.stage import gone, ledger_of, lose
 
 TOKENS = derive(b"")
 

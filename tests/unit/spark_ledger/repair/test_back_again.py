@@ -3,13 +3,7 @@
 from spark_ledger.metadata import paths
 from spark_ledger.repair import work_list
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.repair.test_healing import (
-    copies_of,
-    gone,
-    healing,
-    ledger_of,
-    look_for,
-)
+from tests.unit.spark_ledger.repair.stage import copies_of, gone, healing, ledger_of, look_for
 
 
 @simulated

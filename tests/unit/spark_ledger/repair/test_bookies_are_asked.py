@@ -4,7 +4,7 @@ from bookie_server.api import messages as m
 from spark_ledger.ledger.client import LedgerStore
 from tests.kit.limbo_repair import repair
 from tests.unit.spark_ledger.ledger.fakes import FakeCluster, FakeNetwork, cluster_of, simulated
-from tests.unit.spark_ledger.repair.test_limbo import in_limbo, ledger_of
+from tests.unit.spark_ledger.repair.stage import in_limbo, ledger_of
 
 
 def reads(cluster: FakeCluster, *names: str) -> list[m.ReadRequest]:

@@ -14,9 +14,7 @@ from spark_ledger.repair import status
 from spark_ledger.repair.decommission import begin, cancel, decommission, forget
 from spark_ledger.repair.service import Autorecovery
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, put, simulated
-from tests.unit.spark_ledger.repair.test_healing import copies_of, gone
-from tests.unit.spark_ledger.repair.test_limbo import ledger_of
-from tests.unit.spark_ledger.repair.test_status import known
+from tests.unit.spark_ledger.repair.stage import copies_of, gone, known, ledger_of
 
 
 async def heals(ledgers):

@@ -14,50 +14,18 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import JoiningBookie, RecordState
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import slots, work_list
-from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.work_list import Cause
-from spark_ledger.repair.worker import Worker
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
-from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
-
-DELAY_S = 20.0
-TOKENS = autorecovery.repair_tokens("secret")
-
-
-async def healing(ledgers, **settings):
-    """An auditor and a worker."""
-    settings = {"lost_bookie_delay_s": DELAY_S, "repair_bytes_per_s": 0, **settings}
-    await autorecovery.change_settings(ledgers.metadata, **settings)
-    return Auditor(ledgers, TOKENS), Worker(ledgers, TOKENS)
-
-
-async def gone(cluster, *names):
-    for name in names:
-        cluster.bookies[name].refusing = True
-        await cluster.deregister(name)
-    await asyncio.sleep(1)  # for clients to hear of it
-
-
-async def look_for(auditor, worker, seconds, step_s=1.0):
-    """Look again and again; the last report and all outcomes."""
-    outcomes = []
-    for _ in range(int(seconds / step_s)):
-        report = await auditor.look()
-        outcomes += await worker.round()
-        await asyncio.sleep(step_s)
-    return report, outcomes
-
-
-async def copies_of(cluster, ledgers, ledger_id):
-    """By entry who of those that the record names has it."""
-    record = (await ledgers.record(ledger_id, fresh=True)).record
-    found = {}
-    for entry_id in range((record.last_entry or 0) + 1):
-        ensemble = record.fragment_of(entry_id).ensemble
-        found[entry_id] = sorted(
-            name for name in ensemble if (ledger_id, entry_id) in cluster.bookies[name].entries
-        )
-    return found
+from tests.unit.spark_ledger.repair.stage import (
+    DELAY_S,
+    TOKENS,
+    copies_of,
+    gone,
+    healing,
+    ledger_of,
+    look_for,
+    lose,
+)
 
 
 @simulated

@@ -17,15 +17,17 @@ from spark_ledger.repair.decommission import forget
 from spark_ledger.repair.work_list import Cause
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.ledger.fakes import STEPS_MAX, cluster_of, simulated
-from tests.unit.spark_ledger.repair.test_healing import (
+from tests.unit.spark_ledger.repair.stage import (
     DELAY_S,
     TOKENS,
     copies_of,
     gone,
     healing,
+    in_limbo,
+    ledger_of,
     look_for,
+    lose,
 )
-from tests.unit.spark_ledger.repair.test_limbo import in_limbo, ledger_of, lose
 
 
 @simulated

@@ -22,27 +22,7 @@ from spark_ledger.repair.service import repair_once, tokens_of
 from spark_ledger.repair.worker import Worker
 from tests.kit.limbo_repair import repair
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-
-
-async def ledger_of(ledgers, entries, sizes=(3, 3, 2), *, close=True, **options):
-    """A ledger of so many entries; its writer."""
-    writer = await ledgers.create(*sizes, **options)
-    await asyncio.gather(*[writer.append([b"payload %d" % number]) for number in range(entries)])
-    await asyncio.sleep(1)  # for the last copies
-    if close:
-        await writer.close()
-    return writer
-
-
-async def in_limbo(cluster, name, ledger_id, reason="lost"):
-    cluster.bookies[name].limbo[ledger_id] = 1
-    value = b'{"reason":"%s"}' % reason.encode()
-    await cluster.admin.create(paths.limbo(name, ledger_id), value, parents=True)
-
-
-def lose(cluster, name, *keys):
-    for key in keys:
-        del cluster.bookies[name].entries[key]
+from tests.unit.spark_ledger.repair.stage import in_limbo, ledger_of, lose
 
 
 @simulated

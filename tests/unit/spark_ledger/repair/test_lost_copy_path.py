@@ -6,8 +6,7 @@ import asyncio
 from spark_ledger.repair.service import Autorecovery
 from tests.kit.paths import functions_that_run, named
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.repair.test_healing import copies_of, gone, healing
-from tests.unit.spark_ledger.repair.test_limbo import ledger_of
+from tests.unit.spark_ledger.repair.stage import copies_of, gone, healing, ledger_of
 
 
 @simulated

@@ -14,15 +14,15 @@ from spark_ledger.repair.audit import audit
 from spark_ledger.repair.auditor import pause_s
 from spark_ledger.repair.work_list import Cause, Reason
 from tests.unit.spark_ledger.ledger.fakes import FakeCluster, cluster_on, simulated
-from tests.unit.spark_ledger.repair.test_healing import (
+from tests.unit.spark_ledger.repair.stage import (
     DELAY_S,
     TOKENS,
     copies_of,
     gone,
     healing,
+    ledger_of,
     look_for,
 )
-from tests.unit.spark_ledger.repair.test_limbo import ledger_of
 
 
 async def on_hosts(*hosts, **settings):

@@ -9,8 +9,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.repair import status, work_list
 from spark_ledger.repair.service import Autorecovery
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.repair.test_healing import gone
-from tests.unit.spark_ledger.repair.test_limbo import ledger_of
+from tests.unit.spark_ledger.repair.stage import gone, known, ledger_of
 
 DELAY_S = 20.0
 
@@ -19,11 +18,6 @@ async def looks(healing, seconds):
     for _ in range(int(seconds)):
         await healing.look()
         await asyncio.sleep(1)
-
-
-async def known(cluster, *names):
-    for name in names:
-        await cluster.admin.create(f"{paths.BOOKIES_KNOWN}/{name}", b"", parents=True)
 
 
 @simulated

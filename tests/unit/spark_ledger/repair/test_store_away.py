@@ -19,8 +19,7 @@ from spark_ledger.repair.worker import Worker
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.ledger_inventory import referred_by
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
-from tests.unit.spark_ledger.repair.test_limbo import in_limbo, ledger_of
-from tests.unit.spark_ledger.repair.test_status import known
+from tests.unit.spark_ledger.repair.stage import in_limbo, known, ledger_of
 
 CALLS = ("sync", "get", "set", "create", "delete", "children", "multi")
 CALLS_MAX = 200

@@ -7,17 +7,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
     StringType,
-    StructField,
     StructType,
-    TimestampType,
 )
 
 from spark_ledger.errors import (
@@ -29,33 +20,13 @@ from spark_ledger.errors import (
 )
 from spark_ledger.spark.options.options import shape_options
 from spark_ledger.spark.rows import columns
-from spark_ledger.topic.entry import message_batch, pulsar_batch, pulsar_columns
+from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.read.row_blocks import RUN, Block, BlockJoiner
 from spark_ledger.topic.schema.records import RESERVED_NAMES
 from tests.kit.pulsar_batches import batch_of, message
 from tests.kit.rows import Rows, parts_of
 from tests.kit.segments_seen import block_of
-
-HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
-KINDS: dict[str, DataType] = {
-    "BINARY": BinaryType(),
-    "STRING": StringType(),
-    "INT": IntegerType(),
-    "BIGINT": LongType(),
-    "DOUBLE": DoubleType(),
-    "TIMESTAMP": TimestampType(),
-    "HEADERS": columns.HEADERS_TYPE,
-    "TEXTS": ArrayType(
-        StructType([StructField("key", StringType()), StructField("value", StringType())])
-    ),
-    "MAP": MapType(StringType(), StringType()),
-}
-
-
-def ddl(text: str) -> StructType:
-    """Columns written as in SQL (pyspark's own parser needs a JVM)."""
-    columns = (column.split() for column in text.split(","))
-    return StructType([StructField(name, KINDS[kind]) for name, kind in columns])
+from tests.unit.spark_ledger.spark.typed_rows import HEADERS, ddl, rows, typed_rows
 
 
 def arrow(declared: StructType) -> pa.Schema:
@@ -77,28 +48,6 @@ PLACES = pa.schema(
         ("schemaVersion", pa.int32()),
     ]
 )
-
-
-def rows(*names: str) -> Block:
-    """Rows 40 to 42 of partition 3, of which the entry has the columns named (all by default)."""
-    made = {
-        "key": pa.array([b"a", None, b"c"], pa.binary()),
-        "value": pa.array([b"1", b"23", None], pa.binary()),
-        "event_time": pa.array([1, None, 3], message_batch.TYPES["event_time"]),
-        "headers": pa.array(HEADERS, message_batch.HEADERS_TYPE),
-    }
-    batch = pa.record_batch({name: made[name] for name in names or made})
-    place = {"ledger_id": 7, "entry_id": 5, "entry_row": 2}
-    return block_of(Rows(3, 40, 1_700_000_000_123, batch, **place))
-
-
-def typed_rows() -> Block:
-    made = {
-        "__key": pa.array([b"a", None], pa.binary()),
-        "__messageProperties": pa.array(HEADERS[:2], message_batch.HEADERS_TYPE),
-        "price": pa.array([1.5, None]),
-    }
-    return block_of(Rows(3, 40, 1000, pa.record_batch(made), True, 4, 7, 5, 2))
 
 
 def shape(**given: str):

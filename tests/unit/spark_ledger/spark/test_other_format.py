@@ -7,7 +7,7 @@ from spark_ledger.errors import OptionConflict
 from spark_ledger.spark.options.options import batch_read_options
 from spark_ledger.spark.rows import columns
 from spark_ledger.spark.rows.other_format import LOGGED_MAX, OnOtherFormat, OtherRows
-from tests.unit.spark_ledger.spark.test_columns import rows, typed_rows
+from tests.unit.spark_ledger.spark.typed_rows import rows, typed_rows
 
 
 def test_rows_of_the_kind_that_is_wanted_are_no_others_and_all_are_read_where_they_are_errors():

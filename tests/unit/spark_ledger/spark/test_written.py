@@ -18,7 +18,7 @@ from spark_ledger.spark.options.options import shape_options, stream_write_optio
 from spark_ledger.spark.rows import written
 from spark_ledger.spark.rows.columns import read_schema
 from spark_ledger.spark.rows.written import WrittenRows
-from tests.unit.spark_ledger.spark.test_columns import ddl
+from tests.unit.spark_ledger.spark.typed_rows import ddl
 
 ALL = "Value STRING, KEY BINARY, topic STRING, partition INT, headers MAP, eventTime TIMESTAMP"
 TYPED = (

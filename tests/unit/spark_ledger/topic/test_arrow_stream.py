@@ -1,6 +1,5 @@
 """Arrow streams whose bytes are damaged or forged: an error, never foreign memory or a signal."""
 
-import random
 import struct
 import subprocess
 import sys
@@ -11,30 +10,8 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_stream import UNPACKED_BYTES_MAX, read_batch
-from spark_ledger.topic.entry.message_batch import HEADERS_TYPE, encode_body
-
-ROWS = 50
-
-
-def rows() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([b"k%d" % i if i % 3 else None for i in range(ROWS)], pa.binary()),
-            pa.array([b"v" * (i % 7) for i in range(ROWS)], pa.binary()),
-            pa.array(
-                [[{"key": "name", "value": b"text"}] * (i % 3) for i in range(ROWS)], HEADERS_TYPE
-            ),
-            pa.array(
-                [{"a": i, "m": [("x", i)]} for i in range(ROWS)],
-                pa.struct([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int64()))]),
-            ),
-        ],
-        names=["key", "value", "headers", "own"],
-    )
-
-
-def stream_of(batch: pa.RecordBatch, compression: str = "none") -> bytes:
-    return b"".join(encode_body(batch, compression))
+from spark_ledger.topic.entry.message_batch import HEADERS_TYPE
+from tests.unit.spark_ledger.topic.arrow_streams import ROWS, rows, stream_of
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
@@ -147,7 +124,7 @@ sys.path[:0] = {path!r}
 resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
 from spark_ledger import errors
 from spark_ledger.topic.entry.arrow_stream import read_batch
-from tests.unit.spark_ledger.topic.test_arrow_stream import damaged, rows, stream_of
+from tests.unit.spark_ledger.topic.arrow_streams import damaged, rows, stream_of
 
 rng, refused, read = random.Random({seed}), 0, 0
 streams = [stream_of(rows(), one) for one in ("none", "lz4", "zstd")]
@@ -166,20 +143,6 @@ for _ in range({rounds}):
                 pass
 print(refused, read)
 """
-
-
-def damaged(rng: random.Random, stream: bytes) -> bytes:
-    """Some bytes or words of it are others."""
-    found = bytearray(stream)
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(found))
-        if rng.random() < 0.5:
-            found[at] ^= 1 << rng.randrange(8)
-        else:
-            at -= at % 4
-            value = rng.choice((0, 1, -1, 2**31 - 1, -(2**31), rng.randrange(2**31), 1 << 20))
-            found[at : at + 4] = struct.pack("<i", value)[: len(found) - at]
-    return bytes(found)
 
 
 def test_damaged_streams_end_no_process_and_take_no_memory():

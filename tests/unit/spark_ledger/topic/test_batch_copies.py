@@ -1,70 +1,13 @@
 """Merging segments born live: producers' batches are copied as they are."""
 
-import asyncio
-
-from spark_ledger.broker.owner.entry_batches import batches_in
-from spark_ledger.topic.commit.seal import sealed
-from spark_ledger.topic.entry.message_batch import Share, decode_header, encode_header
-from spark_ledger.topic.entry.pulsar_batch import framed
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.subscription.seek_target import CommittedSince, exactly
-from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.compactor import compact
 from spark_ledger.topic.upkeep.merge_encoding import StoredRows, times_with
 from spark_ledger.topic.upkeep.merge_plan import Merge
-from tests.kit.pulsar_batches import batch_of, message
+from tests.unit.spark_ledger.topic.batches import batches_of, numbered, produced, rows_of
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_counted_segments import appended, numbered, rows_of
-from tests.unit.spark_ledger.topic.test_task_reading import Owner
-
-
-class Producer(Owner):
-    """Its entries have batches of Pulsar's producers, several each."""
-
-    sent: list[bytes]
-
-    async def append(self, *sizes):
-        self.sent = getattr(self, "sent", [])
-        for size in sizes:
-            values = [b"%d" % n for n in range(self.rows, self.rows + size)]
-            cut = max(1, size // 2)
-            batches = [some for some in (values[:cut], values[cut:]) if some]
-            framed_ = [(len(some), batch_of([message(one) for one in some])) for some in batches]
-            share = Share(0, size, self.rows - self.base)
-            head = encode_header([share], self.now_ms, batches=True)
-            await self.writer.append(b"".join([head, *framed(framed_)]), rows=size)
-            self.sent += [data for _, data in framed_]
-            self.rows += size
-
-
-async def batches_of(client, state):
-    """Each batch with its first offset, as a broker finds it."""
-    held = state.partitions[0]
-    found = []
-    for task in plan_read(state, {0: (held.start_offset, held.end_offset)}):
-        async for run in fetch_kept(client, task):
-            for fetched in run:
-                if decode_header(fetched.entry.payload).batches:
-                    found += [
-                        (one.offset, one.data) for some in batches_in(fetched) for one in some
-                    ]
-    return found
-
-
-async def produced(stage, *sizes):
-    """Segments born live, sealed, of such entries each."""
-    made = []
-    for some in sizes:
-        owner = Producer(stage)
-        await owner.open(sum(sum(one) for one in sizes[: len(made)]))
-        await appended(stage, owner, *some)
-        live = (await stage.client.log(stage.topic.id).fold(fresh=True)).partitions[0].live
-        seal = await sealed(stage.client.ledgers, live)
-        await stage.client.commit_actions(stage.topic.id, [seal], owner.intent)
-        made.append(owner)
-        await asyncio.sleep(1)
-    return made
 
 
 def test_merging_keeps_producers_batches_byte_for_byte_and_their_boundaries():

@@ -13,31 +13,9 @@ from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.actions import Append, Trim
 from spark_ledger.topic.log.blobs import pack
 from spark_ledger.topic.log.records import Commit, Head, Spilled
-from spark_ledger.topic.log.segments import INLINE, Segment
 from tests.kit.segments_seen import segments_of
+from tests.unit.spark_ledger.topic.checkpoints import commits
 from tests.unit.spark_ledger.topic.stage import play, segment
-
-
-def inline(*rows, partition=0, payload=b"p"):
-    """A segment in the commit itself, with an entry for each count of rows."""
-    return Segment(
-        partition,
-        INLINE,
-        0,
-        ((0, len(rows) - 1),),
-        rows,
-        sum(rows),
-        sum(rows) * 10,
-        1,
-        2,
-        inline=tuple(b"%s%d" % (payload, n) for n in range(len(rows))),
-    )
-
-
-async def commits(stage, intent, count, client=None, **options):
-    for _ in range(count):
-        segment = inline(2, 1, **options)
-        await (client or stage.client).commit_actions(stage.topic.id, [Append((segment,))], intent)
 
 
 def record_of(stage):

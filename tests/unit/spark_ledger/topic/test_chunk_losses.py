@@ -9,8 +9,8 @@ from spark_ledger.metadata import paths
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.actions import Hole, Overwrite, Replace, Trim
 from spark_ledger.topic.upkeep.janitor import Janitor
+from tests.unit.spark_ledger.topic.checkpoints import commits
 from tests.unit.spark_ledger.topic.stage import play, segment
-from tests.unit.spark_ledger.topic.test_checkpointing import commits
 
 DELAY_S = 600
 ROWS = 15

@@ -10,35 +10,11 @@ from spark_ledger.metadata.store import Check, Create, Set
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.upkeep.compactor import Compaction, MergePace
 from spark_ledger.topic.write import TaskResult
-from tests.unit.spark_ledger.broker.test_hand_over import another_process, reached
-from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.broker.hand_overs import another_process, reached
+from tests.unit.spark_ledger.broker.owners import owner_of
+from tests.unit.spark_ledger.topic.counted_calls import Counted
 from tests.unit.spark_ledger.topic.leftovers import ledgers_made
 from tests.unit.spark_ledger.topic.stage import play, segment
-
-CALLS = ("get", "children", "sync", "create", "set", "delete", "multi")
-
-
-class Counted:
-    """Counts what a client asks of its session; `multis` has the operations of each multi."""
-
-    def __init__(self, client):
-        self.calls = {}
-        self.multis = []
-        for name in CALLS:
-            setattr(client.store, name, self._counting(name, getattr(client.store, name)))
-
-    def _counting(self, name, call):
-        async def counted(*arguments, **options):
-            self.calls[name] = self.calls.get(name, 0) + 1
-            if name == "multi":
-                self.multis.append(list(arguments[0]))
-            return await call(*arguments, **options)
-
-        return counted
-
-    def taken(self):
-        calls, self.calls = self.calls, {}
-        return calls
 
 
 def results(stage, intent, number, partitions=1):

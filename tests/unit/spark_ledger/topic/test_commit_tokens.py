@@ -15,8 +15,8 @@ from spark_ledger.topic.log.records import Commit, decode_commit, encode_commit
 from spark_ledger.topic.log.segment_table import SegmentTable
 from spark_ledger.topic.log.segments import NO_TOKEN, PlacedSegment, token_of
 from spark_ledger.topic.upkeep.compactor import compact
+from tests.unit.spark_ledger.topic.checkpoints import History, Shelf
 from tests.unit.spark_ledger.topic.stage import play, segment
-from tests.unit.spark_ledger.topic.test_checkpoint import History, Shelf
 
 
 def after(topic, commit_id, *actions):

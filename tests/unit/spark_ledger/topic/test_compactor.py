@@ -23,8 +23,9 @@ from spark_ledger.topic.upkeep.compactor import (
 from spark_ledger.topic.upkeep.janitor import LEASE_S
 from spark_ledger.topic.upkeep.merge_plan import Merge, MergeLimits
 from tests.kit.loop_task import LoopTask
-from tests.kit.segments_seen import end_of, segments_of
+from tests.kit.segments_seen import end_of
 from tests.kit.slices import read_task
+from tests.unit.spark_ledger.topic.merged_segments import all_merged, seen, segments
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 
 
@@ -34,33 +35,6 @@ async def micro_batches(stage, intent, *rows):
         stage.now_ms = NOW_MS + version
         await stage.commit(intent, version, await stage.written(intent, [row] * 2))
         await stage.client.cache.close()
-
-
-async def seen(stage, partition=0):
-    """All a reader sees: (offset, written, columns)."""
-    client = await stage.another()
-    state = await client.log(stage.topic.id).fold(fresh=True)
-    held = state.partitions[partition]
-    ranges = {partition: (held.start_offset, held.end_offset)}
-    found = []
-    for task in plan_read(state, ranges, read=await client.tables(state, ranges)):
-        async for rows in read_task(client.ledgers, task):
-            each = zip(rows.each_ms().tolist(), rows.record_batch.to_pylist(), strict=True)
-            for at, (written_ms, row) in enumerate(each, rows.offset):
-                found.append((at, written_ms, row))
-    return found
-
-
-async def all_merged(stage, compaction):
-    """What was written for the tasks of a round."""
-    tasks, intent = await compaction.plan(), compaction.intent
-    made = [await compactor.merge(stage.client, stage.topic, intent, one) for one in tasks]
-    return [merged for some in made for merged in some]
-
-
-async def segments(stage, partition=0):
-    state = await stage.client.log(stage.topic.id).fold(fresh=True)
-    return segments_of(state.partitions[partition])
 
 
 def test_many_small_segments_become_one_and_every_row_stays_as_it_was():

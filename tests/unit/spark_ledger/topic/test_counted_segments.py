@@ -1,6 +1,5 @@
 """Segments born live: the log has the number of their rows, their entries' headers count them."""
 
-import asyncio
 import json
 import random
 from dataclasses import replace
@@ -27,11 +26,10 @@ from spark_ledger.topic.subscription.seek_target import (
     offset_since,
     rows_around,
 )
-from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.upkeep.retention import trim_points
-from tests.kit.rows import parts_of
-from tests.unit.spark_ledger.topic.stage import NOW_MS, play, segment
-from tests.unit.spark_ledger.topic.test_task_reading import Owner
+from tests.unit.spark_ledger.topic.batches import appended, numbered, rows_of
+from tests.unit.spark_ledger.topic.live_segments import Owner
+from tests.unit.spark_ledger.topic.stage import play, segment
 
 
 def counted(ledger_id: int, entries: int, rows: int, *, first_ms: int = 1, last_ms: int = 1):
@@ -49,29 +47,6 @@ def state_of(*steps):
     for ms, *actions in steps:
         state = apply(state, state.next, commit_of(*actions), ms)
     return state
-
-
-async def rows_of(client, task, **options):
-    found = []
-    async for run in fetch_kept(client, task, **options):
-        for rows in (r for fetched in run for b in fetched.blocks() for r in parts_of(b)):
-            values = rows.record_batch.column("value").to_pylist()
-            found += enumerate(values, rows.offset)
-    return found
-
-
-def numbered(*ranges):
-    return [(n, b"%d" % n) for lo, hi in ranges for n in range(lo, hi)]
-
-
-async def appended(stage, owner, *sizes):
-    """Entries of so many rows, one each second; when the first was stored."""
-    first_ms = NOW_MS + int(stage.world.loop.now * 1000)
-    for at, size in enumerate(sizes):
-        await asyncio.sleep(max(0, (first_ms - NOW_MS) / 1000 + at - stage.world.loop.now))
-        owner.now_ms = first_ms + 1000 * at
-        await owner.append(size)
-    return first_ms
 
 
 async def a_sealed_one(stage, *sizes):

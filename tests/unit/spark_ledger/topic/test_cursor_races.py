@@ -8,7 +8,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed, OutcomeUnknown
-from tests.unit.spark_ledger.topic.test_consumer_cursors import (
+from tests.unit.spark_ledger.topic.consumers import (
     PARTITIONS,
     broker,
     play_here,

@@ -11,9 +11,9 @@ from spark_ledger.metadata.cluster import Hold
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from tests.simulation.restoring import copied, go_back
 from tests.simulation.world import CLUSTER_ID
+from tests.unit.spark_ledger.topic.consumers import written
+from tests.unit.spark_ledger.topic.older_store import committed
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_consumer_cursors import written
-from tests.unit.spark_ledger.topic.test_followed_older_store import committed
 
 NAME = "s"
 

@@ -9,32 +9,14 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.topic.commit.seal import sealed
-from spark_ledger.topic.entry.message_batch import Share, encode_header
 from spark_ledger.topic.read.live import LiveEnds, live_task
 from spark_ledger.topic.upkeep import compactor
 from spark_ledger.topic.upkeep.live_repair import Fault, repair, unopened
 from tests.kit.rows import read_rows
-from tests.unit.spark_ledger.broker.test_live_writer import another_of, owner_of
+from tests.unit.spark_ledger.broker.owners import another_of, owner_of
+from tests.unit.spark_ledger.topic.batches import FOREIGN, JUNK, header
+from tests.unit.spark_ledger.topic.live_segments import with_live
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_seal import with_live
-
-JUNK = b"another program wrote this"
-
-
-def header(rows=1, first_row=0, partition=0, version=2):
-    made = bytearray(encode_header([Share(partition, rows, first_row)], 1))
-    made[4] = version
-    return bytes(made)
-
-
-FOREIGN = {
-    "junk": JUNK,
-    "nothing": b"",
-    "a header cut short": header()[:20],
-    "another partition's": header(first_row=5, partition=3),
-    "another place": header(first_row=9),
-    "flags that contradict each other": b"SLM1\x02\x0a" + bytes(26),
-}
 
 
 async def live_of(stage):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from spark_ledger.topic.log.intents import PARTS
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.parts import Part, commit_part
+from tests.unit.spark_ledger.topic.janitors import janitor_of, ledger_of, trimmed
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_janitor import janitor_of, ledger_of, trimmed
 
 
 async def of_no_delay(stage):

@@ -7,24 +7,12 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
-from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.garbage import PAUSE_LEASES
-from spark_ledger.topic.upkeep.janitor import Janitor, remove_tree
+from spark_ledger.topic.upkeep.janitor import remove_tree
+from tests.unit.spark_ledger.topic.janitors import DELAY_S, delayed, janitor_of, ledger_of, trimmed
 from tests.unit.spark_ledger.topic.stage import play
-
-DELAY_S = 600
-
-
-async def delayed(stage):
-    """The topic's delete delay is DELAY_S."""
-    await stage.client.topics.change_policies("t", {"delete_delay_ms": DELAY_S * 1000})
-
-
-async def janitor_of(stage, **options):
-    client = await stage.another()
-    return Janitor(client.store, client.ledgers, random.Random(1), **options)
 
 
 def nodes(stage):
@@ -351,10 +339,6 @@ def test_a_store_that_holds_another_cluster_than_before_stops_the_janitor():
     play(act)
 
 
-def ledger_of(result):
-    return result.segments[0].ledger_id
-
-
 def test_what_a_topic_dropped_goes_after_the_delete_delay_and_not_before():
     async def act(stage):
         await delayed(stage)
@@ -372,13 +356,6 @@ def test_what_a_topic_dropped_goes_after_the_delete_delay_and_not_before():
         assert (await janitor.clean()).deleted == (ledger_of(wrote),)
 
     play(act)
-
-
-async def trimmed(stage):
-    state = await stage.client.log(stage.topic.id).fold(fresh=True)
-    system = await stage.client.intents.open_system_intent("trim", "t")
-    action = Trim(tuple(state.end_offsets().items()))
-    await stage.client.commit_actions(stage.topic.id, [action], system, finish_intent=True)
 
 
 def test_under_a_running_query_a_ledger_that_lost_its_rows_goes_only_after_one_more_version():

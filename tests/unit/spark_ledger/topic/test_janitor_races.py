@@ -9,8 +9,8 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.upkeep.janitor import remove_tree
+from tests.unit.spark_ledger.topic.janitors import DELAY_S, delayed, janitor_of
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_janitor import DELAY_S, delayed, janitor_of
 
 
 class AsOfSync:

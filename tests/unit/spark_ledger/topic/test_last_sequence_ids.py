@@ -11,7 +11,7 @@ from spark_ledger.topic.entry import pulsar_batch, pulsar_columns
 from spark_ledger.topic.entry.message_batch import SEQUENCE_ID
 from spark_ledger.topic.entry.pulsar_batch import WALKED_BYTES_MAX, WALKED_MESSAGES_MAX, built
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
-from tests.unit.spark_ledger.topic.test_pulsar_batch import CODECS
+from tests.unit.spark_ledger.topic.batches import CODECS
 
 IDS = st.none() | st.integers(0, 300) | st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])
 MESSAGES = st.lists(st.tuples(IDS, st.binary(max_size=30), st.text(max_size=4)), max_size=9)

@@ -13,9 +13,9 @@ from spark_ledger.metadata.cluster import IDS_PER_EPOCH, Hold
 from spark_ledger.metadata.store import Check, Create
 from tests.simulation.restoring import copied, go_back
 from tests.simulation.world import CLUSTER_ID
-from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.broker.owners import owner_of
+from tests.unit.spark_ledger.topic.counted_calls import Counted
 from tests.unit.spark_ledger.topic.stage import Stage, play
-from tests.unit.spark_ledger.topic.test_commit_cost import Counted
 
 WHY = Hold("link 7 is not in it", "b1")
 QUORUMS = (3, 3, 2)

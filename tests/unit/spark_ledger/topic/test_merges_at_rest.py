@@ -11,11 +11,11 @@ from spark_ledger.topic.upkeep.compactor import compact
 from tests.kit.loop_task import LoopTask
 from tests.kit.pulsar_batches import batch_of, chunked, message
 from tests.kit.settings import with_settings
-from tests.unit.spark_ledger.broker.test_chunked_messages import Sending, all_sent, rows_between
-from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.broker.owners import owner_of
+from tests.unit.spark_ledger.broker.sending import Sending, all_sent, rows_between
+from tests.unit.spark_ledger.topic.batches import batches_of, produced
+from tests.unit.spark_ledger.topic.merged_segments import seen, segments
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
-from tests.unit.spark_ledger.topic.test_batch_copies import batches_of, produced
-from tests.unit.spark_ledger.topic.test_compactor import seen, segments
 
 ROUNDS_MAX = 3
 ZLIB = {"compression": 2, "compress": zlib.compress}
@@ -68,7 +68,7 @@ def test_batches_of_producers_are_merged_until_they_fill_their_entries(
         values = [rng.randbytes(rng.randint(1, bytes_max)) for _ in messages]
         return batch_of([message(value) for value in values], **codec)
 
-    monkeypatch.setattr("tests.unit.spark_ledger.topic.test_batch_copies.batch_of", padded)
+    monkeypatch.setattr("tests.unit.spark_ledger.topic.batches.batch_of", padded)
 
     async def act(stage):
         await produced(stage, (1, 1), (2,), (1,), (1, 1, 1), (2,))

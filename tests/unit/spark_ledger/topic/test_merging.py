@@ -8,8 +8,8 @@ from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.upkeep.merge_plan import QUIET_MS, SLOT_MS
 from spark_ledger.topic.upkeep.upkeep import INTENT_MS, Merging, TopicHead
+from tests.unit.spark_ledger.topic.merged_segments import seen, segments
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_compactor import seen, segments
 
 QUIET_S, SLOT_S = QUIET_MS / 1000 + 1, SLOT_MS / 1000
 

@@ -14,9 +14,9 @@ from spark_ledger.topic.log.actions import Append
 from spark_ledger.topic.log.blobs import HeldLedgers
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.upkeep.compactor import Compaction, MergePace
+from tests.unit.spark_ledger.topic.janitors import janitor_of
+from tests.unit.spark_ledger.topic.merged_segments import all_merged
 from tests.unit.spark_ledger.topic.stage import inline, play
-from tests.unit.spark_ledger.topic.test_compactor import all_merged
-from tests.unit.spark_ledger.topic.test_janitor import janitor_of
 
 
 async def without_delay(stage):

@@ -11,8 +11,8 @@ from spark_ledger.metadata import deleted_ledgers, paths
 from spark_ledger.metadata.hold import encode_counter
 from spark_ledger.metadata.store import ANY_VERSION
 from spark_ledger.topic.upkeep.upkeep import Upkeep
+from tests.unit.spark_ledger.topic.consumers import broker, play_here, written
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_consumer_cursors import broker, play_here, written
 
 NAMES = ("s0", "s1", "s2")
 

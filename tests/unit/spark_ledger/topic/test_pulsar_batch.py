@@ -15,18 +15,11 @@ from spark_ledger.topic.entry.message_batch import (
     Share,
     column_of,
     decode_header,
-    encode_header,
 )
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 from tests.kit.pulsar_batches import batch_of, chunked, decode_entry, lone, message, whole_of
+from tests.unit.spark_ledger.topic.batches import CODECS, data, entry_of
 
-CODECS = {
-    "none": (0, bytes),
-    "lz4": (1, lambda data: pa.Codec("lz4_raw").compress(data, asbytes=True)),
-    "zlib": (2, zlib.compress),
-    "zstd": (3, lambda data: pa.Codec("zstd").compress(data, asbytes=True)),
-    "snappy": (4, lambda data: pa.Codec("snappy").compress(data, asbytes=True)),
-}
 MESSAGES = st.lists(
     st.builds(
         message,
@@ -44,12 +37,6 @@ def of_rows(rows, written_ms, first_row):
     """All that is made of rows, in one step."""
     made = pulsar_batch.encoded([rows], written_ms, first_row)
     return [one for one in made if one is not None]
-
-
-def entry_of(*batches, written_ms=9):
-    rows = sum(count for count, _ in batches)
-    head = encode_header([Share(2, rows, 5)], written_ms, batches=True)
-    return b"".join([head, *pulsar_batch.framed(batches)])
 
 
 def rows_of(batch):
@@ -250,10 +237,6 @@ def test_batches_of_rows_are_as_large_as_clients_take_and_larger_rows_are_in_chu
     times = [int(ms) for ms in pulsar_columns.publish_times(map(pulsar_batch.parse, data(made)))]
     ends = [sum(count for count, _ in batches[: i + 1]) for i in range(len(batches))]
     assert times == [end - 1 for end in ends]
-
-
-def data(made):
-    return [one.data for one in made]
 
 
 def test_a_row_in_chunks_has_its_key_headers_and_event_time_in_each(monkeypatch):

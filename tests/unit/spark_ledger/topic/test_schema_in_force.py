@@ -16,8 +16,8 @@ from spark_ledger.topic.schema.records import Compatibility, decode_head, encode
 from spark_ledger.topic.schema.rules import SchemaMode
 from spark_ledger.topic.write import TaskResult
 from tests.simulation.loop import current
+from tests.unit.spark_ledger.topic.counted_calls import Counted
 from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
-from tests.unit.spark_ledger.topic.test_commit_cost import Counted
 
 COLUMNS = pa.schema([("id", pa.int64())])
 WRONG = pa.schema([("id", pa.string())])

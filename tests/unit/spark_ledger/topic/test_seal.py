@@ -5,16 +5,8 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.commit.seal import ended_at, sealed
 from spark_ledger.topic.log.actions import OpenLive
+from tests.unit.spark_ledger.topic.live_segments import with_live
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_task_reading import Owner
-
-
-async def with_live(stage, base=0, *sizes):
-    """An owner that has appended so many rows an entry."""
-    owner = Owner(stage)
-    await owner.open(base)
-    await owner.append(*sizes)
-    return owner
 
 
 def test_a_seal_has_the_rows_of_the_last_entrys_header_and_lists_no_entry():

@@ -9,10 +9,8 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic.entry.key_filter import hashes_of
-from spark_ledger.topic.entry.message_batch import Share
-from spark_ledger.topic.log.actions import OpenLive, Replace, SealLive, Trim
+from spark_ledger.topic.log.actions import Replace, Trim
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
-from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.read.live import TAKEN_S, LiveEnds
 from spark_ledger.topic.read.pieces import LiveRows
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
@@ -20,10 +18,9 @@ from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.write import TaskSettings
 from tests.kit.loop_task import LoopTask
-from tests.kit.message_batches import encode_batch
 from tests.kit.segments_seen import rows_of
+from tests.unit.spark_ledger.topic.live_segments import Owner, deleted, listed
 from tests.unit.spark_ledger.topic.stage import play
-from tests.unit.spark_ledger.topic.test_views import listed
 
 
 async def read(client, task, **options):
@@ -47,11 +44,6 @@ async def two_ledgers(stage):
     state = await stage.client.log(stage.topic.id).fold(fresh=True)
     (task,) = plan_read(state, {0: (0, 20)}, topic="t")
     return task, task.table.ledgers.tolist()
-
-
-async def deleted(stage, ledger_id):
-    await stage.client.ledgers.recover(ledger_id)
-    await stage.client.ledgers.delete(ledger_id)
 
 
 async def maintenance(stage, *actions):
@@ -190,43 +182,6 @@ def test_entries_that_cannot_hold_a_key_are_not_fetched():
         assert len(some) < len(every) / 2
 
     play(act)
-
-
-class Owner:
-    """Appends rows to a live segment of partition 0, as a broker does."""
-
-    def __init__(self, stage):
-        self.stage = stage
-        self.rows = 0
-        self.now_ms = 1
-
-    async def open(self, base):
-        ledgers = self.stage.client.ledgers
-        self.base = self.rows = base
-        self.intent = await self.stage.client.intents.open_system_intent("own", "t")
-        self.writer = await ledgers.create(
-            3, 2, 2, intent=self.intent.id, topic=self.stage.topic.id, announce_lac=True
-        )
-        live = OpenLive(0, self.writer.ledger_id, 0, "owner", 1)
-        await self.stage.client.commit_actions(self.stage.topic.id, [live], self.intent)
-
-    async def append(self, *sizes):
-        for size in sizes:
-            values = [b"%d" % n for n in range(self.rows, self.rows + size)]
-            batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
-            shares = [Share(0, size, self.rows - self.base)]
-            await self.writer.append(encode_batch(batch, shares, written_ms=self.now_ms), rows=size)
-            self.rows += size
-
-    async def seal(self, *sizes):
-        record = await self.writer.close()
-        last = record.last_entry
-        rows = self.rows - self.base
-        segment = Segment(
-            0, self.writer.ledger_id, 9, ((0, last),), sizes, rows, record.length_bytes, 1, 1
-        )
-        sealed = SealLive(0, self.writer.ledger_id, segment)
-        await self.stage.client.commit_actions(self.stage.topic.id, [sealed], self.intent)
 
 
 async def opened(stage):

@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import Delete, OutcomeUnknown
-from tests.unit.spark_ledger.topic.test_consumer_cursors import NAME, broker, opened, play_here
+from tests.unit.spark_ledger.topic.consumers import NAME, broker, opened, play_here
 
 WITHIN_S = 25.0
 

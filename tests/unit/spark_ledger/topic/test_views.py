@@ -1,7 +1,6 @@
 """What listings of a cluster say."""
 
 import asyncio
-import pickle
 
 import pytest
 
@@ -11,18 +10,9 @@ from spark_ledger.topic import views
 from spark_ledger.topic.log.actions import Hole, Terminate
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
+from tests.unit.spark_ledger.topic.live_segments import listed
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import commit, fill
-
-
-async def listed(client, view, names=None):
-    """The whole view as dictionaries, its parts sent as Spark would."""
-    found = []
-    for part in await views.plan(client, view, names):
-        for batch in await views.read(client, pickle.loads(pickle.dumps(part))):
-            assert batch.schema.equals(views.SCHEMAS[view])
-            found += batch.to_pylist()
-    return found
 
 
 async def written(stage, *batches, inline=False):
