@@ -14,12 +14,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owner.entry_batches import batches_in
-from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
+from spark_ledger.broker.owner.tail import RecentBatches, Stored, StoredRun, TailBudget
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry import pulsar_batch
@@ -81,14 +80,6 @@ class OpenEnd:
         self.live, self.end, self.last_entry = None, 0, -1
 
 
-class StoredRun(Protocol):
-    """Batches that are confirmed, in the order of their offsets."""
-
-    batches: list[bytes]
-    counts: list[int]
-    batched: bool
-
-
 class Partition:
     """`state` is the topic as it is known now; `catch_up` returns once it has the commits that were
     heard of, or soon after: so that rows which were trimmed are not given out of memory."""
@@ -115,14 +106,8 @@ class Partition:
         self._topic = topic
         self._state = state
         self._catch_up, self._history = catch_up, 0
-        self._budget = budget
-        self._tail, self._read = Tail(budget), Tail(budget.apart)
+        self._recent = RecentBatches(budget)
         self._start = self._end = 0
-        self._stored_end = 0
-        """Of the newest batches in memory."""
-        self._last: Stored | None = None
-        self._last_until = 0
-        """Up to there no other batch with a row comes after it."""
         self.listeners: dict[asyncio.Event, None] = {}
         """Set whenever there may be more than before."""
 
@@ -159,17 +144,10 @@ class Partition:
 
     def stored(self, offset: int, run: StoredRun) -> None:
         """A producer's batches are confirmed."""
-        if offset < self._stored_end:
+        if offset < self._recent.end:
             self.forget()
-        end = offset + sum(run.counts)
-        last = Stored(end - run.counts[-1], run.counts[-1], run.batches[-1], run.batched)
-        self._stored_end = end
-        self._end = max(self._end, end)
-        if last.has_rows:
-            self._last, self._last_until = last, end
-        elif self._last_until == offset:
-            self._last_until = end
-        self._tail.add(offset, run.counts, run.batches, run.batched)
+        self._recent.add(offset, run)
+        self._end = max(self._end, self._recent.end)
         self.wake()
 
     async def _compare(self) -> None:
@@ -182,9 +160,8 @@ class Partition:
     def forget(self) -> None:
         """The metadata store went back in time: rows in memory are no rows of the topic any more,
         and their offsets are others' now."""
-        self._tail, self._read = Tail(self._budget), Tail(self._budget.apart)
+        self._recent.forget()
         self._start = self._end = 0
-        self._last, self._last_until = None, 0
 
     async def read(
         self, offset: int, bytes_max: int = READ_BYTES, *, lossy: bool = False
@@ -196,9 +173,7 @@ class Partition:
         each foreign entry. Raises as task_reader.fetch_kept."""
         await self._compare()
         offset = max(offset, self.start)
-        batches = self._tail.since(offset, bytes_max)
-        if not batches:  # what a consumer had no permits for comes again
-            batches = self._read.since(offset, bytes_max)
+        batches = self._recent.since(offset, bytes_max)
         if batches:
             return batches
         try:
@@ -226,7 +201,7 @@ class Partition:
                     for fetched in run:
                         for step in self._batches(fetched, lossy):
                             batches += step
-                            self._read.add_read(step)
+                            self._recent.add_read(step)
                             size += sum(len(batch.data) for batch in step)
                             await asyncio.sleep(0)
                             if size >= max(bytes_max, READ_BYTES_MAX):
@@ -268,16 +243,17 @@ class Partition:
         """The last batch with a confirmed row, None in an empty partition. Raises as `_read_at`."""
         await self._compare()
         until = end = self.end
-        if self._last is not None and self._last_until == end and not self._is_gone(self._last.end):
-            return self._last
+        last = self._recent.last_before(end)
+        if last is not None and not self._is_gone(last.end):
+            return last
         while end > self.start:
             if self._is_gone(end):
                 end = self._before_hole(end)
                 continue
             batches = [batch for batch in await self._read_at(end - 1) if batch.offset < end]
             if batches and batches[-1].has_rows:
-                self._last, self._last_until = batches[-1], until
-                return self._last
+                self._recent.note_last(batches[-1], until)
+                return batches[-1]
             end = batches[-1].offset if batches else self._before_hole(end)
         return None
 

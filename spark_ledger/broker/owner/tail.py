@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer
 from spark_ledger.topic.entry import pulsar_batch
@@ -187,3 +187,51 @@ class Tail:
             if offset == before:
                 break
         return batches
+
+
+class StoredRun(Protocol):
+    """Batches that are confirmed, in the order of their offsets."""
+
+    batches: list[bytes]
+    counts: list[int]
+    batched: bool
+
+
+class RecentBatches:
+    """What a partition has in memory: its newest batches, those that were read from ledgers, and
+    the last one with a row. `end`: one past the newest."""
+
+    def __init__(self, budget: TailBudget) -> None:
+        self.end = 0
+        self._budget = budget
+        self.forget()
+
+    def forget(self) -> None:
+        self._newest, self._read = Tail(self._budget), Tail(self._budget.apart)
+        self._last: Stored | None = None
+        self._last_until = 0  # up to there no other batch with a row comes after it
+
+    def add(self, offset: int, run: StoredRun) -> None:
+        """Batches are confirmed from the offset on."""
+        self.end = end = offset + sum(run.counts)
+        last = Stored(end - run.counts[-1], run.counts[-1], run.batches[-1], run.batched)
+        if last.has_rows:
+            self.note_last(last, end)
+        elif self._last_until == offset:
+            self._last_until = end
+        self._newest.add(offset, run.counts, run.batches, run.batched)
+
+    def add_read(self, batches: Sequence[Stored]) -> None:
+        self._read.add_read(batches)
+
+    def since(self, offset: int, bytes_max: int) -> list[Stored]:
+        """As Tail.since. What a consumer had no permits for was read, and is here still."""
+        return self._newest.since(offset, bytes_max) or self._read.since(offset, bytes_max)
+
+    def note_last(self, batch: Stored, until: int) -> None:
+        """It is the last one with a row of those before `until`."""
+        self._last, self._last_until = batch, until
+
+    def last_before(self, end: int) -> Stored | None:
+        """The last one with a row before that end; None if it is not known."""
+        return self._last if self._last_until == end else None

@@ -18,28 +18,22 @@ from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher, Link
 from spark_ledger.broker.dispatch.policies import POLICIES
-from spark_ledger.broker.names import message_id, offset_of
-from spark_ledger.broker.owner.partition import Partition
-from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
 from spark_ledger.broker.produce.intake import Intake, SendersLink
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
-    EARLIEST,
-    LATEST,
     NO_TRANSACTIONS,
     PROTOCOL_VERSION,
     AccessMode,
     BaseCommand,
     InitialPosition,
     LookupType,
-    MessageId,
     Refusal,
     SchemaType,
     ServerError,
     SubscriptionType,
     TopicsMode,
     command,
-    signed,
 )
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.metadata.store import StoreUnavailable
@@ -274,7 +268,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
     partition, subscriptions = owned.log, topic.subscriptions
 
     async def start() -> int:
-        return await _start(client, partition, part)
+        return await start_of_reader(partition, part, client.broker.clock.now_ms())
 
     def make(dispatcher: Dispatcher) -> Consumer:
         return Consumer(
@@ -308,28 +302,6 @@ async def _subscribe(client: Caller, part: Any) -> None:
     _reply(client, part, "success")
 
 
-async def _start(client: Caller, partition: Partition, part: Any) -> int:
-    """Where a reader begins. Raises Refusal."""
-    if part.start_message_rollback_duration_sec:
-        back_ms = part.start_message_rollback_duration_sec * 1000
-        return await partition.since(client.broker.clock.now_ms() - back_ms)
-    if part.HasField("start_message_id"):
-        return offset_named(partition, part.start_message_id)
-    return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
-
-
-def offset_named(partition: Partition, id_: MessageId) -> int:
-    """The offset that an id, or one of the two ends, means: of a message in a batch its own, since
-    a merge may have put rows of Spark into other batches. Raises Refusal."""
-    place = (signed(id_.ledgerId), signed(id_.entryId))
-    if place == (EARLIEST, EARLIEST):
-        return partition.start
-    if LATEST in place:
-        return partition.end
-    offset = offset_of(id_, partition.ledger)
-    return min(max(offset, partition.start), partition.end)
-
-
 def _of(client: Caller, part: Any) -> Consuming:
     consuming = client.consumers.get(part.consumer_id)
     if consuming is None:
@@ -355,38 +327,15 @@ async def _unsubscribe(client: Caller, part: Any) -> None:
 
 async def _seek(client: Caller, part: Any) -> None:
     consumer, subscriptions, name = _of(client, part)
-    partition = consumer.dispatcher.partition
-    if part.HasField("message_id"):
-        offset = offset_named(partition, part.message_id)
-    else:
-        offset = await partition.since(part.message_publish_time)
+    offset = await target_of_seek(consumer.dispatcher.partition, part)
     await subscriptions.seek(name, consumer.dispatcher, offset)
     _reply(client, part, "success")
 
 
 async def _get_last_message_id(client: Caller, part: Any) -> None:
-    dispatcher = _of(client, part).consumer.dispatcher
-    partition = dispatcher.partition
-    last = await partition.last()
-    number, ledger = partition.shown, partition.ledger
-    if last is None:
-        last_id = names.nothing(number)
-    else:
-        index = last.messages - 1 if last.batched else names.NO_BATCH
-        last_id = message_id(ledger, last.offset, number, index)
-        if last.batched:
-            last_id.batch_size = last.messages
-    mark = message_id(ledger, marked_entry(dispatcher.acks.mark, last), number)
+    last_id, mark = await last_and_mark(_of(client, part).consumer.dispatcher)
     fields = {"last_message_id": last_id, "consumer_mark_delete_position": mark}
     _reply(client, part, "last_message_id_response", **fields)
-
-
-def marked_entry(mark: int, last: Stored | None) -> int:
-    """The entry of the last batch that is wholly below the mark. Clients compare it with the entry
-    of the partition's last batch, and never take it for a message within a batch."""
-    if last is None or mark <= last.offset:
-        return mark - 1
-    return last.offset if mark >= last.end else last.offset - 1
 
 
 # -- schemas ---------------------------------------------------------------------------------------

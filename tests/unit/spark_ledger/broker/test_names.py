@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.broker import names
+from spark_ledger.broker.dispatch import positions
 from spark_ledger.broker.names import ledger_number, message_id, offset_of, parse
-from spark_ledger.broker.serve import commands as requests
 from spark_ledger.broker.wire.commands import LATEST, MessageId, Refusal, ServerError
 
 
@@ -59,10 +59,10 @@ def test_an_id_names_an_offset_and_one_of_another_topic_is_refused():
 
 def test_a_reader_and_a_seek_begin_at_the_message_that_their_id_names():
     partition = SimpleNamespace(ledger=7, start=100, end=1000)
-    whole = requests.offset_named(partition, names.message_id(7, 500, 0))
-    within = requests.offset_named(partition, names.message_id(7, 500, 0, 3))
+    whole = positions.offset_named(partition, names.message_id(7, 500, 0))
+    within = positions.offset_named(partition, names.message_id(7, 500, 0, 3))
     assert (whole, within) == (500, 503)
-    assert requests.offset_named(partition, names.message_id(7, 5, 0, 3)) == 100  # it was trimmed
-    assert requests.offset_named(partition, names.nothing(0)) == 100
+    assert positions.offset_named(partition, names.message_id(7, 5, 0, 3)) == 100  # it was trimmed
+    assert positions.offset_named(partition, names.nothing(0)) == 100
     latest = MessageId(ledgerId=LATEST, entryId=LATEST)
-    assert requests.offset_named(partition, latest) == 1000
+    assert positions.offset_named(partition, latest) == 1000

@@ -1,0 +1,66 @@
+"""Which offset of a partition a client's request names, and which ids its answer has.
+
+Always true: an offset that is named is kept, or is the partition's end. Ids that clients compare
+have the entry of a batch (hazard 58).
+"""
+
+from typing import Any
+
+from spark_ledger.broker import names
+from spark_ledger.broker.dispatch.dispatcher import Dispatcher
+from spark_ledger.broker.names import message_id, offset_of
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Stored
+from spark_ledger.broker.wire.commands import EARLIEST, LATEST, InitialPosition, MessageId, signed
+
+
+def offset_named(partition: Partition, id_: MessageId) -> int:
+    """The offset that an id, or one of the two ends, means: of a message in a batch its own, since
+    a merge may have put rows of Spark into other batches. Raises Refusal."""
+    place = (signed(id_.ledgerId), signed(id_.entryId))
+    if place == (EARLIEST, EARLIEST):
+        return partition.start
+    if LATEST in place:
+        return partition.end
+    offset = offset_of(id_, partition.ledger)
+    return min(max(offset, partition.start), partition.end)
+
+
+async def start_of_reader(partition: Partition, part: Any, now_ms: int) -> int:
+    """Where the reader begins that SUBSCRIBE asks for. Raises Refusal, and as Partition.since."""
+    if part.start_message_rollback_duration_sec:
+        return await partition.since(now_ms - part.start_message_rollback_duration_sec * 1000)
+    if part.HasField("start_message_id"):
+        return offset_named(partition, part.start_message_id)
+    return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
+
+
+async def target_of_seek(partition: Partition, part: Any) -> int:
+    """The offset that SEEK asks for. Raises Refusal, and as Partition.since."""
+    if part.HasField("message_id"):
+        return offset_named(partition, part.message_id)
+    return await partition.since(part.message_publish_time)
+
+
+async def last_and_mark(dispatcher: Dispatcher) -> tuple[MessageId, MessageId]:
+    """The ids of the partition's last message, and of the last one below the subscription's mark.
+    Raises as Partition.last."""
+    partition = dispatcher.partition
+    last = await partition.last()
+    number, ledger = partition.shown, partition.ledger
+    if last is None:
+        last_id = names.nothing(number)
+    else:
+        index = last.messages - 1 if last.batched else names.NO_BATCH
+        last_id = message_id(ledger, last.offset, number, index)
+        if last.batched:
+            last_id.batch_size = last.messages
+    return last_id, message_id(ledger, marked_entry(dispatcher.acks.mark, last), number)
+
+
+def marked_entry(mark: int, last: Stored | None) -> int:
+    """The entry of the last batch that is wholly below the mark. Clients compare it with the entry
+    of the partition's last batch, and never take it for a message within a batch."""
+    if last is None or mark <= last.offset:
+        return mark - 1
+    return last.offset if mark >= last.end else last.offset - 1
