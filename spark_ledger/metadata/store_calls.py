@@ -152,6 +152,28 @@ def pause_s(rng: random.Random, tries: int) -> float:
     return longest * rng.uniform(0.5, 1.0)
 
 
+class Tries:
+    """The tries of one change that other changes may precede: at most `most`, with a pause by `rng`
+    after each but the first `free` ones; without `rng` there is no pause."""
+
+    def __init__(
+        self, rng: random.Random | None = None, most: int = TRIES_MAX, free: int = 0
+    ) -> None:
+        self.made = 0
+        self._rng = rng
+        self._most = most
+        self._free = free
+
+    async def lost(self, why: str | errors.LedgerError) -> None:
+        """Returns when the change may be tried again. After the last try it raises `why`, a text as
+        errors.CommitContended."""
+        if self._rng is not None and self.made >= self._free:
+            await asyncio.sleep(pause_s(self._rng, self.made))
+        self.made += 1
+        if self.made >= self._most:
+            raise errors.CommitContended(why) if isinstance(why, str) else why
+
+
 async def store_now_ms(store: MetadataStore) -> int:
     """The store's time, by which commits are stamped: when it made a node that is made for it.
     Raises StoreUnavailable."""

@@ -13,17 +13,18 @@ copies that it should have count as missing. The command and the tasks of a Spar
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bookie_server.api.messages import ReadResponse, StoredResponse
 from bookie_server.api.status import Status
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.cluster import has_entry, judge
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
 from spark_ledger.metadata.store_calls import each, in_batches, reachable
 from spark_ledger.repair import slots, work_list
+from spark_ledger.repair.copies import count_in, delivered, windows
 from spark_ledger.repair.work_list import ListedLedger
 
 LEDGERS_AT_ONCE = 16
@@ -195,48 +196,32 @@ async def _of_member(
     """The entries that the bookie should keep and lacks, and whether it responded for each."""
     missing: list[int] = []
     responded = True
-    walk = _read if deep else _stored
-    async for window, here in walk(ledgers, record.ledger_id, bookie_id, entries, tokens):
+    bookies, asked = ledgers.cluster.bookies, (bookie_id, record.ledger_id)
+
+    async def ask(first: int, last: int) -> ReadResponse | StoredResponse:
+        if not deep:
+            return await bookies.stored(*asked, first, last, token=tokens.read)
+        size = ledgers.config.read_request_bytes
+        return await bookies.read(*asked, first, last, max_bytes=size, token=tokens.read)
+
+    async for window, response in windows(entries, ask):
+        here = _there(response, record.ledger_id, window)
         responded = responded and here is not None
         missing += [e for e in window if keeps(record, slot, e) and e not in (here or ())]
     return missing, responded
 
 
-async def _stored(
-    ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
-) -> AsyncIterator[tuple[range, Collection[int] | None]]:
-    """Window by window, the entries that the bookie's index has; None: it does not respond."""
-    at = entries.start
-    while at < entries.stop:
-        stored = await ledgers.cluster.bookies.stored(
-            bookie_id, ledger_id, at, entries.stop - 1, token=tokens.read
-        )
-        if stored.status is not Status.OK or stored.through < at:
-            yield range(at, entries.stop), None
-            return
-        yield range(at, stored.through + 1), _ids(stored.spans)
-        at = stored.through + 1
-
-
-async def _read(
-    ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
-) -> AsyncIterator[tuple[range, Collection[int] | None]]:
-    """Window by window, the entries that the bookie delivers, checked; None: it does not
+def _there(
+    response: ReadResponse | StoredResponse, ledger_id: int, window: range
+) -> Collection[int] | None:
+    """The entries that the bookie delivers, checked, or those that its index has; None: it does not
     respond."""
-    at = entries.start
-    while at < entries.stop:
-        response = await ledgers.cluster.bookies.read(
-            *(bookie_id, ledger_id, at, entries.stop - 1),
-            max_bytes=ledgers.config.read_request_bytes,
-            token=tokens.read,
-        )
-        if response.status is not Status.OK or not response.results:
-            has_none = response.status is Status.NO_SUCH_LEDGER
-            yield range(at, entries.stop), () if has_none else None
-            return
-        window = range(at, min(at + len(response.results), entries.stop))
-        yield window, [e for e in window if has_entry(judge(response, ledger_id, e - at, e))]
-        at = window.stop
+    if not count_in(response, window.start):
+        is_read = isinstance(response, ReadResponse)
+        return () if is_read and response.status is Status.NO_SUCH_LEDGER else None
+    if isinstance(response, ReadResponse):
+        return delivered(response, ledger_id, window)
+    return _ids(response.spans)
 
 
 def _ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:

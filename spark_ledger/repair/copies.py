@@ -14,9 +14,11 @@ Always true:
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
+from bookie_server.api.codec import ENTRY_ID_MAX
 from bookie_server.api.entry import Entry, pack_header
-from bookie_server.api.messages import Add, AddResult, ReadResponse
+from bookie_server.api.messages import Add, AddResult, ReadResponse, StoredResponse
 from bookie_server.api.status import Status
 from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger.cluster import Cluster, has_entry, judge, say
@@ -24,6 +26,7 @@ from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
 
+R = TypeVar("R", ReadResponse, StoredResponse, ReadResponse | StoredResponse)
 UNSUPPLIED_MAX = 16  # entries without a peer that are named; the others are only counted
 ENTRIES_AT_ONCE = 1024
 BUSY_TRIES = 100
@@ -98,24 +101,18 @@ class Copies:
     async def _lacking(self, entries: range, slot: int) -> AsyncIterator[list[int]]:
         """Window by window, those of the `entries` that the bookie should have and cannot
         deliver."""
-        at = entries.start
-        while at < entries.stop:
-            last = min(at + ENTRIES_AT_ONCE, entries.stop) - 1
-            response = await self._read(at, last)
-            window = range(at, last + 1)
-            if response.status is Status.OK and response.results:
-                window = range(at, min(at + len(response.results), entries.stop))
-            elif response.status is not Status.NO_SUCH_LEDGER:
+
+        async def ask(first: int, last: int) -> ReadResponse:
+            response = await self._read(first, last)
+            if not count_in(response, first) and response.status is not Status.NO_SUCH_LEDGER:
                 raise CannotCompare(say(response))
+            return response
+
+        async for window, response in windows(entries, ask, ENTRIES_AT_ONCE):
             kept = [entry_id for entry_id in window if keeps(self._record, slot, entry_id)]
             self.compared += len(kept)
-            yield [
-                entry_id
-                for entry_id in kept
-                if self._open
-                or not has_entry(judge(response, self._ledger_id, entry_id - at, entry_id))
-            ]
-            at = window.stop
+            there = () if self._open else delivered(response, self._ledger_id, window)
+            yield [entry_id for entry_id in kept if entry_id not in there]
 
     async def _copy(self, run: range) -> None:
         """Give the bookie a run of entries, from bookies that have them."""
@@ -165,6 +162,36 @@ class Copies:
         entry_id, why = next(iter(self.unsupplied.items()))
         count = self._unsupplied_count
         return f"no peer supplies {count} of its entries, the first is {entry_id}: {why}"
+
+
+async def windows(
+    entries: range, ask: Callable[[int, int], Awaitable[R]], at_once: int = ENTRY_ID_MAX
+) -> AsyncIterator[tuple[range, R]]:
+    """The responses of a bookie that is asked about the entries, so many at once, in order; each
+    with the entries that it is about. After a response that ends early, `ask(first, last)` goes on
+    from there; one that is about none is about all that were asked."""
+    at = entries.start
+    while at < entries.stop:
+        window = range(at, min(at + at_once, entries.stop))
+        response = await ask(at, window.stop - 1)
+        window = window[: count_in(response, at) or len(window)]
+        yield window, response
+        at = window.stop
+
+
+def count_in(response: ReadResponse | StoredResponse, first: int) -> int:
+    """The number of entries from `first` on that the response is about; 0 for a refusal."""
+    if response.status is not Status.OK:
+        return 0
+    if isinstance(response, ReadResponse):
+        return len(response.results)
+    return max(0, response.through + 1 - first)
+
+
+def delivered(response: ReadResponse, ledger_id: int, window: range) -> frozenset[int]:
+    """The entries that the response to a read of the window has, checked."""
+    judged = ((e, judge(response, ledger_id, e - window.start, e)) for e in window)
+    return frozenset(entry_id for entry_id, entry in judged if has_entry(entry))
 
 
 def _bytes(batch: Sequence[Entry]) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable
+from spark_ledger.metadata.store_calls import Tries, ensure, reachable
 from spark_ledger.topic.client import NO_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome, RowKind, TxnKey
 from spark_ledger.topic.log import records
@@ -73,7 +73,8 @@ async def _commit(
 ) -> CommitOutcome:
     app_id = f"{intent.app_id}#part-{part.number}"
     path = paths.txn(escape(app_id), escape(intent.target))
-    for _ in range(TRIES_MAX):
+    tries = Tries()
+    while True:
         with reachable(f"looking for part {part.number} of epoch {part.epoch} of {intent.app_id}"):
             await ensure(client.store, path, records.encode_txn(TxnRecord()))
             await client.store.sync(path)
@@ -89,4 +90,4 @@ async def _commit(
         except errors.LedgerFenced as fenced:
             if "recorded_by" not in fenced.facts:  # else another attempt was faster: look again
                 raise
-    raise errors.CommitContended(f"others committed part {part.number} of {intent.app_id} too")
+        await tries.lost(f"others committed part {part.number} of {intent.app_id} too")

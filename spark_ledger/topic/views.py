@@ -21,7 +21,7 @@ from spark_ledger.bookies import directory
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import NoNode
-from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import Tries, each, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.log import actions
@@ -269,17 +269,13 @@ async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[ViewPart]
 
 async def _segments(client: TopicClient, part: ViewPart) -> pa.RecordBatch:
     (info,) = part.topics
-    for tries in range(TRIES_MAX):
-        state = await _there(_state(client, info))
-        if state is None:
-            break
+    tries = Tries(most=TRIES_MAX)
+    while (state := await _there(_state(client, info))) is not None:
         try:
             tables = await client.chunks.load(_chunks_needed(state, part.ranges))
-        except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
-            if tries == TRIES_MAX - 1:
-                raise
-            continue
-        return _of_ranges(state, info.name.short, part.ranges, tables)
+            return _of_ranges(state, info.name.short, part.ranges, tables)
+        except errors.NoSuchLedger as gone:  # a newer checkpoint took the place of a chunk
+            await tries.lost(gone)
     return _joined([], info.name.short)
 
 

@@ -26,7 +26,7 @@ from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import each, reachable, read
+from spark_ledger.metadata.store_calls import Tries, each, reachable, read
 from spark_ledger.topic.commit.commit import Committer
 from spark_ledger.topic.commit.draft import CommitOutcome, Wanted
 from spark_ledger.topic.commit.seal import sealed
@@ -266,7 +266,8 @@ class PastLive:
         fresh, hold_s = False, HOLD_S
         handed: dict[LiveName, Handed] = {}
         async with AsyncExitStack() as holds:
-            for _ in range(TRIES_MAX):
+            tries = Tries(most=TRIES_MAX)
+            while True:
                 endings = await self._in_the_way(request, fresh=fresh)
                 new = [ending for ending in endings if ending.name not in handed]
                 more = await holds.enter_async_context(self.ended(new, hold_s))
@@ -281,10 +282,8 @@ class PastLive:
                     for topic_id, _ in endings:
                         self._fold_later(topic_id)
                     return outcome
+                await tries.lost("the owners of live segments opened new ones before each try")
                 fresh, hold_s = True, min(2 * hold_s, HOLD_S_MAX)
-        raise errors.CommitContended(
-            f"the owners of live segments opened new ones {TRIES_MAX} times before the commit"
-        )
 
     async def _in_the_way(self, request: Wanted, *, fresh: bool) -> list[EndingSegment]:
         """The live segments of partitions to which rows are to be added."""

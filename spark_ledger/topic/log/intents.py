@@ -36,7 +36,7 @@ from spark_ledger.metadata.store import (
     StoreUnavailable,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, look_up, pause_s, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, look_up, reachable, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import (
@@ -171,16 +171,15 @@ class Intents:
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         record = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of query {query_id}"):
-            for tries in range(TRIES_MAX):
+            tries = Tries(self._rng, free=1)
+            while True:
                 pointer = await self._pointer(path)
                 current = await self._current(pointer, record)
                 if current is not None:
                     return current
                 await self._mint_query(pointer, record, overwrites)
-                if tries:
-                    await asyncio.sleep(pause_s(self._rng, tries))
+                await tries.lost(f"other runs of query {query_id} took over again and again")
                 await self.store.sync(path)
-        raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
 
     async def open_batch_intent(
         self,
@@ -212,14 +211,14 @@ class Intents:
     async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
         """A new intent; no other process can have made one with its id."""
         await ensure(self.store, paths.INTENTS)
-        for tries in range(TRIES_MAX):
+        tries = Tries(self._rng)
+        while True:
             await self._mint(intent_id, record, [])
             made = await read(self.store, paths.intent(intent_id))
             if made is not None:
                 return _decoded(intent_id, made)
-            await asyncio.sleep(pause_s(self._rng, tries))
+            await tries.lost(f"others committed as {record.app_id} again and again")
             await self.store.sync(paths.INTENTS)
-        raise errors.CommitContended(f"others committed as {record.app_id} again and again")
 
     async def get(self, intent_id: str) -> Intent:
         """The intent as it is now. Raises errors.LedgerFenced if there is no such intent."""

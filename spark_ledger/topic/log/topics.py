@@ -5,7 +5,6 @@ another topic. Creating and deleting are one multi each: no process ever sees a 
 or a log without a name that still takes commits. Nothing here changes while the cluster is held.
 """
 
-import asyncio
 import builtins
 import difflib
 import random
@@ -30,7 +29,7 @@ from spark_ledger.metadata.store import (
     Set,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, names_in, pause_s, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, names_in, reachable, read
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import (
     TopicName,
@@ -200,15 +199,14 @@ class Topics:
         topic = parse_topic(name)
         info = await self.open(name)
         with reachable(f"deleting topic '{topic}'"):
-            for tries in range(TRIES_MAX):
-                if await self._delete_once(info):
-                    return info
-                await asyncio.sleep(pause_s(self._rng, tries))
+            tries = Tries(self._rng)
+            while not await self._delete_once(info):
+                await tries.lost(f"topic '{topic}' stays: commits came before each deletion")
                 await self.store.sync(topic.path)
                 now = await self._find(topic)
                 if now is None or now.id != info.id:
-                    return info
-        raise errors.CommitContended(f"topic '{topic}' stays: commits came before each deletion")
+                    break
+        return info
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """The topic with these policies changed, by name; see policies.py. INHERIT: the topic has
@@ -220,7 +218,8 @@ class Topics:
         topic = parse_topic(name)
         info = await self.open(name)
         with reachable(f"changing topic '{topic}'"):
-            for tries in range(TRIES_MAX):
+            tries = Tries(self._rng)
+            while True:
                 node = await self.store.get(paths.topic(info.id))
                 record = records.decode_topic(node.value)
                 above = await read(self.store, _namespace_of(topic))
@@ -232,9 +231,8 @@ class Topics:
                         change = Set(paths.topic(info.id), value, node.version)
                         await multi_unless_held(self.store, [change])
                     return replace(info, policies=_effective(after, above))
-                await asyncio.sleep(pause_s(self._rng, tries))
+                await tries.lost(f"others changed topic '{topic}' again and again")
                 await self.store.sync(topic.path)
-        raise errors.CommitContended(f"others changed topic '{topic}' again and again")
 
     # -- namespaces --------------------------------------------------------------------------
 
@@ -262,7 +260,8 @@ class Topics:
         with reachable(f"changing namespace '{namespace}'"):
             await not_held(self.store)
             await ensure(self.store, path)
-            for tries in range(TRIES_MAX):
+            tries = Tries(self._rng)
+            while True:
                 node = await self.store.get(path)
                 after = records.decode_namespace(node.value).changed(changes)
                 value = records.encode_namespace(after)
@@ -271,9 +270,8 @@ class Topics:
                 with suppress(MultiFailed, OutcomeUnknown):
                     await multi_unless_held(self.store, [Set(path, value, node.version)])
                     return after
-                await asyncio.sleep(pause_s(self._rng, tries))
+                await tries.lost(f"others changed namespace '{namespace}' again and again")
                 await self.store.sync(path)
-        raise errors.CommitContended(f"others changed namespace '{namespace}' again and again")
 
     async def namespaces(self) -> builtins.list[str]:
         """All namespaces, as `tenant/name`."""

@@ -9,7 +9,6 @@ a write with a kept schema costs no call. The multi that puts a schema into forc
 topic's head a new node version, so a commit that saw no schema loses to it.
 """
 
-import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -32,7 +31,7 @@ from spark_ledger.metadata.store import (
     Set,
     Versioned,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, each, look_up, pause_s, reachable, read
+from spark_ledger.metadata.store_calls import Tries, each, look_up, reachable, read
 from spark_ledger.topic.log.records import TopicLife, decode_head
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import records as schema_records
@@ -222,7 +221,8 @@ class SchemaRegistry:
         """Repeat `change` until it returns None (nothing to do), or its multi was applied."""
         path = paths.topic_schema(topic.id)
         is_taken = False  # a version that the head does not name has the number of the new one
-        for tries in range(TRIES_MAX):
+        tries = Tries(self._rng)
+        while True:
             await self._store.sync(path)
             now = await self._read(topic.id, unnamed=is_taken)
             changed = change(now)
@@ -243,15 +243,12 @@ class SchemaRegistry:
                 await multi_unless_held(self._store, [node, *others])
                 return
             except OutcomeUnknown:
-                continue
+                pass
             except MultiFailed as failed:
                 if not isinstance(failed.cause, BadVersion | NodeExists | NoNode):
                     raise
                 is_taken = failed.index > 0 and isinstance(failed.cause, NodeExists)
-            await asyncio.sleep(pause_s(self._rng, tries))
-        raise errors.CommitContended(
-            f"the schema of topic '{topic.name}' was changed by others {TRIES_MAX} times meanwhile"
-        )
+            await tries.lost(f"others changed the schema of topic '{topic.name}' again and again")
 
     async def _head(self, topic: TopicInfo) -> Versioned:
         """The head of the topic's log. Raises errors.TopicDeleted."""

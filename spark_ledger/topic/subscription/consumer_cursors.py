@@ -47,7 +47,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreError,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable
+from spark_ledger.metadata.store_calls import Tries, pause_s, reachable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription import records
 from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes, brokers_alive
@@ -322,7 +322,8 @@ class ConsumerCursors:
         try:
             with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
                 opened_in = await history()  # first: the nodes are of this history or a later one
-                for tries in range(TRIES_MAX):
+                tries = Tries(self._rng)
+                while True:
                     opened = await self._try_open(topic, nodes, name, start)
                     if self._opening.get(path) is not turn:
                         text = f"subscription '{name}' was opened again at this broker meanwhile"
@@ -330,11 +331,10 @@ class ConsumerCursors:
                     if opened is not None:
                         opened.history, opened.opened_in = history, opened_in
                         return self._opened(path, opened)
-                    await asyncio.sleep(pause_s(self._rng, tries))
+                    await tries.lost(f"subscription '{name}' changes again and again")
         finally:
             if self._opening.get(path) is turn:
                 del self._opening[path]
-        raise errors.CommitContended(f"subscription '{name}' changes again and again")
 
     def _opened(self, path: str, cursor: ConsumerCursor) -> ConsumerCursor:
         self._open[path] = cursor

@@ -29,8 +29,8 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import (
     TRIES_MAX,
+    Tries,
     each,
-    pause_s,
     reachable,
     read,
     store_now_ms,
@@ -136,7 +136,8 @@ class Subscriptions:
         nodes.path(name)
         with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
-            for tries in range(TRIES_MAX):
+            tries = Tries(self._rng)
+            while True:
                 seen = await self._seen_free(nodes, name, claim)
                 intent = await open_intent(self._intents, claim, topic.id, name)
                 claim = replace(claim, intent=intent.id)
@@ -147,8 +148,7 @@ class Subscriptions:
                         nodes, self._ledgers, self._intents, log, topic, self._rng
                     )
                     return self._kept(Cursor(around, opened, claim, intent, new=seen is None))
-                await asyncio.sleep(pause_s(self._rng, tries))
-        raise errors.CommitContended(f"others took subscription '{name}' again and again")
+                await tries.lost(f"others took subscription '{name}' again and again")
 
     async def reserve(
         self,
@@ -168,17 +168,15 @@ class Subscriptions:
         nodes.path(name)
         with reachable(f"reading subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
-            for tries in range(TRIES_MAX):
-                if await self._seen_free(nodes, name, claim) is not None:
-                    return
+            tries = Tries(self._rng)
+            while await self._seen_free(nodes, name, claim) is None:
                 floor = stored(await self._resolve(topic.id, start, partitions))
                 record = SubscriptionRecord(
                     claim.kind, owner=claim.owner, floor=floor, partitions=partitions
                 )
                 if await self._made(nodes, name, record) is not None:
                     return
-                await asyncio.sleep(pause_s(self._rng, tries))
-        raise errors.CommitContended(f"others took subscription '{name}' again and again")
+                await tries.lost(f"others took subscription '{name}' again and again")
 
     async def close(self) -> None:
         """Gives up every open cursor, as a crash would; the caller releases them before."""
@@ -235,10 +233,11 @@ class Subscriptions:
         goes on without it. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"deleting subscription '{name}'"):
-            for tries in range(TRIES_MAX):
+            tries = Tries(self._rng)
+            while True:
                 seen = await nodes.read(name)
                 if seen is None:
-                    if tries:
+                    if tries.made:
                         return
                     raise await nodes.not_found(name)
                 await self._check_free(topic_id, seen, force)
@@ -250,8 +249,7 @@ class Subscriptions:
                 if gone:
                     await self._discard(seen.record)
                     return
-                await asyncio.sleep(pause_s(self._rng, tries))
-        raise errors.CommitContended(f"subscription '{name}' changes again and again")
+                await tries.lost(f"subscription '{name}' changes again and again")
 
     async def seek(
         self, topic_id: str, name: str, target: SeekTarget, *, force: bool = False
@@ -264,7 +262,8 @@ class Subscriptions:
         """
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"seeking subscription '{name}'"):
-            for tries in range(TRIES_MAX):
+            tries = Tries(self._rng)
+            while True:
                 seen = await nodes.get(name)
                 await self._check_free(topic_id, seen, force)
                 resolved = await self._resolve(topic_id, target)
@@ -277,8 +276,7 @@ class Subscriptions:
                 if moved is not None:
                     await self._discard(seen.record)
                     return await self._clip(nodes, moved)
-                await asyncio.sleep(pause_s(self._rng, tries))
-        raise errors.CommitContended(f"subscription '{name}' changes again and again")
+                await tries.lost(f"subscription '{name}' changes again and again")
 
     async def list(
         self,

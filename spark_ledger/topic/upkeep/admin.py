@@ -15,7 +15,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.metadata.cluster import not_held
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable
+from spark_ledger.metadata.store_calls import LONG_AGO_MS, Tries, reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.hand_over import EndingSegment
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
@@ -180,7 +180,8 @@ class TopicAdmin:
         held, since an owner that stops while it is held could not go on."""
         with reachable("asking whether the metadata store is held"):
             await not_held(self._client.store)
-        for tries in range(TRIES_MAX):
+        tries = Tries(most=TRIES_MAX)
+        while True:
             state = await self._state(info)
             lives = [EndingSegment(info.id, held.live) for held in state.partitions if held.live]
             async with self._client.past_live.ended(lives) as ended:
@@ -191,9 +192,8 @@ class TopicAdmin:
                     if actions:
                         await self._commit(info, purpose, actions)
                     return
-                except errors.TxnConflict:  # an owner went on meanwhile
-                    if tries == TRIES_MAX - 1:
-                        raise
+                except errors.TxnConflict as conflict:  # an owner went on meanwhile
+                    await tries.lost(conflict)
 
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
         """Takes away the rows below the target: offsets by partition, or a commit time, or the end,
@@ -206,7 +206,8 @@ class TopicAdmin:
         info = await self._client.topics.open(name)
         if target is seek_target.End.LATEST:
             await self._past_live(info, "seal", lambda state: ())
-        for tries in range(TRIES_MAX):
+        tries = Tries(most=TRIES_MAX)
+        while True:
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
@@ -217,12 +218,9 @@ class TopicAdmin:
             checks = [] if force else [await self._free(info, state, points)]
             try:
                 await self._commit(info, "trim", [Trim(tuple(sorted(points.items())))], checks)
-            except errors.TxnConflict:
-                if tries == TRIES_MAX - 1:
-                    raise
-                continue
-            return Trimmed(points, _rows_below(state, points))
-        raise AssertionError("the last try raises or returns")
+                return Trimmed(points, _rows_below(state, points))
+            except errors.TxnConflict as conflict:
+                await tries.lost(conflict)
 
     async def _free(self, info: TopicInfo, state: TopicState, points: Mapping[int, int]) -> Check:
         """The check by which the multi makes sure that no subscription needs a row below the
@@ -266,14 +264,13 @@ class TopicAdmin:
             return await self._client.log(info.id).fold(fresh=True)
 
     async def _read(self, info: TopicInfo) -> tuple[TopicState, Tables]:
-        for tries in range(TRIES_MAX):
+        tries = Tries(most=TRIES_MAX)
+        while True:
             state = await self._state(info)
             try:
                 return state, await self._client.chunks.load(state.chunks())
-            except errors.NoSuchLedger:  # a newer checkpoint replaced a chunk
-                if tries == TRIES_MAX - 1:
-                    raise
-        raise AssertionError("the last try raises or returns")
+            except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
+                await tries.lost(gone)
 
 
 async def retain(

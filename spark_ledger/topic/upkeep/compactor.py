@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, Check
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import Tries, reachable
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES, EncodedEntry
@@ -172,14 +172,14 @@ class Compaction:
     async def plan(self) -> tuple[MergeTask, ...]:
         """The next tasks, with about `round_bytes` of merges; empty: there is nothing left to
         merge. Raises as TopicLog.fold."""
-        for tries in range(CHUNKS_MOVED_MAX):
+        tries = Tries(most=CHUNKS_MOVED_MAX)
+        while True:
             state = await self._state()
             try:
                 tasks = await self._planned(state)
                 break
-            except errors.NoSuchLedger:  # a newer checkpoint replaced a chunk
-                if tries == CHUNKS_MOVED_MAX - 1:
-                    raise
+            except errors.NoSuchLedger as gone:  # a newer checkpoint replaced a chunk
+                await tries.lost(gone)
         self._snapshot = state.next
         if tasks and self._intent is None:
             if self._open_intent is not None:

@@ -22,7 +22,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import each, look_up, names_in, reachable, read
+from spark_ledger.metadata.store_calls import Tries, each, look_up, names_in, reachable, read
 from spark_ledger.topic.checkpointer import with_losses
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
@@ -242,7 +242,8 @@ class References:
             return TopicSeen(topic_id, policies, problem=f"its topic cannot be read: {error}")
 
     async def _folded_topic(self, topic_id: str, policies: TopicPolicies) -> TopicSeen:
-        for _ in range(TRIES_MAX):
+        tries = Tries(most=TRIES_MAX)
+        while True:
             state, newest = await self._log(topic_id).fold_from_checkpoint()
             if newest is not None and newest.root.state.next != newest.record.next:
                 what = f"the newest checkpoint of topic {topic_id} cannot be read"
@@ -250,11 +251,12 @@ class References:
             try:
                 rows = await self._of_rows(topic_id, state, newest)
             except errors.NoSuchLedger:  # of a chunk: a newer checkpoint replaced it
+                gone = f"chunks of topic {topic_id} are not there"
+                await tries.lost(errors.DataUnavailable(gone))
                 continue
             cursors = await self._of_subscriptions(topic_id)
             referred = rows.ledgers | cursors
             return TopicSeen(topic_id, policies, referred, rows.dropped, rows.checkpoint)
-        raise errors.DataUnavailable(f"chunks of topic {topic_id} are not there")
 
     async def _of_rows(
         self, topic_id: str, state: TopicState, newest: Checkpointed | None
