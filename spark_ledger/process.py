@@ -1,5 +1,6 @@
 """Things that a process has once: an event loop in a background thread, its connections to clusters
-(ZooKeeper for metadata, frames to the bookies), and other values in an `OncePerProcess`.
+(ZooKeeper for metadata, frames to the bookies), and other values in an `OncePerProcess`; and the
+bounded memory of what it used last (`Newest`).
 
 Always true: all of them belong to the process that made them; after a fork the child makes its own
 and touches nothing of the parent. The loop's thread is a daemon: it never keeps a process alive. A
@@ -13,6 +14,7 @@ import os
 import random
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
@@ -67,6 +69,35 @@ class OncePerProcess(Generic[K, T]):
         """Begin anew in a forked child: a thread of the parent may have held the lock."""
         self._making = threading.Lock()
         self._made = {}
+
+
+class Newest(Generic[K, T]):
+    """The values that were put or read last. `most` bounds the sum of their sizes, by default their
+    number: the value that was used longest ago goes first. For one thread."""
+
+    def __init__(self, most: int, size_of: Callable[[T], int] = lambda _: 1) -> None:
+        self.size = 0
+        self._most = most
+        self._size_of = size_of
+        self._kept: OrderedDict[K, T] = OrderedDict()
+
+    def get(self, key: K) -> T | None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
+
+    def put(self, key: K, value: T) -> None:
+        self.pop(key)
+        self._kept[key] = value
+        self.size += self._size_of(value)
+        while self.size > self._most:
+            self.pop(next(iter(self._kept)))
+
+    def pop(self, key: K) -> T | None:
+        value = self._kept.pop(key, None)
+        if value is not None:
+            self.size -= self._size_of(value)
+        return value
 
 
 class BackgroundLoop:

@@ -33,6 +33,7 @@ from spark_ledger.metadata.store import (
     StoreError,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, reachable, read
+from spark_ledger.process import Newest
 from spark_ledger.topic.log import checkpoint
 from spark_ledger.topic.log.blobs import Blobs, ChunkStore, HeldLedgers
 from spark_ledger.topic.log.checkpoint import (
@@ -85,7 +86,7 @@ class Checkpointer:
         self._log_of = log_of
         self._every = every
         self._log_nodes_max = log_nodes_max
-        self._tried: dict[str, int] = {}
+        self._tried = Newest[str, int](TRIED_MAX)
         self._making = BackgroundTasks()
 
     def after_commit(self, topic_id: str, number: int, intent_id: str | None) -> None:
@@ -93,13 +94,10 @@ class Checkpointer:
         now. The commit was made under the intent (None: it has ended). A failure is logged; the
         next try comes after as many commits again."""
         log = self._log_of(topic_id)
-        since = number + 1 - max(log.root_next, self._tried.get(topic_id, 0))
+        since = number + 1 - max(log.root_next, self._tried.get(topic_id) or 0)
         if since < self._every or topic_id in self._making:
             return
-        self._tried.pop(topic_id, None)
-        self._tried[topic_id] = number + 1
-        if len(self._tried) > TRIED_MAX:
-            del self._tried[next(iter(self._tried))]
+        self._tried.put(topic_id, number + 1)
         self._making.start(self._make_quietly(topic_id, intent_id), name=topic_id)
 
     async def before_commit(self, topic_id: str, intent_id: str) -> None:

@@ -20,7 +20,6 @@ at most KEPT_BYTES of chunks; chunks that it did not keep it reads again.
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
+from spark_ledger.process import Newest
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.message_batch import VALUE, Header, decode_header
 from spark_ledger.topic.entry.routing import Hashes
@@ -269,8 +269,7 @@ class _Chunks:
         self._task = task
         self._value = value
         self._lossy = lossy
-        self._kept: OrderedDict[tuple[int, int], Buffer] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept = Newest[tuple[int, int], Buffer](KEPT_BYTES, lambda b: EACH_BYTES + len(b))
 
     async def put_together(self, fetched: FetchedEntry, chunks: "list[_Chunk]") -> FetchedEntry:
         from spark_ledger.topic.entry import pulsar_batch  # only if an entry has chunks
@@ -302,13 +301,7 @@ class _Chunks:
         return replace(fetched, chunks=Chunks(whole, faults))
 
     def _keep(self, partition: int, offset: int, payload: Buffer) -> None:
-        if not self._value:
-            payload = b""
-        self._kept[partition, offset] = payload
-        self._kept_bytes += EACH_BYTES + len(payload)
-        while self._kept_bytes > KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= EACH_BYTES + len(oldest)
+        self._kept.put((partition, offset), payload if self._value else b"")
 
     async def _earlier(
         self, fetched: FetchedEntry, partition: int, last: int, needed: Collection[int]
@@ -316,9 +309,8 @@ class _Chunks:
         """The payloads of the chunks at these offsets; None if one is gone from the topic."""
         payloads: dict[int, Buffer] = {}
         for offset in needed:
-            payload = self._kept.pop((partition, offset), None)
+            payload = self._kept.pop((partition, offset))
             if payload is not None:
-                self._kept_bytes -= EACH_BYTES + len(payload)
                 payloads[offset] = payload
         missing = [offset for offset in needed if offset not in payloads]
         if missing:

@@ -18,11 +18,9 @@ one order of topics cannot dead-lock.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from spark_ledger import errors
@@ -36,6 +34,7 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 from spark_ledger.metadata.store_calls import each, look_up, read
+from spark_ledger.process import Newest
 from spark_ledger.topic.log import records, state
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.records import Commit, Head, TxnRecord
@@ -48,30 +47,10 @@ from spark_ledger.topic.schema.records import (
     decode_version,
 )
 
-T = TypeVar("T")
-
 KEPT_MAX = 256
 """Of intents, of transaction records (64 KiB at most each), and of topics."""
 UNFOLDED_MAX = 64
 """Commits of this process on top of a folded state; each is in memory twice until it is folded."""
-
-
-class _Newest(Generic[T]):
-    """The values that were used last, KEPT_MAX of them."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, T] = OrderedDict()
-
-    def get(self, key: str) -> T | None:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
-
-    def put(self, key: str, value: T) -> None:
-        self._kept[key] = value
-        self._kept.move_to_end(key)
-        if len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +80,9 @@ class CommitViews:
     def __init__(self, store: MetadataStore, log: Callable[[str], TopicLog]) -> None:
         self._store = store
         self._log = log
-        self._intents: _Newest[Intent] = _Newest()
-        self._txns: _Newest[tuple[TxnRecord, int]] = _Newest()
-        self._topics: _Newest[_TopicView] = _Newest()
+        self._intents = Newest[str, Intent](KEPT_MAX)
+        self._txns = Newest[str, tuple[TxnRecord, int]](KEPT_MAX)
+        self._topics = Newest[str, _TopicView](KEPT_MAX)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def one_at_a_time(self, name: str) -> asyncio.Lock:

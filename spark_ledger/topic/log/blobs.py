@@ -11,7 +11,6 @@ whose ledgers are named once the ledger is new, and nothing is written to it aft
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
+from spark_ledger.process import Newest
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.ledger_cache import LedgerCache, TaskLedger
 from spark_ledger.topic.log.policies import TopicPolicies
@@ -286,15 +286,14 @@ class ChunkStore:
 
     def __init__(self, ledgers: LedgerStore) -> None:
         self._ledgers = ledgers
-        self._kept: OrderedDict[TableChunk, SegmentTable] = OrderedDict()
-        self._bytes = 0
+        self._kept = Newest[TableChunk, SegmentTable](KEPT_BYTES_MAX, lambda table: table.nbytes)
         self._reading = SharedTasks[TableChunk, SegmentTable]()
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
 
     @property
     def kept_bytes(self) -> int:
         """About how much memory the chunks that are kept take."""
-        return self._bytes
+        return self._kept.size
 
     async def load(self, chunks: Iterable[TableChunk]) -> Mapping[TableChunk, SegmentTable]:
         """The tables of the chunks; those that are not kept are read.
@@ -304,9 +303,8 @@ class ChunkStore:
         errors.UnsupportedFormat.
         """
         distinct = list(dict.fromkeys(chunks))
-        kept = {chunk: self._kept[chunk] for chunk in distinct if chunk in self._kept}
-        for chunk in kept:
-            self._kept.move_to_end(chunk)
+        looked_up = ((chunk, self._kept.get(chunk)) for chunk in distinct)
+        kept = {chunk: table for chunk, table in looked_up if table is not None}
         missing = [chunk for chunk in distinct if chunk not in kept]
         reads = [self._reading.start(chunk, partial(self._read, chunk)) for chunk in missing]
         tables = await asyncio.gather(*map(asyncio.shield, reads))
@@ -314,13 +312,7 @@ class ChunkStore:
 
     def keep(self, chunk: TableChunk, table: SegmentTable) -> None:
         """Keeps the table of a chunk, so that its writer need not read it."""
-        if chunk in self._kept:
-            return
-        self._kept[chunk] = table
-        self._bytes += table.nbytes
-        while self._bytes > KEPT_BYTES_MAX:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.nbytes
+        self._kept.put(chunk, table)
 
     async def close(self) -> None:
         """Cancels the reads under way."""

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -37,6 +36,7 @@ from spark_ledger.metadata.store import (
     Versioned,
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, look_up, reachable, read
+from spark_ledger.process import Newest
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.names import escape
 from spark_ledger.topic.log.records import (
@@ -64,7 +64,6 @@ HEARTBEAT_S = 60.0
 INTENTS_HELD_MAX = 256
 """A process remembers ids and heartbeats of so many intents. If it forgets an intent, it leaves
 some of its ids unused, or writes a heartbeat too many."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +145,9 @@ class Intents:
         self.store = store
         self._ledgers = ledgers
         self._rng = rng
-        self._ids: dict[str, tuple[float, int, deque[int]]] = {}
+        self._ids = Newest[str, tuple[float, int, deque[int]]](INTENTS_HELD_MAX)
         self._allocating = asyncio.Lock()
-        self._beaten: dict[str, float] = {}
+        self._beaten = Newest[str, float](INTENTS_HELD_MAX)
 
     async def open_query_intent(
         self,
@@ -242,9 +241,10 @@ class Intents:
         if self.store.session_state is not SessionState.CONNECTED:
             return  # the write, and the rows behind it, would wait for the end of an outage
         now = asyncio.get_running_loop().time()
-        if now - self._beaten.get(intent.id, -HEARTBEAT_S) < HEARTBEAT_S:
+        beaten = self._beaten.get(intent.id)
+        if beaten is not None and now - beaten < HEARTBEAT_S:
             return
-        _hold(self._beaten, intent.id, now)
+        self._beaten.put(intent.id, now)
         try:
             await self.store.set(paths.intent_heartbeat(intent.id), b"", ANY_VERSION)
         except (NoNode, OutcomeUnknown, StoreUnavailable):
@@ -275,10 +275,10 @@ class Intents:
             async with self._allocating:
                 now_s = asyncio.get_running_loop().time()
                 breaks = self._ledgers.breaks
-                since_s, taken, ids = self._ids.get(intent.id, (now_s, breaks, deque[int]()))
+                since_s, taken, ids = self._ids.get(intent.id) or (now_s, breaks, deque[int]())
                 if not ids or taken != breaks or now_s - since_s >= IDS_KEPT_S:
                     ids = deque(await self._record_block(intent))
-                    _hold(self._ids, intent.id, (now_s, breaks, ids))
+                    self._ids.put(intent.id, (now_s, breaks, ids))
                 return ids.popleft()
 
     async def _record_block(self, intent: Intent) -> range:
@@ -405,14 +405,6 @@ class Intents:
             await self.store.multi(operations)
         except (MultiFailed, OutcomeUnknown):
             return
-
-
-def _hold(held: dict[str, T], intent_id: str, value: T) -> None:
-    """Remembers the value, and forgets the oldest one if there are too many."""
-    held.pop(intent_id, None)
-    held[intent_id] = value
-    if len(held) > INTENTS_HELD_MAX:
-        del held[next(iter(held))]
 
 
 def _query_intent_id(record: IntentRecord) -> str:

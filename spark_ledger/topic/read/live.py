@@ -11,7 +11,6 @@ counts of followed segments come by the bookies' long poll, and are then read fr
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from spark_ledger.async_tasks import cancel
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.process import Newest
 from spark_ledger.topic.commit.foreign import owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
@@ -262,29 +262,16 @@ def live_task(
     return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, rows)
 
 
-class EntryStarts:
-    """The entries that begin at certain rows of their ledgers, as earlier reads found: a read that
-    continues where another one ended need not search. The STARTS_KEPT used last are kept."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, int], int] = OrderedDict()
-
-    def note(self, ledger_id: int, row: int, entry_id: int) -> None:
-        self._kept[ledger_id, row] = entry_id
-        self._kept.move_to_end((ledger_id, row))
-        if len(self._kept) > STARTS_KEPT:
-            self._kept.popitem(last=False)
-
-    def at(self, ledger_id: int, row: int) -> int | None:
-        return self._kept.get((ledger_id, row))
-
+EntryStarts = Newest[tuple[int, int], int]
+"""By ledger and row, the entry that begins there, as earlier reads found: a read that continues
+where another one ended need not search. The STARTS_KEPT used last are kept."""
 
 _starts: WeakKeyDictionary[LedgerStore, EntryStarts] = WeakKeyDictionary()
 
 
 def starts_of(ledgers: LedgerStore) -> EntryStarts:
     """The starts that this process keeps for these ledgers."""
-    return _starts.setdefault(ledgers, EntryStarts())
+    return _starts.setdefault(ledgers, EntryStarts(STARTS_KEPT))
 
 
 async def first_piece(
@@ -295,7 +282,7 @@ async def first_piece(
     entry that would have the row if rows were spread evenly, and halving."""
     live = live_rows.live
     row = live_rows.start - live.base
-    entry_id = starts.at(reader.ledger_id, live.rows_before + row)
+    entry_id = starts.get((reader.ledger_id, live.rows_before + row))
     if entry_id is not None and entry_id <= live_rows.last_entry:
         return entry_id, row
     first, last, before = live.first_entry, live_rows.last_entry, 0

@@ -527,7 +527,7 @@ async def _fetch_live(
                     if len(piece):
                         fetched.append(FetchedEntry(entry, piece))
                 row, entry_id = rows_before + before, run[-1].header.entry_id + 1
-                starts.note(reader.ledger_id, row, entry_id)
+                starts.put((reader.ledger_id, row), entry_id)
                 yield fetched
                 if before >= end:
                     return

@@ -10,7 +10,6 @@ topic's head a new node version, so a commit that saw no schema loses to it.
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +31,7 @@ from spark_ledger.metadata.store import (
     Versioned,
 )
 from spark_ledger.metadata.store_calls import Tries, each, look_up, reachable, read
+from spark_ledger.process import Newest
 from spark_ledger.topic.log.records import TopicLife, decode_head
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema import records as schema_records
@@ -73,8 +73,7 @@ class SchemaRegistry:
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self._store = store
         self._rng = rng
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept = Newest[str, _Kept](CACHE_BYTES_MAX, lambda kept: kept.size)
 
     async def of(self, topic: TopicInfo, *, fresh: bool = True) -> TopicSchema:
         """The schema of the topic; with `fresh` with all that was registered before this call."""
@@ -210,7 +209,7 @@ class SchemaRegistry:
         if chosen.number == len(kept.versions) + 1:
             size = kept.size + len(schema_records.encode_version(chosen))
             head = kept.head.with_version(chosen.number) if in_force else kept.head
-            self._keep(topic.id, _Kept((*kept.versions, chosen), size, head))
+            self._kept.put(topic.id, _Kept((*kept.versions, chosen), size, head))
         return chosen
 
     async def _change(
@@ -280,21 +279,12 @@ class SchemaRegistry:
         values = await each(record_of, numbers, READS_AT_ONCE)
         versions = (*kept.versions, *map(schema_records.decode_version, values))
         kept = _Kept(versions, kept.size + sum(map(len, values)), head)
-        self._keep(topic_id, kept)
+        self._kept.put(topic_id, kept)
         proposed = tuple(v for v in versions if v.number in head.proposed)
         return TopicSchema(head, kept.registered, node.version, proposed)
 
     def _kept_of(self, topic_id: str) -> "_Kept":
-        return self._kept.get(topic_id, _NOTHING)
-
-    def _keep(self, topic_id: str, now: "_Kept") -> None:
-        """Evicts the least recently read topics first; a topic too large by itself is not kept."""
-        self._kept_bytes += now.size - self._kept_of(topic_id).size
-        self._kept.pop(topic_id, None)
-        self._kept[topic_id] = now
-        while self._kept_bytes > CACHE_BYTES_MAX:
-            _, gone = self._kept.popitem(last=False)
-            self._kept_bytes -= gone.size
+        return self._kept.get(topic_id) or _NOTHING
 
 
 @dataclass(frozen=True, slots=True)

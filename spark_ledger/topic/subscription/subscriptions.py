@@ -35,6 +35,7 @@ from spark_ledger.metadata.store_calls import (
     read,
     store_now_ms,
 )
+from spark_ledger.process import Newest
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.holds import GRACE_MS, Holds
 from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
@@ -106,7 +107,7 @@ class Subscriptions:
         self._read_chunks = read_chunks
         self._lease_s = lease_s
         self._cursors: dict[Cursor, None] = {}
-        self._sightings: dict[str, Sighting] = {}
+        self._sightings = Newest[str, Sighting](SIGHTINGS_MAX)
         self._session = 0
         self.store.add_session_listener(self._session_changed)
 
@@ -420,13 +421,11 @@ class Subscriptions:
         if node is None:
             return False
         now_s = asyncio.get_running_loop().time()
-        seen = self._sightings.pop(intent.id, None)
+        seen = self._sightings.get(intent.id)
         changed = seen is None or not seen.same(node.version, self._session)
         if seen is None or changed:
             seen = Sighting(node.version, now_s, self._session)
-        self._sightings[intent.id] = seen  # at the end, so the one used longest ago goes
-        if len(self._sightings) > SIGHTINGS_MAX:
-            del self._sightings[next(iter(self._sightings))]
+        self._sightings.put(intent.id, seen)
         if changed:
             return True
         connected = self.store.session_state is SessionState.CONNECTED

@@ -315,9 +315,9 @@ def test_a_deleted_topic_takes_no_schema_and_one_made_again_has_its_own():
 
 def test_what_is_kept_is_bounded_in_bytes(monkeypatch):
     async def act(stage):
+        monkeypatch.setattr(schema_registry, "CACHE_BYTES_MAX", 300)
         schemas = registry(stage.client)
         topics = [stage.topic, await stage.client.topics.create("u")]
-        monkeypatch.setattr(schema_registry, "CACHE_BYTES_MAX", 300)
         for topic in topics:
             await taken(stage, schemas, A, topic=topic)
         calls = counted(stage.client.store, monkeypatch)
