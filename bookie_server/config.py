@@ -12,8 +12,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bookie_server.api.settings import Settings
 from spark_ledger import net
+from spark_ledger.units import MIB
 
-MIB = 1 << 20
 _SPARE = 64 * 1024  # headers and padding around the largest entry
 _LITTLE = 4096  # the same without padding
 MESSAGE_OVERHEAD_BYTES = 64 * 1024  # of a message, beside the payload of an entry

@@ -24,10 +24,10 @@ from pydantic import Field, model_validator
 
 from bookie_server.api.settings import BadSettings, Settings, load
 from spark_ledger.errors import BadConfig
+from spark_ledger.units import MIB
 
 DEFAULT_SERVICE_URL = "zk://127.0.0.1:2281/ledger"
 SERVICE_URL_VARIABLE = "LEDGER_SERVICE_URL"
-MIB = 1024 * 1024
 
 
 class ClientConfig(Settings):

@@ -23,9 +23,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from bookie_server.api.entry import Buffer
-from bookie_server.config import MIB, StorageConfig
+from bookie_server.config import StorageConfig
 from bookie_server.disk import identity
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
+from spark_ledger.units import MIB
 
 RESERVE = "reserve"  # the file's name
 FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: back soon, stop in time

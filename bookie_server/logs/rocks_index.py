@@ -45,10 +45,10 @@ from bookie_server.logs.index import (
     ledger_key,
     log_key,
 )
+from spark_ledger.units import MIB
 
-_MIB = 1 << 20
-WRITE_BUFFER_BYTES = 8 * _MIB
-_BLOCK_CACHE_BYTES = 16 * _MIB
+WRITE_BUFFER_BYTES = 8 * MIB
+_BLOCK_CACHE_BYTES = 16 * MIB
 _OPEN_FILES_MAX = 256
 _PUTS_PER_WRITE = 4096
 _ID_MAX = 2**63 - 1
@@ -387,5 +387,5 @@ def _options() -> Any:
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
-    options.set_max_log_file_size(4 * _MIB)
+    options.set_max_log_file_size(4 * MIB)
     return options

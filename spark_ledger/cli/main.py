@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from spark_ledger import __version__
+from spark_ledger import __version__, units
 from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
 from spark_ledger.cli.common import MERGE_BYTES, App, JsonOption, print_json, print_table
-from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, in_units, registered
+from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, registered
 from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE
 from spark_ledger.errors import MetadataHeld, Unavailable
 
@@ -165,7 +165,7 @@ def status(
             b["id"],
             b["state"],
             b.get("frames", ""),
-            in_units(b.get("free_bytes")),
+            units.shown(b.get("free_bytes")),
             b.get("reason", ""),
         )
         for b in seen

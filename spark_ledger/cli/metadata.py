@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spark_ledger import units
 from spark_ledger.cli.common import App, JsonOption, UrlOption, print_facts, print_json, print_table
-from spark_ledger.cli.nodes import in_units, of_store
+from spark_ledger.cli.nodes import of_store
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import counted
 
@@ -141,13 +142,13 @@ def accept(
 def _show(status: "StoreStatus") -> None:
     """Print what an accept gives up, as far as bookies have it."""
     missing = status.missing
-    size = in_units(sum(size for _, size in missing.values()))
+    size = units.shown(sum(size for _, size in missing.values()))
     cut = any(report.ledgers > len(report.missing) for report in status.reports)
     least = "at least " if cut else ""
     ledgers = counted(len(missing), "ledger")
     print(f"bookies have {least}{ledgers} that the store does not name, {size}")
     shown = [
-        (ledger, last + 1, in_units(size)) for ledger, (last, size) in [*missing.items()][:SHOWN]
+        (ledger, last + 1, units.shown(size)) for ledger, (last, size) in [*missing.items()][:SHOWN]
     ]
     print_table(("LEDGER", "ENTRIES", "SIZE"), shown, "no ledgers to list")
     print(UNLISTED)

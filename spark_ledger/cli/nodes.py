@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from spark_ledger import net
+from spark_ledger import net, units
 from spark_ledger.cli.common import (
     MERGE_BYTES,
     App,
@@ -73,7 +73,7 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
     cells = [
         (
             *(r["id"], r["state"], r["frames"], r["address"], r["rack"]),
-            *(in_units(r["free_bytes"]), r["limbo_ledgers"], r["version"], r["why"]),
+            *(units.shown(r["free_bytes"]), r["limbo_ledgers"], r["version"], r["why"]),
         )
         for r in rows
     ]
@@ -100,7 +100,7 @@ def info(
     print_facts(_facts(address, response))
     columns = ("DIRECTORY", "ROLE", "FREE", "TOTAL", "STATE")
     rows = [
-        (d.path, d.role, in_units(d.free_bytes), in_units(d.total_bytes), _state(d))
+        (d.path, d.role, units.shown(d.free_bytes), units.shown(d.total_bytes), _state(d))
         for d in response.directories
     ]
     if rows:
@@ -226,7 +226,7 @@ class _Draining:
 
     def show(self, left: "Left") -> None:
         self._most = max(self._most, left.ledgers)
-        size, why = in_units(left.bytes), _why(left)
+        size, why = units.shown(left.bytes), _why(left)
         if self._bar is None:
             self._bar = self.progress.add_task("draining", total=self._most, left="")
         self.progress.update(
@@ -291,15 +291,6 @@ async def of_store(service_url: str, ask: "Callable[[MetadataStore], Awaitable[T
         await store.close()
 
 
-def in_units(size_bytes: object) -> str:
-    """A size in GiB, below 1 GiB in MiB; empty if it is not known."""
-    if not isinstance(size_bytes, int):
-        return ""
-    if size_bytes < 2**30:
-        return f"{size_bytes / 2**20:.1f} MiB"
-    return f"{size_bytes / 2**30:.1f} GiB"
-
-
 _SHORT = {"writable": "rw", "read-only": "ro"}
 
 
@@ -362,7 +353,7 @@ def _facts(address: str, response: "InfoResponse") -> dict[str, object]:
         "reason": response.reason,
         "ledgers": response.ledgers,
         "in limbo": response.limbo_ledgers,
-        "free": f"{in_units(response.free_bytes)} of {in_units(response.total_bytes)}",
+        "free": f"{units.shown(response.free_bytes)} of {units.shown(response.total_bytes)}",
         "reclaim": response.reclaim,
     }
     return {name: value for name, value in facts.items() if value != ""}

@@ -23,6 +23,7 @@ from spark_ledger.spark.options.values import (
 )
 from spark_ledger.topic.entry.routing import Routing
 from spark_ledger.topic.log.topics import PARTITIONS_MAX
+from spark_ledger.units import MIB
 
 SPARKS_OWN = frozenset(
     {
@@ -47,7 +48,6 @@ LISTINGS = (
 )
 NAME_CHARS_MAX = 200
 USER_METADATA_CHARS_MAX = 8192
-MIB = 1 << 20
 
 
 _TLS = (

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
+from spark_ledger import units
 from spark_ledger.errors import OptionInvalid
 
-_UNITS_BYTES = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS_BYTES |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power}
-_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
-_UNITS_MS |= {"d": 86_400_000}
-_WITH_UNIT = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
 _DISTANCE = re.compile(r"([+-])(\d\d):(\d\d)", re.ASCII)
 NUMBER_MAX = 2**63 - 1
 
@@ -94,7 +89,7 @@ class Bytes:
     at_least: int = 1
 
     def parse(self, name: str, text: str) -> int:
-        value = _with_unit(text, _UNITS_BYTES)
+        value = units.parse(text.lower(), units.SPARK_BYTES)
         if value is None or not self.at_least <= value <= NUMBER_MAX:
             raise OptionInvalid(
                 f"{name} is {text!r}, not a size of {self.at_least} bytes or more",
@@ -108,7 +103,7 @@ class Millis:
     """A time as 900000, 900s, 15m or 1h; without a unit it is in milliseconds, as Spark's are."""
 
     def parse(self, name: str, text: str) -> int:
-        value = _with_unit(text, _UNITS_MS)
+        value = units.parse(text.lower(), units.SPARK_MS)
         if value is None or value > NUMBER_MAX:
             raise OptionInvalid(
                 f"{name} is {text!r}, not a length of time",
@@ -207,13 +202,6 @@ def quoted(text: str) -> str:
 def _whole(text: str) -> int | None:
     digits = text.removeprefix("-").removeprefix("+")
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
-
-
-def _with_unit(text: str, units: dict[str, int]) -> int | None:
-    match = _WITH_UNIT.fullmatch(text.lower())
-    if match is None or match[2] not in units or len(match[1]) > 19:
-        return None
-    return int(match[1]) * units[match[2]]
 
 
 def as_given(value: object) -> str:

@@ -9,12 +9,11 @@ the ledger cache's key.
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from spark_ledger import errors
+from spark_ledger import errors, units
 
 DURABILITIES = ("synced", "page-cache")
 DELETE_DELAY_MS = 24 * 3600 * 1000
@@ -207,13 +206,6 @@ def _allowed(name: str) -> str:
     return f"a number from {_least(name)} on{or_none}"
 
 
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNITS_S = {unit: ms // 1000 for unit, ms in _UNITS_MS.items() if ms >= 1000}
-_UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_UNITS_BYTES |= {unit[0].lower(): size for unit, size in _UNITS_BYTES.items()}  # Spark's
-_AMOUNT = re.compile(r"(\d+)\s*([A-Za-z]*)")
-
-
 def value_of_text(name: str, text: str) -> Any:
     """A policy's value from the text that a user types: a number, with a unit if it is a time
     (500ms, 30s, 90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for
@@ -234,17 +226,17 @@ def value_of_text(name: str, text: str) -> Any:
         return SWITCHES.get(text.lower(), text)
     if text.lower() == "none" and name in OPTIONAL:
         return None
-    units = _units(name)
-    match = _AMOUNT.fullmatch(text.strip())
-    if match is None or (match[2] and match[2] not in units):
-        kinds = f"a number, or one with {', '.join(units)}" if units else "a number"
+    allowed = _units(name)
+    amount = units.parse(text, allowed)
+    if amount is None:
+        kinds = f"a number, or one with {', '.join(allowed)}" if allowed else "a number"
         raise errors.BadConfig(f"{name} cannot be '{text}'", f"Give {kinds}.")
-    return int(match[1]) * (units[match[2]] if match[2] else 1)
+    return amount
 
 
 def _units(name: str) -> Mapping[str, int]:
     if name.endswith("_ms"):
-        return _UNITS_MS
+        return units.MS
     if name.endswith("_s_max"):
-        return _UNITS_S
-    return _UNITS_BYTES if "bytes" in name else {}
+        return units.S
+    return units.BYTES if "bytes" in name else {}

@@ -25,18 +25,3 @@ def test_an_address_with_a_port_that_is_none_is_refused_and_nobody_is_asked(
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "host:65535", "[::1]:3181"])
 def test_an_address_is_host_and_port(address):
     assert nodes.checked_address(address) == address
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "said"),
-    [
-        (None, ""),
-        (0, "0.0 MiB"),
-        (40 << 20, "40.0 MiB"),
-        ((1 << 30) - (1 << 20), "1023.0 MiB"),
-        (1 << 30, "1.0 GiB"),
-        (5 << 29, "2.5 GiB"),
-    ],
-)
-def test_space_is_told_in_gib_and_below_one_in_mib(size_bytes, said):
-    assert nodes.in_units(size_bytes) == said
