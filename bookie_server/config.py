@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from bookie_server.api.settings import Settings
+from bookie_server.api.settings import DEFAULT_SERVICE_URL, Settings
 from spark_ledger import net
 from spark_ledger.units import MIB
 
@@ -243,7 +243,7 @@ class BookieConfig(StorageConfig):
     """The headings of its file, each above the setting that is named."""
 
     service_url: str = Field(
-        "zk://127.0.0.1:2281/ledger",
+        DEFAULT_SERVICE_URL,
         description="Which cluster to join: zk://host:port[,host:port...]/root.",
     )
     session_timeout_s: float = Field(

@@ -22,11 +22,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bookie_server.api.settings import BadSettings, Settings, load
+from bookie_server.api.settings import (
+    DEFAULT_SERVICE_URL,
+    PORT_DEFAULT,
+    SCHEME,
+    BadSettings,
+    S,
+    Settings,
+    load,
+)
 from spark_ledger.errors import BadConfig
 from spark_ledger.units import MIB
 
-DEFAULT_SERVICE_URL = "zk://127.0.0.1:2281/ledger"
 SERVICE_URL_VARIABLE = "LEDGER_SERVICE_URL"
 
 
@@ -179,6 +186,19 @@ class ClientConfig(Settings):
         return self
 
 
+DEFAULTS = load(ClientConfig)
+
+
+def settings_of(kind: type[S], file: Path | None = None, **overrides: Any) -> S:
+    """The settings of that kind, from `file` and from `overrides` that are not None, which win over
+    the file. Raises errors.BadConfig, which names the setting."""
+    given = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return load(kind, file, given)
+    except BadSettings as error:
+        raise BadConfig(str(error)) from None
+
+
 def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
     """The client's settings, from `file` (as conf/client.toml) and from `overrides`, which win over
     the file: `client_config(Path("client.toml"), racks="hard")`. `service_url` comes from the
@@ -186,11 +206,7 @@ def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
 
     Raises errors.BadConfig, which names the setting.
     """
-    given = {key: value for key, value in overrides.items() if value is not None}
-    try:
-        config = load(ClientConfig, file, given)
-    except BadSettings as error:
-        raise BadConfig(str(error)) from None
+    config = settings_of(ClientConfig, file, **overrides)
     from_environment = os.environ.get(SERVICE_URL_VARIABLE)
     if from_environment and "service_url" not in config.model_fields_set:
         return config.model_copy(update={"service_url": from_environment})
@@ -204,9 +220,6 @@ def resolve_service_url(given: str | None = None, config: ClientConfig | None = 
     return given or own or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL
 
 
-SCHEME = "zk"
-PORT_DEFAULT = 2281
-_EXAMPLE = "zk://127.0.0.1:2281/ledger"
 _HOST = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d+))?$")
 _ROOT = re.compile(r"^(/[A-Za-z0-9._-]+)+$")
 
@@ -245,7 +258,7 @@ def _host(part: str, text: str) -> str:
 
 
 def _bad(text: str, why: str) -> BadConfig:
-    return BadConfig(f"{text!r} is no service URL: {why}", f"Write it like {_EXAMPLE}.")
+    return BadConfig(f"{text!r} is no service URL: {why}", f"Write it like {DEFAULT_SERVICE_URL}.")
 
 
 LEDGER_ID_MAX = 2**63 - 1

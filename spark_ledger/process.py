@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
-from spark_ledger.config import ClientConfig, client_config, resolve_service_url
+from spark_ledger.config import DEFAULTS, ClientConfig, client_config, resolve_service_url
 from spark_ledger.errors import ClientClosed, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.placement import resolve
@@ -221,7 +221,7 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     `config` counts for the first connection only. Raises BadConfig, Unavailable.
     """
     url = resolve_service_url(service_url, config)
-    key = (url, 0.0 if config is None else config.outage_timeout_s)
+    key = (url, (config or DEFAULTS).outage_timeout_s)
     return _stores.get(key, lambda: background_loop().run(connect(url, config)))
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+SCHEME, PORT_DEFAULT = "zk", 2281
+DEFAULT_SERVICE_URL = f"{SCHEME}://127.0.0.1:{PORT_DEFAULT}/ledger"
 VALUE_CHARS_MAX = 80
 PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 

@@ -40,7 +40,6 @@ from spark_ledger.metadata.store_calls import names_in, read
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
-REFRESH_S = 30.0
 AGAIN_AT_ONCE = 16
 _FOLDERS = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 
@@ -68,7 +67,7 @@ Registrations = dict[str, BookieInfo]
 class BookieDirectory:
     """Watches the registrations of writable and read-only bookies; `refresh_s` as above."""
 
-    def __init__(self, metadata: MetadataStore, refresh_s: float = REFRESH_S) -> None:
+    def __init__(self, metadata: MetadataStore, refresh_s: float) -> None:
         self._metadata = metadata
         self._refresh_s = refresh_s
         self._read_at: dict[str, BookieInfo | None] = {}  # by path, read longest ago first

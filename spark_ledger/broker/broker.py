@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
@@ -23,7 +22,7 @@ from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
 from spark_ledger.broker.owner.tail import TailBudget
 from spark_ledger.broker.owner.topic_commits import RollLimits, TopicCommits
 from spark_ledger.broker.produce.live_writer import LiveWriter
-from spark_ledger.broker.settings import BrokerSettings
+from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
@@ -50,8 +49,6 @@ GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 CLOCK_EVERY_S = 300.0
 CLOCK_TRIES, CLOCK_WITHIN_MS = 5, 20
 WAITING_BYTES_MAX = 256 << 20
-RETENTION_PARTS = 4
-ROLL_BYTES_MIN = 1 << 20
 ENTRY_OVERHEAD_BYTES = 48 << 10
 """Beside a message of the largest size: its metadata, and the offsets of other chunks of it."""
 
@@ -112,7 +109,7 @@ class Broker:
         url: str,
         settings: BrokerSettings | None = None,
     ) -> None:
-        self.settings = settings or BrokerSettings()
+        self.settings = settings or DEFAULTS
         self.id = f"{rng.getrandbits(64):016x}"
         self.clock = StoreClock()
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
@@ -378,22 +375,12 @@ class Broker:
     async def _open(self, info: TopicInfo) -> OwnedTopic:
         commits = TopicCommits(self.client, info, self.ownership, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short, REREAD_S)
-        limits = self._limits(info)
+        limits = RollLimits.of(self.settings, info.policies)
         made = OwnedTopic(
             *(commits, self.cursors, follower, self._budget, limits, self._ended, self._closed)
         )
         await made.start()
         return made
-
-    def _limits(self, info: TopicInfo) -> RollLimits:
-        """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
-        roll, policies = self.settings.roll, info.policies
-        size, age_s = roll.bytes, roll.age_s
-        if policies.retention_ms is not None:
-            age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
-        if policies.retention_bytes is not None:
-            size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
-        return replace(roll, bytes=size, age_s=age_s)
 
     def _ended(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id)

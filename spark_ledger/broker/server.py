@@ -19,36 +19,23 @@ from spark_ledger.config import client_config
 from spark_ledger.errors import BadConfig
 from spark_ledger.process import connect, end_with_parent
 
-SESSION_TIMEOUT_S = 10.0
 GC_THRESHOLDS = 50_000, 20, 100
 """Each message that is kept is objects, none of which are in a cycle: by Python's own thresholds a
 quarter of the time of a lone message went into looking for some."""
 
 
-def serve(
-    service_url: str,
-    *,
-    host: str,
-    port: int,
-    admin_port: int,
-    advertised_host: str | None,
-    settings: BrokerSettings,
-    parent_pipe: bool = False,
-) -> None:
+def serve(service_url: str, settings: BrokerSettings, *, parent_pipe: bool = False) -> None:
     """Listen, register, and serve in this process until SIGTERM or SIGINT; prints in a line of
-    JSON where it listens. A port of 0: a free one. `parent_pipe`: it ends when its standard input
-    is closed. Raises errors.BadConfig (a port is taken, the URL is malformed),
-    errors.Unavailable."""
+    JSON where it listens. `parent_pipe`: it ends when its standard input is closed. Raises
+    errors.BadConfig (a port is taken, the URL is malformed), errors.Unavailable."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     net.raise_descriptor_limit()
     if parent_pipe:
         end_with_parent()
-    asyncio.run(_work(service_url, host, port, admin_port, advertised_host or host, settings))
+    asyncio.run(_work(service_url, settings))
 
 
-async def _work(
-    service_url: str, host: str, port: int, admin_port: int, shown: str, settings: BrokerSettings
-) -> None:
+async def _work(service_url: str, settings: BrokerSettings) -> None:
     broker: Broker
     connections: dict[Connection, None] = {}
 
@@ -63,10 +50,11 @@ async def _work(
     def accept_http() -> asyncio.StreamReaderProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=HEAD_BYTES_MAX), ask)
 
-    config = client_config(service_url=service_url, session_timeout_s=SESSION_TIMEOUT_S)
+    config = client_config(service_url=service_url, session_timeout_s=settings.session_timeout_s)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    clients = await _listener(host, port, "--broker-port", accept)
-    lookups = await _listener(host, admin_port, "--admin-port", accept_http)
+    host, shown = settings.host, settings.advertised_host or settings.host
+    clients = await _listener(host, settings.broker_port, "--broker-port", accept)
+    lookups = await _listener(host, settings.admin_port, "--admin-port", accept_http)
     url = f"pulsar://{net.join(shown, clients.port)}"
     admin_url = f"http://{net.join(shown, lookups.port)}"
     ledgers = await connect(service_url, config)

@@ -1,18 +1,77 @@
-"""What a person may set of a broker."""
+"""Every setting of a broker, with its default and meaning; conf/broker.toml lists them."""
 
-from dataclasses import dataclass, field
+from typing import ClassVar
 
-from spark_ledger.broker.owner.tail import TAIL_BYTES_MAX
-from spark_ledger.broker.owner.topic_commits import RollLimits
+from pydantic import Field
+
+from bookie_server.api.settings import DEFAULT_SERVICE_URL, Settings, load
+from spark_ledger.net import PORT_MAX
+from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
+
+MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """`auto_create`: a topic that a client names and that is not there is made, with so many
-    partitions (0: one that is not partitioned, as in Pulsar). `tail_bytes`: of batches kept in
-    memory for consumers at the end."""
+class BrokerSettings(Settings):
+    """The settings of a broker. Sizes are bytes, times are seconds."""
 
-    auto_create: bool = True
-    auto_create_partitions: int = 0
-    tail_bytes: int = TAIL_BYTES_MAX
-    roll: RollLimits = field(default_factory=RollLimits)
+    SECTIONS: ClassVar = {
+        "service_url": "which cluster",
+        "host": "the network",
+        "auto_create": "topics that do not exist",
+        "tail_bytes": "memory",
+        "roll_bytes": "when a live ledger is followed by another: whichever comes first",
+    }
+    """The headings of conf/broker.toml, each above the setting with this name."""
+
+    service_url: str = Field(
+        DEFAULT_SERVICE_URL,
+        description="Which cluster to serve: zk://host:port[,host:port...]/root.",
+    )
+    session_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="Without contact for this long, ZooKeeper removes the broker from the list.",
+    )
+
+    host: str = Field("127.0.0.1", description="The address it listens on.")
+    broker_port: int = Field(
+        6650, ge=0, le=PORT_MAX, description="Where Pulsar's clients connect; 0: a free port."
+    )
+    admin_port: int = Field(
+        8080, ge=0, le=PORT_MAX, description="Where it answers lookups by HTTP; 0: a free port."
+    )
+    advertised_host: str = Field(
+        "", description="The host that clients connect to; empty: as in host."
+    )
+
+    auto_create: bool = Field(
+        True, description="Make a topic that a client names and that does not exist."
+    )
+    auto_create_partitions: int = Field(
+        0, ge=0, description="How many partitions it gets; 0: it is not partitioned."
+    )
+
+    tail_bytes: int = Field(
+        64 * MIB, gt=0, description="Newest messages kept in memory, for consumers at the end."
+    )
+
+    roll_bytes: int = Field(1024 * MIB, gt=0, description="Size of a live ledger.")
+    roll_entries: int = Field(1_000_000, gt=0, description="Entries of a live ledger.")
+    roll_age_s: float = Field(
+        float(OWN_ROLL_S_MAX),
+        gt=0,
+        le=OWN_ROLL_S_MAX,
+        description="Age of a live ledger; maintenance fences an older one as abandoned.",
+    )
+    roll_entries_read: int = Field(
+        20_000,
+        gt=0,
+        description="Of a topic with deduplication: entries of a live segment, all of which the"
+        " next owner reads.",
+    )
+    roll_bytes_read: int = Field(
+        32 * MIB, gt=0, description="Of a topic with deduplication: bytes of a live segment."
+    )
+
+
+DEFAULTS = load(BrokerSettings)

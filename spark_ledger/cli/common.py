@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spark_ledger.config import resolve_service_url
+from bookie_server.api.settings import DEFAULT_SERVICE_URL
+from spark_ledger.config import SERVICE_URL_VARIABLE, resolve_service_url
 from spark_ledger.errors import BadConfig, LedgerError
 
 if TYPE_CHECKING:
@@ -30,12 +31,11 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         "--service-url",
-        help="zk://host:port/root; else LEDGER_SERVICE_URL, else zk://127.0.0.1:2281/ledger.",
+        help=f"zk://host:port/root; else {SERVICE_URL_VARIABLE}, else {DEFAULT_SERVICE_URL}.",
     ),
 ]
 T = TypeVar("T")
 FAILED = 1
-MERGE_BYTES = 128 << 20  # as topic/upkeep/upkeep.py, which takes a while to import
 
 
 class App(typer.Typer):

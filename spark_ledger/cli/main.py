@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
+from bookie_server.api.settings import DEFAULT_SERVICE_URL, PORT_DEFAULT
 from spark_ledger import __version__, units
+from spark_ledger.broker.settings import DEFAULTS
 from spark_ledger.cli import ledger, metadata, nodes, subscription, topic
-from spark_ledger.cli.common import MERGE_BYTES, App, JsonOption, print_json, print_table
-from spark_ledger.cli.nodes import ADMIN_PORT, BROKER_PORT, alive, registered
-from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE
+from spark_ledger.cli.common import App, JsonOption, print_json, print_table
+from spark_ledger.cli.nodes import alive, registered
+from spark_ledger.config import SERVICE_URL_VARIABLE
 from spark_ledger.errors import MetadataHeld, Unavailable
+from spark_ledger.topic.log.policies import PASS_BYTES
 
 FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
@@ -57,18 +60,18 @@ def options(
 @app.command()
 def up(
     bookies: Annotated[int, typer.Option(help="How many bookies at least.", min=1)] = 3,
-    port: Annotated[int, typer.Option(help="ZooKeeper's port.", min=1, max=65535)] = 2281,
+    port: Annotated[int, typer.Option(help="ZooKeeper's port.", min=1, max=65535)] = PORT_DEFAULT,
     data_dir: FolderOption = FOLDER,
     merge_bytes: Annotated[
         int,
         typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
-    ] = MERGE_BYTES,
+    ] = PASS_BYTES,
     broker_port: Annotated[
         int, typer.Option(help="Where Pulsar's clients connect.", min=1, max=65535)
-    ] = BROKER_PORT,
+    ] = DEFAULTS.broker_port,
     admin_port: Annotated[
         int, typer.Option(help="Where they look topics up by HTTP.", min=1, max=65535)
-    ] = ADMIN_PORT,
+    ] = DEFAULTS.admin_port,
     broker: Annotated[
         bool, typer.Option(help="With a broker for Pulsar's clients, or without.")
     ] = True,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -13,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from spark_ledger import net, units
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.cli.common import (
-    MERGE_BYTES,
     App,
     JsonOption,
     UrlOption,
@@ -26,8 +27,9 @@ from spark_ledger.cli.common import (
     tell_unreadable,
     with_ledgers,
 )
-from spark_ledger.config import resolve_service_url
+from spark_ledger.config import resolve_service_url, settings_of
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable, UnsupportedFormat, counted
+from spark_ledger.topic.log.policies import PASS_BYTES
 
 if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
@@ -49,7 +51,6 @@ Timeout = Annotated[
 T = TypeVar("T")
 TIMEOUT_S = 5.0
 INTERRUPTED = 130
-BROKER_PORT, ADMIN_PORT = 6650, 8080
 
 
 @bookies.command("list")
@@ -365,26 +366,29 @@ def _state(directory: "DirectoryInfo") -> str:
     return "full" if directory.full else "ok"
 
 
+def _setting(name: str, *flags: str, **limits: Any) -> Any:
+    """The option of a broker's setting; without it the value comes from the file of settings, or
+    it is the default."""
+    field = BrokerSettings.model_fields[name]
+    default: Any = field.default
+    shown: bool | str = name.replace("_", "-") if default is True else str(default) or False
+    return typer.Option(*flags, help=field.description, show_default=shown, **limits)
+
+
 @brokers.command("start")
 def start_broker(
-    broker_port: Annotated[
-        int, typer.Option(help="Where it listens; 0: a free port.", min=0, max=65535)
-    ] = BROKER_PORT,
-    admin_port: Annotated[
-        int,
-        typer.Option(help="Where it answers lookups by HTTP; 0: a free port.", min=0, max=65535),
-    ] = ADMIN_PORT,
-    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
-    advertised_host: Annotated[
-        str | None, typer.Option(help="The host that clients connect to; else --host.")
-    ] = None,
+    broker_port: Annotated[int | None, _setting("broker_port", min=0, max=65535)] = None,
+    admin_port: Annotated[int | None, _setting("admin_port", min=0, max=65535)] = None,
+    host: Annotated[str | None, _setting("host")] = None,
+    advertised_host: Annotated[str | None, _setting("advertised_host")] = None,
     auto_create: Annotated[
-        bool, typer.Option(help="Make a topic that a client names and that does not exist.")
-    ] = True,
-    auto_create_partitions: Annotated[
-        int,
-        typer.Option(help="How many partitions it gets; 0: it is not partitioned.", min=0),
-    ] = 0,
+        bool | None, _setting("auto_create", "--auto-create/--no-auto-create")
+    ] = None,
+    auto_create_partitions: Annotated[int | None, _setting("auto_create_partitions", min=0)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A file of settings, as conf/broker.toml; options win over it."),
+    ] = None,
     parent_pipe: Annotated[
         bool, typer.Option("--parent-pipe", help="End when standard input is closed.")
     ] = False,
@@ -392,17 +396,19 @@ def start_broker(
 ) -> None:
     """Serve Pulsar's clients in this process, until it is stopped."""
     from spark_ledger.broker.server import serve
-    from spark_ledger.broker.settings import BrokerSettings
 
-    serve(
-        resolve_service_url(service_url),
-        host=host,
-        port=broker_port,
+    settings = settings_of(
+        BrokerSettings,
+        config,
+        broker_port=broker_port,
         admin_port=admin_port,
+        host=host,
         advertised_host=advertised_host,
-        settings=BrokerSettings(auto_create, auto_create_partitions),
-        parent_pipe=parent_pipe,
+        auto_create=auto_create,
+        auto_create_partitions=auto_create_partitions,
     )
+    in_file = settings.service_url if "service_url" in settings.model_fields_set else None
+    serve(resolve_service_url(service_url or in_file), settings, parent_pipe=parent_pipe)
 
 
 @brokers.command("list")
@@ -424,7 +430,7 @@ def start_autorecovery(
     merge_bytes: Annotated[
         int,
         typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
-    ] = MERGE_BYTES,
+    ] = PASS_BYTES,
     parent_pipe: Annotated[
         bool,
         typer.Option(

@@ -20,6 +20,7 @@ from inspect import iscoroutinefunction
 from typing import Literal
 
 from spark_ledger.bookies.directory import BookieInfo
+from spark_ledger.config import DEFAULTS
 from spark_ledger.errors import BadConfig, LedgerError
 
 STEPS_MAX = 4_000  # of a search for racks; then each slot takes the first bookie that fits
@@ -43,7 +44,7 @@ class PlacementRequest:
     ack_quorum: int
     members: Mapping[int, BookieInfo]
     suspects: tuple[str, ...] = ()
-    racks: Literal["soft", "hard"] = "soft"
+    racks: Literal["soft", "hard"] = DEFAULTS.racks
 
     def neighbours(self, slot: int) -> Iterator[int]:
         """The slots that share a write set with `slot`."""

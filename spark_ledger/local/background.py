@@ -24,8 +24,7 @@ from spark_ledger.local.cluster import LocalCluster, count_of_bookies
 from spark_ledger.local.maintenance import maintain_on
 from spark_ledger.local.processes import HOST, Child, hold
 from spark_ledger.process import background_loop
-from spark_ledger.topic.log.policies import TopicPolicies
-from spark_ledger.topic.upkeep.upkeep import PASS_BYTES
+from spark_ledger.topic.log.policies import PASS_BYTES, TopicPolicies
 
 LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"
 START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02

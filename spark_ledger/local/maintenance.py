@@ -25,7 +25,8 @@ from spark_ledger.metadata.store_calls import elected
 from spark_ledger.process import connect, end_with_parent
 from spark_ledger.repair.service import Autorecovery
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.upkeep.upkeep import PASS_BYTES, Upkeep
+from spark_ledger.topic.log.policies import PASS_BYTES
+from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
 SESSION_TIMEOUT_S = 10.0  # as a bookie's; then another process takes the roles of a killed one

@@ -28,7 +28,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
-from spark_ledger.config import ServiceUrl, parse
+from spark_ledger.config import DEFAULTS, ServiceUrl, parse
 from spark_ledger.errors import Unavailable
 from spark_ledger.metadata.outage import Outage
 from spark_ledger.metadata.store import (
@@ -53,7 +53,6 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 
-CALL_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 1.0
 """What a process that ends waits: ZooKeeper reads the request later, or the session times out."""
 HANDSHAKE_S = 2.0
@@ -81,10 +80,10 @@ _STATES = {
 async def connect(
     service_url: str,
     *,
-    session_timeout_s: float = 30,
-    connect_timeout_s: float = 10,
-    call_timeout_s: float = CALL_TIMEOUT_S,
-    outage_timeout_s: float = 0.0,
+    session_timeout_s: float = DEFAULTS.session_timeout_s,
+    connect_timeout_s: float = DEFAULTS.connect_timeout_s,
+    call_timeout_s: float = DEFAULTS.metadata_timeout_s,
+    outage_timeout_s: float = DEFAULTS.outage_timeout_s,
     make_root: bool = True,
 ) -> "ZooKeeperStore":
     """A store over the cluster that `service_url` names; its root is made if absent, unless the

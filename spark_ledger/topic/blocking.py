@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_ledger import errors
 from spark_ledger.async_tasks import cancel
-from spark_ledger.config import ClientConfig, client_config
+from spark_ledger.config import DEFAULTS, ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState
 from spark_ledger.metadata.store_calls import reachable
@@ -53,7 +53,7 @@ _connected: OncePerProcess[tuple[str, float], "BlockingTopics"] = OncePerProcess
 
 
 def topics(
-    service_url: str, outage_timeout_s: float = 0.0, *, begins: bool = False
+    service_url: str, outage_timeout_s: float = DEFAULTS.outage_timeout_s, *, begins: bool = False
 ) -> "BlockingTopics":
     """The process's client of that cluster, connected at first use. Its calls wait so long for the
     end of an outage of the metadata store (0: the default). So does connecting, unless the query

@@ -15,8 +15,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.spark.options import offsets
 from spark_ledger.spark.options.offsets import Ends, TopicEnds
-from spark_ledger.spark.options.options import ReadOptions
-from spark_ledger.spark.options.start_positions import EARLIEST, LATEST, Named
+from spark_ledger.spark.options.options import stream_read_options
 from spark_ledger.spark.read.planning import Planner
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.state import TopicState
@@ -27,12 +26,8 @@ from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import TOPIC, TopicWork
 from tests.simulation.world import Client
 
-OPTIONS = ReadOptions(
-    "simulated",
-    (TOPIC,),
-    Named("startingOffsets", EARLIEST),
-    Named("endingOffsets", LATEST),
-    fail_on_data_loss=False,
+OPTIONS = stream_read_options(
+    {"subscribe": TOPIC, "startingOffsets": "earliest", "failOnDataLoss": "false"}
 )
 
 Offsets = dict[int, int]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from bookie_server.api.settings import Settings
 from bookie_server.config import BookieConfig
+from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.config import ClientConfig
 from tests.tidy.sources import ROOT
 
@@ -19,6 +20,13 @@ FILES: Mapping[str, tuple[type[Settings], str]] = {
         " Every setting is here with its default; delete what you do not change, or override one"
         ' with --set key=value; a list as --set key=a,b or --set \'key=["a", "b"]\'. Sizes are'
         " bytes; times are seconds, or milliseconds where the name ends in _ms.",
+    ),
+    "conf/broker.toml": (
+        BrokerSettings,
+        "Settings of a broker, which serves Pulsar's clients: spark-ledger broker start --config"
+        " conf/broker.toml. Every setting is here with its default; delete what you do not change."
+        " Some are options of the command too, which win over the file. Sizes are bytes, times are"
+        " seconds. The service URL can also come from the environment (LEDGER_SERVICE_URL).",
     ),
     "conf/client.toml": (
         ClientConfig,

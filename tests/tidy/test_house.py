@@ -64,12 +64,11 @@ FLOORS = {
         server
         serve
         broker
-        settings
         owned_topic
         owned_partition
         dispatch produce
         owner
-        names
+        names settings
         wire
     """,
     "spark_ledger.spark": """

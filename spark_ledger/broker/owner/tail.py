@@ -16,7 +16,6 @@ from typing import NamedTuple, Protocol
 from bookie_server.api.entry import Buffer
 from spark_ledger.topic.entry import pulsar_batch
 
-TAIL_BYTES_MAX = 64 << 20
 STEP_BATCHES_MAX = 1000
 """What is read, encoded or sent in one step of the loop."""
 BATCH_OVERHEAD_BYTES, BLOCK_OVERHEAD_BYTES = 80, 1024
@@ -92,7 +91,7 @@ def bytes_of(batches: Sequence[Buffer]) -> int:
 class TailBudget:
     """Of one broker."""
 
-    def __init__(self, bytes_max: int = TAIL_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
         """What the tails take."""

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
@@ -38,7 +39,7 @@ from spark_ledger.topic.commit.hand_over import Handed, owner_name
 from spark_ledger.topic.commit.seal import NOTHING, Extent
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.log.policies import OWN_ROLL_S_MAX
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
@@ -48,6 +49,8 @@ PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 LEDGERS_AT_ONCE = 100
 """Of one multi that makes ledgers: of a ZooKeeper's request of 1 MiB a tenth."""
 
+RETENTION_PARTS = 4
+ROLL_BYTES_MIN = 1 << 20
 _log = logging.getLogger(__name__)
 
 TAKES_NO_ROWS = (
@@ -86,11 +89,22 @@ class RollLimits:
     had come: when one has so many entries or bytes to read it is sealed, and another is opened
     after it in the same ledger."""
 
-    bytes: int = 1 << 30
-    entries: int = 1_000_000
-    age_s: float = OWN_ROLL_S_MAX
-    entries_read: int = 20_000
-    bytes_read: int = 32 << 20
+    bytes: int = DEFAULTS.roll_bytes
+    entries: int = DEFAULTS.roll_entries
+    age_s: float = DEFAULTS.roll_age_s
+    entries_read: int = DEFAULTS.roll_entries_read
+    bytes_read: int = DEFAULTS.roll_bytes_read
+
+    @staticmethod
+    def of(settings: BrokerSettings, policies: TopicPolicies) -> "RollLimits":
+        """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
+        size, age_s = settings.roll_bytes, settings.roll_age_s
+        if policies.retention_ms is not None:
+            age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
+        if policies.retention_bytes is not None:
+            size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
+        reads = settings.roll_entries_read, settings.roll_bytes_read
+        return RollLimits(size, settings.roll_entries, age_s, *reads)
 
     def reached(self, size: int, entries: int, age_s: float) -> bool:
         return size >= self.bytes or entries >= self.entries or age_s >= self.age_s

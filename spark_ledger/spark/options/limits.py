@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spark_ledger.spark.options.offsets import Positions
+from spark_ledger.spark.options.table import default_of
 from spark_ledger.spark.spark_version import (
     ReadAllAvailable,
     ReadLimit,
@@ -42,7 +43,7 @@ class Limits:
     rows_max: int | None = None
     bytes_max: int | None = None
     rows_min: int | None = None
-    delay_ms_max: int = 900_000
+    delay_ms_max: int = default_of("maxTriggerDelay")
 
     @property
     def bounded(self) -> bool:

@@ -9,7 +9,7 @@ here.
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger.config import resolve_service_url
@@ -36,6 +36,7 @@ from spark_ledger.spark.options.table import (
     WRITE_OPTIONS,
     Option,
     Use,
+    default_of,
     kafkas,
     options_for,
 )
@@ -61,23 +62,23 @@ class ReadOptions:
     topics: tuple[str, ...]
     starting: ReadPosition
     ending: ReadPosition
-    pattern: str | None = None
-    assigned: Mapping[str, tuple[int, ...]] | None = None
-    subscription: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    min_partitions: int | None = None
-    task_rows: int | None = None
-    task_bytes: int = 256 << 20
-    fail_on_data_loss: bool = True
-    on_bad_entry: str = "fail"
-    on_other_format: str = "fail"
-    value_format: str = "binary"
-    include_headers: bool = False
-    include_metadata: bool = False
-    include_producer: bool = False
-    key_filter: tuple[bytes, ...] | None = None
-    metadata: str | None = None
-    outage_timeout_s: float = 0.0
+    pattern: str | None
+    assigned: Mapping[str, tuple[int, ...]] | None
+    subscription: str | None
+    limits: Limits
+    min_partitions: int | None
+    task_rows: int | None
+    task_bytes: int
+    fail_on_data_loss: bool
+    on_bad_entry: str
+    on_other_format: str
+    value_format: str
+    include_headers: bool
+    include_metadata: bool
+    include_producer: bool
+    key_filter: tuple[bytes, ...] | None
+    metadata: str | None
+    outage_timeout_s: float
 
     @property
     def zoneless(self) -> tuple[tuple[str, int], ...]:
@@ -99,23 +100,23 @@ class WriteOptions:
 
     service_url: str
     topic: str | None
-    partitions: int | None = None
-    routing: str | None = None
-    compression: str = "lz4"
-    ensemble_size: int | None = None
-    write_quorum: int | None = None
-    ack_quorum: int | None = None
-    durability: str | None = None
-    txn_app_id: str | None = None
-    txn_version: int | None = None
-    on_replay: str | None = None
-    bad_records_topic: str | None = None
-    overwrite_held: bool = False
-    user_metadata: str | None = None
-    max_in_flight_bytes: int = 64 << 20
-    value_format: str = "binary"
-    schema_mode: str = "validate"
-    outage_timeout_s: float = 0.0
+    partitions: int | None
+    routing: str | None
+    compression: str
+    ensemble_size: int | None
+    write_quorum: int | None
+    ack_quorum: int | None
+    durability: str | None
+    txn_app_id: str | None
+    txn_version: int | None
+    on_replay: str | None
+    bad_records_topic: str | None
+    overwrite_held: bool
+    user_metadata: str | None
+    max_in_flight_bytes: int
+    value_format: str
+    schema_mode: str
+    outage_timeout_s: float
 
     @property
     def txn_target(self) -> str:
@@ -176,11 +177,11 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
     """For the schema of a reader or a writer, before Spark reveals which of them it is: they check
     the other options later."""
     given = {key.lower(): text.strip() for key, text in options.items()}
-    by_name = {option.name: option for option in READ_OPTIONS}
+    kinds = {option.name: option.kind for option in READ_OPTIONS}
 
     def value_of(name: str) -> Any:
-        text = given.get(name.lower(), by_name[name].default)
-        return None if text is None else by_name[name].kind.parse(name, text)
+        text = given.get(name.lower())
+        return default_of(name) if text is None else kinds[name].parse(name, text)
 
     return ShapeOptions(
         value_format=value_of("valueFormat"),

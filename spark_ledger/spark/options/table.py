@@ -8,7 +8,10 @@ its names at most. Parsing goes by this table, and so do the tables of docs/spar
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+from bookie_server.api.settings import DEFAULT_SERVICE_URL
+from spark_ledger.config import SERVICE_URL_VARIABLE
 from spark_ledger.spark.options.values import (
     Bytes,
     Choice,
@@ -58,7 +61,7 @@ _DEFAULTED = "Leave it out: there is nothing like it to set here."
 _RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
 _GROUP = "Leave it out, or name a durable cursor with subscription."
 KAFKAS: Mapping[str, str] = {
-    "kafka.bootstrap.servers": "Here it is serviceUrl, as zk://127.0.0.1:2281/ledger.",
+    "kafka.bootstrap.servers": f"Here it is serviceUrl, as {DEFAULT_SERVICE_URL}.",
     "kafka.group.id": _GROUP,
     "groupIdPrefix": _GROUP,
     "kafkaConsumer.pollTimeoutMs": _RETRIES,
@@ -141,7 +144,7 @@ def _service_url(uses: tuple[Use, ...]) -> Option:
         *("serviceUrl", uses, Text(), None),
         "where the cluster is",
         aliases=("bootstrap.servers", "service.url"),
-        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
+        default_says=f"`{SERVICE_URL_VARIABLE}`, else `{DEFAULT_SERVICE_URL}`",
     )
 
 
@@ -399,6 +402,12 @@ WRITE_OPTIONS = (
     ),
     Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
 )
+
+
+def default_of(name: str) -> Any:
+    """The value of an option of a read that is not given."""
+    (option,) = (option for option in READ_OPTIONS if option.name == name)
+    return None if option.default is None else option.kind.parse(name, option.default)
 
 
 def options_for(use: Use) -> tuple[Option, ...]:

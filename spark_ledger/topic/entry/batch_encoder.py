@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.config import DEFAULTS
 from spark_ledger.topic.entry import message_batch, row_columns
 from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import key_filter
@@ -217,7 +218,7 @@ class BatchEncoder:
         now_ms: Callable[[], int],
         *,
         compression: str = "none",
-        entry_bytes_max: int = 16 << 20,
+        entry_bytes_max: int = DEFAULTS.entry_bytes_max,
         gather_bytes_max: int = GATHER_BYTES_MAX,
         key_filters: bool = False,
         schema_version: int = 0,

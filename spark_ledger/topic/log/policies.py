@@ -21,6 +21,8 @@ OWN_ROLL_S_MAX = 4 * 3600
 """The largest roll age of ledgers that no task writes (live ledgers of brokers, cursors), whatever
 the policies set for tasks' ledgers. Maintenance counts an older open ledger as abandoned, and
 fences it (garbage.open_ms_max)."""
+PASS_BYTES = 128 << 20
+"""What maintenance copies in a pass, a minute, to merge small segments."""
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
 ON_LOST_ROWS = ("pause", "skip")

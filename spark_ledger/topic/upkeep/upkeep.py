@@ -27,6 +27,7 @@ from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log import checkpoint, records
 from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.policies import PASS_BYTES
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.upkeep.admin import Trimmed, retain
 from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, MergePace
@@ -36,7 +37,6 @@ from spark_ledger.topic.upkeep.merge_plan import ALL, QUIET_MS, MergeLimits, Upk
 
 _log = logging.getLogger(__name__)
 
-PASS_BYTES = 128 << 20
 BYTES_PER_S = 8 << 20
 INTENT_MS = 3600 * 1000  # then the intent ends, and the janitor deletes ledgers of failed merges
 LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints too, and at shorter logs

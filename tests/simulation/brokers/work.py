@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, SubscriptionType
 from spark_ledger.errors import LedgerError
@@ -261,8 +260,12 @@ class BrokerWork:
         client = await self.world.client("broker")
         rng = client.rng
         entries, age_s = rng.choice((2, 5, 20, 1000)), rng.choice((1.0, 5.0, 60.0, 3600.0))
-        roll = RollLimits(entries=entries, age_s=age_s, entries_read=1 + entries // 4)
-        settings = BrokerSettings(tail_bytes=rng.choice((1, 2_000, 1 << 20)), roll=roll)
+        settings = BrokerSettings(
+            tail_bytes=rng.choice((1, 2_000, 1 << 20)),
+            roll_entries=entries,
+            roll_age_s=age_s,
+            roll_entries_read=1 + entries // 4,
+        )
         broker = self.made(client, settings)
         (outcome,) = await asyncio.gather(
             client.run(broker.start(), "starts"), return_exceptions=True

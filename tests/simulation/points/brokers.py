@@ -3,7 +3,6 @@ each of its calls, while producers and a consumer use its topic; then another on
 
 import asyncio
 
-from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.produce import live_writer
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import SubscriptionType
@@ -18,7 +17,7 @@ from tests.simulation.world import Client
 
 BATCHES = 14
 SERVES_S, BEFORE_S = 2.5, 1.0
-SETTINGS = BrokerSettings(roll=RollLimits(entries=4))
+SETTINGS = BrokerSettings(roll_entries=4)
 
 
 class BrokerStage(Stage):

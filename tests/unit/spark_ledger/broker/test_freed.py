@@ -3,11 +3,10 @@ bookies, from the metadata store and from its own memory."""
 
 import asyncio
 
-from spark_ledger.broker import broker as broker_module
 from spark_ledger.broker import names
 from spark_ledger.broker.dispatch.dispatcher import Consumer
+from spark_ledger.broker.owner import topic_commits
 from spark_ledger.broker.owner.probes import FRESH_S, Heard, Probes
-from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import SubscriptionType
 from spark_ledger.metadata import paths
@@ -52,7 +51,7 @@ async def sent(broker, name, *messages):
 
 
 def test_of_what_a_broker_at_work_wrote_all_goes_that_retention_lets_go(monkeypatch):
-    monkeypatch.setattr(broker_module, "ROLL_BYTES_MIN", 10_000)
+    monkeypatch.setattr(topic_commits, "ROLL_BYTES_MIN", 10_000)
 
     async def act(stage):
         changes = {"retention_bytes": RETENTION_BYTES, "delete_delay_ms": 0, "merging": False}
@@ -77,7 +76,7 @@ def test_what_merging_copied_under_a_broker_at_work_is_kept_once():
     async def act(stage):
         await stage.client.topics.change_policies("t", {"delete_delay_ms": 0})
         broker = await Brokers(stage).new("a")
-        broker.settings = BrokerSettings(roll=RollLimits(entries=1))
+        broker.settings = BrokerSettings(roll_entries=1)
         await sent(broker, "t-partition-0", *[bytes([n]) * 100 for n in range(10)])
 
         await asyncio.sleep(7200)
