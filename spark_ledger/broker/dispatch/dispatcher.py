@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set
@@ -23,6 +22,7 @@ from spark_ledger.broker.owner.partition import UNREADABLE, Partition
 from spark_ledger.broker.owner.tail import STEP_BATCHES_MAX, Stored
 from spark_ledger.broker.wire.commands import AckType, MessageId, command
 from spark_ledger.broker.wire.frames import encode, with_batch
+from spark_ledger.broker.wire.link import Link
 from spark_ledger.broker.wire.sends import Messages
 from spark_ledger.topic.entry.pulsar_batch import (
     chunk_in,
@@ -36,18 +36,6 @@ LOG_EVERY_S = 600.0
 SOON_S = 0.01
 
 _log = logging.getLogger(__name__)
-
-
-class Link(Protocol):
-    """A client's connection, as its consumers use it."""
-
-    def send(self, frame: bytes) -> None: ...
-
-    async def room(self) -> None:
-        """Return when what was sent before has gone out, all but a bounded rest."""
-
-    async def answers(self) -> bool:
-        """Whether its client is there; if not, it has ended by then."""
 
 
 class Consumer:

@@ -23,6 +23,7 @@ from spark_ledger.broker.produce.producer import (
 )
 from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
+from spark_ledger.broker.wire.link import Link
 from spark_ledger.broker.wire.sends import KEY_BYTES, Send, Shape
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.pulsar_batch import WALKED_MESSAGES_MAX
@@ -32,22 +33,6 @@ BYTES_AS_A_MESSAGE = 400
 """So many bytes take as long to decompress as a message to walk (ZLIB; others are faster)."""
 SHAPES_MAX = 1_000
 """How lone messages look, by producer; what is forgotten is read by protobuf once more."""
-
-
-class SendersLink(Protocol):
-    """A client's connection, as what it sends is taken."""
-
-    def send(self, frame: bytes) -> None: ...
-
-    async def answers(self) -> bool:
-        """Whether its client is there; if not, it has ended by then."""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the broker reads from it now."""
-
-    def read_or_not(self) -> None:
-        """Fewer bytes wait: it may be read again."""
 
 
 class ThisBroker(Protocol):
@@ -62,7 +47,7 @@ class ThisBroker(Protocol):
 class Intake:
     """Of the producers of one connection, by their ids there; their ProducersLink."""
 
-    def __init__(self, link: SendersLink, broker: ThisBroker, message_bytes_max: int) -> None:
+    def __init__(self, link: Link, broker: ThisBroker, message_bytes_max: int) -> None:
         self.producers: dict[int, Producer] = {}
         self.waiting_bytes = 0
         self.drop = ServerError.NOT_ALLOWED

@@ -15,7 +15,7 @@ from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
 from spark_ledger.broker.dispatch.dispatcher import Consumer
 from spark_ledger.broker.produce.intake import Intake
-from spark_ledger.broker.serve.commands import COMMANDS, AtOnce, ClientsWire, Request, refusal_of
+from spark_ledger.broker.serve.commands import COMMANDS, AtOnce, Request, refusal_of
 from spark_ledger.broker.wire.commands import (
     SEND,
     Refusal,
@@ -25,6 +25,7 @@ from spark_ledger.broker.wire.commands import (
     not_text,
 )
 from spark_ledger.broker.wire.frames import MalformedFrame, PulsarFrame, Span, encode, frame_of
+from spark_ledger.broker.wire.link import Link
 
 REQUESTS_MAX = 1000
 FRAMES_MAX = 500
@@ -40,15 +41,15 @@ _log = logging.getLogger(__name__)
 class Client:
     """On one connection, for as long as that is open."""
 
-    def __init__(self, wire: ClientsWire, broker: Broker) -> None:
-        self.wire = wire
+    def __init__(self, link: Link, broker: Broker) -> None:
+        self.link = link
         self.broker = broker
         self.connected = False
-        self.intake = Intake(wire, broker, broker.message_bytes_max)
+        self.intake = Intake(link, broker, broker.message_bytes_max)
         self.producers = self.intake.producers
         self.consumers: dict[int, Consuming] = {}
-        self.acking = Acking(self.consumers, wire.send, refusal_of, wire.go_on)
-        self._requests = BackgroundTasks(ended=self.wire.go_on)
+        self.acking = Acking(self.consumers, link.send, refusal_of, link.go_on)
+        self._requests = BackgroundTasks(ended=self.link.go_on)
         self._untaken: deque[tuple[bytes, Sequence[Span]]] = deque()
         self._at = 0  # of the first of them
 
@@ -103,7 +104,7 @@ class Client:
         finally:
             self.intake.hand_on()
         if self._untaken and (taken == FRAMES_MAX or self.intake.step_is_over):
-            asyncio.get_running_loop().call_soon(self.wire.go_on)
+            asyncio.get_running_loop().call_soon(self.link.go_on)
 
     def _take(self, frame: PulsarFrame) -> None:
         if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
@@ -160,4 +161,4 @@ class Client:
         """It is to look its topic up again."""
         if self.forget_consumer(consumer):
             away = command("close_consumer", consumer_id=consumer.id, request_id=0)
-            self.wire.send(encode(away))
+            self.link.send(encode(away))

@@ -16,10 +16,10 @@ from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.dispatch.acking import Acking, Consuming
-from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher, Link
+from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import POLICIES
 from spark_ledger.broker.dispatch.positions import last_and_mark, start_of_reader, target_of_seek
-from spark_ledger.broker.produce.intake import Intake, SendersLink
+from spark_ledger.broker.produce.intake import Intake
 from spark_ledger.broker.produce.producer import Producer, ProducersLink
 from spark_ledger.broker.wire.commands import (
     NO_TRANSACTIONS,
@@ -36,6 +36,7 @@ from spark_ledger.broker.wire.commands import (
     command,
 )
 from spark_ledger.broker.wire.frames import encode
+from spark_ledger.broker.wire.link import Link
 from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.schema.records import ClientSchema
@@ -57,20 +58,11 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
 )
 
 
-class ClientsWire(Link, SendersLink, Protocol):
-    """A client's connection (connection.py)."""
-
-    open: bool
-
-    def go_on(self) -> None:
-        """What is under way has become less: take what waits, and read more."""
-
-
 class Caller(Protocol):
     """A client, as its commands use it."""
 
     @property
-    def wire(self) -> ClientsWire: ...
+    def link(self) -> Link: ...
 
     @property
     def intake(self) -> Intake: ...
@@ -137,7 +129,7 @@ def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
 
 def _reply(client: Caller, part: Any, name: str, **fields: Any) -> None:
     """The response of that name to the request in `part`."""
-    client.wire.send(encode(command(name, request_id=part.request_id, **fields)))
+    client.link.send(encode(command(name, request_id=part.request_id, **fields)))
 
 
 def _refusing(
@@ -213,7 +205,7 @@ async def _producer(client: Caller, part: Any) -> None:
     )
     await _are_there(other.connection for other in partition.producers_before(made))
     ready = partition.add_producer(made)
-    if not client.wire.open:
+    if not client.link.open:
         partition.remove_producer(made)
         return
     client.intake.add(made)
@@ -272,7 +264,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
 
     def make(dispatcher: Dispatcher) -> Consumer:
         return Consumer(
-            client.wire,
+            client.link,
             part.consumer_id,
             part.consumer_name or client.broker.new_name(),
             part.priority_level,
@@ -285,7 +277,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
     if existing is not None:
         client.forget_consumer(existing[0])
     before = subscriptions.consumers_before(part.subscription, kind, partition.number)
-    await _are_there(other.link for other in before if other.link is not client.wire)
+    await _are_there(other.link for other in before if other.link is not client.link)
     consumer = await subscriptions.subscribe(
         partition,
         part.subscription,
@@ -296,7 +288,7 @@ async def _subscribe(client: Caller, part: Any) -> None:
         earliest=part.initialPosition == InitialPosition.EARLIEST,
     )
     client.consumers[part.consumer_id] = Consuming(consumer, subscriptions, part.subscription)
-    if not client.wire.open:
+    if not client.link.open:
         client.forget_consumer(consumer)
         return
     _reply(client, part, "success")
@@ -379,7 +371,7 @@ async def _get_schema(client: Caller, part: Any) -> None:
     answer.schema_version = version
     schema = answer.schema
     schema.name, schema.type, schema.schema_data = topic.name.name, kind, b""
-    client.wire.send(encode(response))
+    client.link.send(encode(response))
 
 
 async def _get_or_create_schema(client: Caller, part: Any) -> None:
@@ -395,11 +387,11 @@ async def _get_or_create_schema(client: Caller, part: Any) -> None:
 def _connect(client: Caller, part: Any) -> None:
     client.is_of(part.client_version)
     response = connected(part.protocol_version, client.broker.message_bytes_max)
-    client.wire.send(encode(response))
+    client.link.send(encode(response))
 
 
 def _ping(client: Caller, _: Any) -> None:
-    client.wire.send(encode(command("pong")))
+    client.link.send(encode(command("pong")))
 
 
 def _pong(client: Caller, _: Any) -> None:

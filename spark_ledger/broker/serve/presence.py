@@ -8,10 +8,10 @@ for dead, connect again, and send all again.
 
 import asyncio
 import logging
-from typing import Protocol
 
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
+from spark_ledger.broker.wire.link import Link
 
 ASK_S, SILENT_S = 30.0, 90.0
 HELD_PONG_S = 2.0
@@ -22,33 +22,11 @@ ANSWER_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Line(Protocol):
-    """A connection, as it is judged by what comes."""
-
-    open: bool
-    has_room: asyncio.Event
-
-    @property
-    def is_closing(self) -> bool: ...
-
-    @property
-    def is_read(self) -> bool: ...
-
-    def send(self, frame: bytes) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def read_or_not(self) -> None: ...
-
-    def abort(self) -> None:
-        """End it, whatever waits to be sent."""
-
-
 class Presence:
     """Of the client of one connection."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._loop = asyncio.get_running_loop()
         self.heard_s = self._loop.time()
         self.heard = asyncio.Event()
@@ -77,46 +55,46 @@ class Presence:
 
     def _answer_while_held(self) -> None:
         self._held = None
-        line = self._line
-        if not line.open or line.is_closing or line.is_read:
+        link = self._link
+        if not link.open or link.is_closing or link.is_read:
             return
-        if line.has_room.is_set():
-            line.send(encode(command("pong")))
+        if link.has_room.is_set():
+            link.send(encode(command("pong")))
         self.is_held()
 
     def _ask(self) -> None:
-        silent_s, line = self._loop.time() - self.heard_s, self._line
-        takes_nothing = line.is_closing or not line.has_room.is_set()
-        if silent_s >= SILENT_S and (takes_nothing or line.is_read):
+        silent_s, link = self._loop.time() - self.heard_s, self._link
+        takes_nothing = link.is_closing or not link.has_room.is_set()
+        if silent_s >= SILENT_S and (takes_nothing or link.is_read):
             self._abort(silent_s)
             return
         if silent_s >= ASK_S:
-            line.send(encode(command("ping")))
+            link.send(encode(command("ping")))
         self._timer = self._loop.call_later(ASK_S, self._ask)
 
     def _abort(self, silent_s: float) -> None:
         """Not a close, which would wait until the client takes what is sent."""
         _log.info("a connection ends: nothing was heard for %.0f s", silent_s)
-        self._line.abort()
+        self._link.abort()
 
     async def answers(self, gone: asyncio.Event) -> bool:
         """Whether the client is there: it is asked, and has ANSWER_S. The connection of one that is
         silent ends; then this returns once it is `gone`."""
-        line = self._line
-        line.send(encode(command("ping")))
-        line.flush()
+        link = self._link
+        link.send(encode(command("ping")))
+        link.flush()
         self.heard.clear()
         self._asking += 1
-        line.read_or_not()
+        link.read_or_not()
         try:
             async with asyncio.timeout(ANSWER_S):
-                while line.open and not self.heard.is_set():
+                while link.open and not self.heard.is_set():
                     await self.heard.wait()
         except TimeoutError:
-            if line.open and not self.heard.is_set():  # else both came after a standstill
+            if link.open and not self.heard.is_set():  # else both came after a standstill
                 self._abort(ANSWER_S)
                 await gone.wait()
         finally:
             self._asking -= 1
-            line.read_or_not()
-        return line.open
+            link.read_or_not()
+        return link.open

@@ -20,7 +20,7 @@ class Client:
     """A connection to the broker; `said` is what it was answered last."""
 
     def __init__(self, broker):
-        self.wire = self.intake = self
+        self.link = self.intake = self
         self.broker, self.open = broker, True
         self.producers, self.said = {}, None
 
