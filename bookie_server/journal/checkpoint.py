@@ -24,7 +24,6 @@ _HEAD = struct.Struct("<4sHHI")
 _ITEM = struct.Struct("<QQHH")
 _RETIRED, _MISSED = 1, 2
 _CRC = struct.Struct("<I")
-_VERSION_1 = struct.Struct("<4sHHQQ")
 
 
 class JournalMark(NamedTuple):
@@ -57,14 +56,12 @@ def encode(marks: Marks) -> bytes:
     return body + _CRC.pack(crc32c(body))
 
 
-def decode(data: bytes, first_journal: str) -> Marks:
-    """`first_journal`: the journal whose mark a file of version 1 holds. Raises BadCheckpoint."""
+def decode(data: bytes) -> Marks:
+    """Raises BadCheckpoint."""
     body = data[: -_CRC.size]
     if len(body) < _HEAD.size or _CRC.unpack(data[-_CRC.size :])[0] != crc32c(body):
         raise BadCheckpoint("the checkpoint is cut short, or its CRC does not match")
     magic, version = _HEAD.unpack_from(body)[:2]
-    if (magic, version) == (MAGIC, 1) and len(body) == _VERSION_1.size:
-        return {first_journal: JournalMark(Position(*_VERSION_1.unpack(body)[3:]))}
     if (magic, version) != (MAGIC, VERSION):
         raise BadCheckpoint(f"unknown checkpoint format {magic!r} version {version}")
     try:
@@ -97,9 +94,9 @@ async def write(disk: Disk, marks: Marks) -> None:
     await replace_file(disk, PATH, encode(marks), TEMPORARY)
 
 
-async def read(disk: Disk, first_journal: str) -> Marks | None:
+async def read(disk: Disk) -> Marks | None:
     """The marks; None if no checkpoint was written. Raises BadCheckpoint, DiskFailed."""
     try:
-        return decode(await read_file(disk, PATH), first_journal)
+        return decode(await read_file(disk, PATH))
     except NoSuchFile:
         return None

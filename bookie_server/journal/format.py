@@ -32,7 +32,7 @@ VERSION, FILE_VERSION = 1, 2
 BATCH_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 64
 
-_FILE_1, _FILE = struct.Struct("<4sHHQ"), struct.Struct("<4sHHQQ")
+_FILE = struct.Struct("<4sHHQQ")
 _BATCH = struct.Struct("<4sHHQQQQQIII")
 _RECORD = struct.Struct("<4sBBHqqQQQIII")
 _CRC = struct.Struct("<I")
@@ -156,20 +156,18 @@ def encode_batch(
 
 
 def decode_file_header(data: Buffer, file_id: int) -> int:
-    """The length with which the file was made; of version 1, which has none, its header's block.
-
-    Raises BadJournal when these are not the first bytes of segment `file_id`.
-    """
+    """The length with which the file was made. Raises BadJournal when these are not the first bytes
+    of segment `file_id`."""
     if len(data) < _FILE.size + _CRC.size:
         raise BadJournal("the segment is shorter than its header")
     magic, version, _, named_id, segment_bytes = _FILE.unpack_from(data)
-    if not _crc_matches(data, 0, _FILE_1.size if version == 1 else _FILE.size):
+    if not _crc_matches(data, 0, _FILE.size):
         raise BadJournal("the segment header's CRC does not match")
-    if (magic, named_id) != (FILE_MAGIC, file_id) or version not in (1, FILE_VERSION):
+    if (magic, version, named_id) != (FILE_MAGIC, FILE_VERSION, file_id):
         raise BadJournal(
             f"the header of segment {file_id} names {magic!r} version {version} file {named_id}"
         )
-    return BLOCK_BYTES if version == 1 else int(segment_bytes)
+    return int(segment_bytes)
 
 
 def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:

@@ -116,8 +116,7 @@ class OnDisk:
     async def _current(self) -> list[str]:
         """The ledger directories that were there to the last: their checkpoint is the furthest.
         States in another directory may be old, from before a fence."""
-        first = await identities.directory_id(self.journals[0].disk, "journal")
-        marks = {directory.name: await _marks(directory, first) for directory in self.ledgers}
+        marks = {directory.name: await _marks(directory) for directory in self.ledgers}
         latest = reduce(checkpoint.furthest, marks.values())
         return [name for name, own_marks in marks.items() if own_marks == latest]
 
@@ -172,9 +171,9 @@ async def _index_in(directory: Path, folder: str) -> RocksIndex:
     return await RocksIndex.open(directory / folder)
 
 
-async def _marks(directory: Directory, first_journal: str) -> Marks:
+async def _marks(directory: Directory) -> Marks:
     try:
-        return await checkpoint.read(directory.disk, first_journal) or {}
+        return await checkpoint.read(directory.disk) or {}
     except BadCheckpoint as error:
         log.warning("%s: %s", directory.name, error)
         return {}

@@ -521,7 +521,7 @@ class Stores:
 
     # -- what is there at start --
 
-    async def read(self, first_journal: str) -> StatesAtStart:
+    async def read(self) -> StatesAtStart:
         """The states of all directories.
 
         A checkpoint that cannot be read counts as one without marks (everything is replayed, which
@@ -535,7 +535,7 @@ class Stores:
         bare: list[DirectoryStore] = []
         for store in self.live:
             try:
-                own_marks = await _read_checkpoint(store, first_journal)
+                own_marks = await _read_checkpoint(store)
                 indexed = await store.index.ledgers()
             except DiskFailed as error:
                 self.drop(store.id, error)
@@ -567,9 +567,9 @@ async def _outcomes(writes: Sequence[Coroutine[Any, Any, None]]) -> Sequence[Bas
     return [None]
 
 
-async def _read_checkpoint(store: DirectoryStore, first_journal: str) -> Marks | None:
+async def _read_checkpoint(store: DirectoryStore) -> Marks | None:
     try:
-        return await checkpoint.read(store.disk, first_journal)
+        return await checkpoint.read(store.disk)
     except BadCheckpoint as error:
         _log.error("ledger directory %s: %s", store.id, error)
         return {}

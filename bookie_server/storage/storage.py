@@ -111,7 +111,7 @@ class LedgerStorage:
         records beyond it are still to be replayed. Raises DiskFailed."""
         storage = cls(await Stores.open(directories, config), config)
         storage.directories.space = space
-        copies, away, marks = await storage.directories.read(directories.journals[0].id)
+        copies, away, marks = await storage.directories.read()
         storage._states.load(copies, away)
         await storage.directories.purge(storage._states.all())
         storage._marks = dict(marks or {})

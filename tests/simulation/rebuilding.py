@@ -64,6 +64,6 @@ async def _known(node: "BookieNode", others: list[int]) -> list[LedgerState] | N
 
 async def _marks(node: "BookieNode", number: int) -> checkpoint.Marks:
     try:
-        return await checkpoint.read(node.ledger_disks[number], "journal") or {}
+        return await checkpoint.read(node.ledger_disks[number]) or {}
     except checkpoint.BadCheckpoint:
         return {}

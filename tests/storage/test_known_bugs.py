@@ -73,7 +73,7 @@ def test_bk4105_the_mark_never_goes_back_and_the_segment_it_names_is_there():
             await stage.add(1, range(first, first + 4), size=3000)
             stage.rig.begin_flush()
             await asyncio.sleep(0.004 * (first % 3))
-            marks = checkpoint.decode(disk.content(checkpoint.PATH), "journal-0")
+            marks = checkpoint.decode(disk.content(checkpoint.PATH))
             seen.append(marks["journal-0"])
             assert seen == sorted(seen)
         await stage.crash("none")

@@ -138,12 +138,12 @@ def test_bk_3329_the_checkpoint_waits_for_every_directory():
     async def test(node):
         slow_s = CONFIG.disk_hang_s - 1
         node.ledgers["d1"].faults.sync_s = (slow_s, slow_s)
-        mark = (await checkpoint.read(node.ledgers["d0"], ""))["j0"]
+        mark = (await checkpoint.read(node.ledgers["d0"]))["j0"]
         await asyncio.sleep(slow_s)
         logs = node.files(node.ledgers["d0"], "entrylog")
         assert logs, "the other one has its part"
         for disk in node.ledgers.values():
-            assert (await checkpoint.read(disk, ""))["j0"] == mark
+            assert (await checkpoint.read(disk))["j0"] == mark
         node.ledgers["d1"].speed_up()
         await node.crash()
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
@@ -156,11 +156,11 @@ def test_bk_4844_each_journals_mark_moves_by_itself():
         for e in range(2, 60):
             await node.add_all(*(entry(i, e, bytes(3000)) for i in (1, 2)))
         await flushed(node)
-        before = await checkpoint.read(node.ledgers["d0"], "")
+        before = await checkpoint.read(node.ledgers["d0"])
         assert set(before) == {"j0", "j1"}
         await node.add_all(entry(1, 60))
         await flushed(node)
-        after = await checkpoint.read(node.ledgers["d0"], "")
+        after = await checkpoint.read(node.ledgers["d0"])
         moved = [name for name in after if after[name] > before[name]]
         assert len(moved) == 1
         assert all(after[name] == before[name] for name in after if name not in moved)
@@ -190,10 +190,10 @@ def test_bk_4105_of_several_checkpoints_the_further_mark_counts():
 def test_bk_4843_a_fence_on_an_idle_node_is_durable_before_the_checkpoint_passes_it():
     async def test(node):
         await flushed(node)
-        before = (await checkpoint.read(node.ledgers["d0"], ""))["j0"]
+        before = (await checkpoint.read(node.ledgers["d0"]))["j0"]
         assert await node.fence(1) is OK
         await flushed(node)
-        assert (await checkpoint.read(node.ledgers["d0"], ""))["j0"] > before
+        assert (await checkpoint.read(node.ledgers["d0"]))["j0"] > before
         await node.crash()
         assert await node.add(entry(1, 2)) == [Status.FENCED]
 
@@ -203,12 +203,12 @@ def test_bk_4843_a_fence_on_an_idle_node_is_durable_before_the_checkpoint_passes
 def test_bookie_md_3_2_3_after_a_failed_flush_nothing_moves_any_more():
     async def test(node):
         node.ledgers["d0"].faults.sync_fails = 1
-        marks = await checkpoint.read(node.ledgers["d0"], "")
+        marks = await checkpoint.read(node.ledgers["d0"])
         await flushed(node)
         assert node.bookie.failed.done()
         await node.fence(2)
         await flushed(node)
-        assert await checkpoint.read(node.ledgers["d0"], "") == marks
+        assert await checkpoint.read(node.ledgers["d0"]) == marks
         await node.crash()
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
@@ -234,7 +234,7 @@ def test_a_journal_that_fails_beside_another_is_given_up_and_the_node_goes_on():
         assert list(node.storage.failures) == ["j0"]
         assert [(await node.add(entry(i, 2)))[0] for i in range(1, 7)] == [OK] * 6
         await flushed(node)
-        marks = await checkpoint.read(node.ledgers["d0"], "")
+        marks = await checkpoint.read(node.ledgers["d0"])
         assert (marks["j0"].retired, marks["j1"].retired) == (True, False)
         node.out = ["j0"]
         await node.crash()

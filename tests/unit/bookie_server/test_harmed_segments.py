@@ -92,20 +92,6 @@ def test_a_segment_of_which_only_zeros_are_left_is_damage():
     run(main())
 
 
-def test_a_segment_with_a_header_of_version_1_is_read_as_ever():
-    async def main():
-        disk = SimDisk()
-        await ten_batches(disk)
-        header = bytes.fromhex("534c4a46010000000100000000000000235c0bb9")
-        disk.inode_of(segment_path(1)).cache[:BLOCK_BYTES] = header.ljust(BLOCK_BYTES, b"\0")
-        disk.truncate(segment_path(1), 100 * BLOCK_BYTES)
-        numbers, replay = await replayed(disk)
-        assert numbers == list(range(10))
-        assert not replay.damage
-
-    run(main())
-
-
 def test_a_smaller_segment_made_for_lack_of_space_is_whole():
     async def main():
         disk = SimDisk()

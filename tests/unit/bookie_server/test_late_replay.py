@@ -151,7 +151,7 @@ def test_a_journal_that_was_away_is_used_again_and_replayed_as_any_other():
         await node.crash()
         assert not node.storage.failures and not node.storage.absent()["journal"]
         await flushed(node)
-        mark = (await checkpoint.read(node.ledgers["d0"], ""))["j1"]
+        mark = (await checkpoint.read(node.ledgers["d0"]))["j1"]
         assert not mark.retired and not mark.missed
         await node.create_ledger(21, 22)
         assert await node.add(entry(21, 0)) == [OK]
@@ -167,7 +167,7 @@ def test_a_journal_that_was_retired_by_a_clean_stop_is_not_missed():
         await node.bookie.stop()
         node.out = ["j1"]
         await node.start()
-        mark = (await checkpoint.read(node.ledgers["d0"], ""))["j1"]
+        mark = (await checkpoint.read(node.ledgers["d0"]))["j1"]
         assert mark.retired and not mark.missed
 
     on_a_node(test)
