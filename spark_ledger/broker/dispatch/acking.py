@@ -112,4 +112,4 @@ class Acking:
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
                     return  # it was sent away, for a seek, say
         if moved:
-            consuming.subscriptions.named(consuming.name).moved(consumer.dispatcher)
+            consumer.dispatcher.moved()

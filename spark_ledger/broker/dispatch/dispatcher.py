@@ -30,6 +30,7 @@ from spark_ledger.topic.entry.pulsar_batch import (
     earlier_offsets,
     is_last_chunk,
 )
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursor
 
 RETRY_S, LOST_RETRY_S = 1.0, 60.0
 LOG_EVERY_S = 600.0
@@ -71,9 +72,12 @@ class Consumer:
 
 
 class Dispatcher:
-    """Of a subscription that begins at `mark` in the partition."""
+    """Of a subscription that begins at `mark` in the partition; `cursor` makes its position
+    durable, None if it is not to be."""
 
-    def __init__(self, partition: Partition, policy: Policy, mark: int) -> None:
+    def __init__(
+        self, partition: Partition, policy: Policy, mark: int, cursor: ConsumerCursor | None
+    ) -> None:
         self.partition = partition
         self.acks = Acks(mark)
         self.consumers: list[Consumer] = []
@@ -81,6 +85,7 @@ class Dispatcher:
         self.sought = False
         """A seek has sent its consumers away, and they come back to where that put it."""
         self._policy = policy
+        self._cursor = cursor
         self.position = mark
         self._rewinds = 0
         self._rewound = asyncio.Event()
@@ -145,10 +150,19 @@ class Dispatcher:
         self._wake.set()
 
     def seek(self, offset: int) -> None:
-        """Nothing from there on is acknowledged, all before it is. The consumers are to be sent
-        away: they come back to that offset."""
+        """Nothing from there on is acknowledged, all before it is; the consumers are sent away, and
+        come back to that offset. Raises as `moved`."""
         self.acks.reset(offset)
         self.sought = True
+        self.moved()
+        for consumer in list(self.consumers):
+            consumer.end()
+
+    def moved(self) -> None:
+        """Make the position durable. Raises as ConsumerCursor.check."""
+        if self._cursor is not None:
+            self._cursor.check()
+            self._cursor.advance(self.partition.number, self.acks.durable)
 
     def acknowledge(
         self, consumer: Consumer, message_id: MessageId, ack_type: AckType

@@ -70,7 +70,7 @@ class Subscription:
         dispatcher = self._dispatchers.get(partition.number)
         left = dispatcher is not None and not dispatcher.sought and not dispatcher.consumers
         if dispatcher is None or (left and not self.durable):
-            dispatcher = Dispatcher(partition, POLICIES[self.kind], mark)
+            dispatcher = Dispatcher(partition, POLICIES[self.kind], mark, self.cursor)
             self._dispatchers[partition.number] = dispatcher
         return dispatcher
 
@@ -95,19 +95,6 @@ class Subscription:
                 ServerError.CONSUMER_BUSY,
                 f"subscription '{self.name}' has an exclusive consumer already",
             )
-
-    def moved(self, dispatcher: Dispatcher) -> None:
-        """Make the dispatcher's position durable. Raises as ConsumerCursor.check."""
-        if self.cursor is not None:
-            self.cursor.check()
-            self.cursor.advance(dispatcher.partition.number, dispatcher.acks.durable)
-
-    def seek(self, dispatcher: Dispatcher, offset: int) -> None:
-        """Put it to the offset in the dispatcher's partition; its consumers there are sent away."""
-        dispatcher.seek(offset)
-        self.moved(dispatcher)
-        for consumer in list(dispatcher.consumers):
-            consumer.end()
 
 
 class ServedTopic(Protocol):
@@ -277,7 +264,7 @@ class TopicSubscriptions:
         If it is durable, its position is stored when this returns, for later owners of the
         partition too. Raises Refusal, Deposed, errors of the topic layer."""
         subscription = self.named(name)
-        subscription.seek(dispatcher, offset)
+        dispatcher.seek(offset)
         if subscription.cursor is not None:
             await self._cursors.written(subscription.cursor, RELEASE_S)
             await self._commits.check_owner(dispatcher.partition.number)

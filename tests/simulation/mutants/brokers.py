@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_ledger.broker.dispatch.acks import Acks
 from spark_ledger.broker.dispatch.dispatcher import Dispatcher
-from spark_ledger.broker.dispatch.subscriptions import Subscription, TopicSubscriptions
+from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import ownership, topic_commits
 from spark_ledger.broker.owner.partition import OpenEnd
@@ -229,11 +229,11 @@ def never_asks_who_owns(check: Any) -> Any:
 
 
 def moves_past_what_is_not_acknowledged(moved: Any) -> Any:
-    def past(self: Any, dispatcher: Any) -> None:
-        acks = dispatcher.acks
+    def past(self: Any) -> None:
+        acks = self.acks
         durable = acks.durable
-        acks.durable = min(acks.mark + 1, dispatcher.partition.end)
-        moved(self, dispatcher)
+        acks.durable = min(acks.mark + 1, self.partition.end)
+        moved(self)
         acks.durable = durable
 
     return past
@@ -308,7 +308,7 @@ def seeks_in_memory(seek: Any) -> Any:
     """A seek is answered before it is durable."""
 
     async def sought(self: Any, name: str, dispatcher: Any, offset: int) -> None:
-        self.named(name).seek(dispatcher, offset)
+        dispatcher.seek(offset)
 
     return sought
 
@@ -445,7 +445,7 @@ EVERY = (
         *(never_asks_who_owns, SERVES),
     ),
     Mutant(
-        *("cursor past what is not acknowledged", "hazard 38", Subscription, "moved"),
+        *("cursor past what is not acknowledged", "hazard 38", Dispatcher, "moved"),
         *(moves_past_what_is_not_acknowledged, SERVES),
     ),
     Mutant(

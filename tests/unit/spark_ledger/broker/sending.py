@@ -97,7 +97,9 @@ async def closed(owner):
 class Consuming:
     """A consumer of the owner's partition, from `mark` on; without the tail if not `kept`."""
 
-    async def begin(self, stage, owner, mark=0, *, kept=True, tail_bytes=1 << 20, permits=100):
+    async def begin(
+        self, stage, owner, mark=0, *, kept=True, tail_bytes=1 << 20, permits=100, cursor=None
+    ):
         self.stage, self.owner = stage, owner
         self.state = await owner.commits.state()
         budget = TailBudget(tail_bytes if kept else 1)
@@ -106,7 +108,7 @@ class Consuming:
         if kept:
             owner.stored = self.partition.stored
         self.frames = []
-        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, None)
+        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
         self.dispatcher = subscription.dispatcher(self.partition, mark)
         self.consumer = Consumer(self, 1, "c", 0, self.dispatcher, lambda one: None)
         self.consumer.dispatcher.join(self.consumer)

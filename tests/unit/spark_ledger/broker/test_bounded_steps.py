@@ -32,10 +32,9 @@ def test_acknowledging_many_ids_is_done_in_bounded_steps_before_what_comes_after
                 redelivered.append(len(steps))
 
             dispatcher = SimpleNamespace(acknowledge=acknowledge, redeliver=redeliver)
+            dispatcher.moved = lambda: moved.append(len(steps))
             consumer = SimpleNamespace(id=1, dispatcher=dispatcher)
-            subscription = SimpleNamespace(moved=lambda _: moved.append(len(steps)))
-            subscriptions = SimpleNamespace(named=lambda _: subscription)
-            connection.client.consumers[1] = Consuming(consumer, subscriptions, "s")
+            connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
             asked = encode(command("redeliver", consumer_id=1))
             connection.data_received(encode(acks_of(given, 1)) + encode(acks_of(3, 2)) + asked)
@@ -64,9 +63,8 @@ def test_an_ack_whose_sets_have_many_stretches_is_carried_out_in_bounded_steps()
             dispatcher.acks.add = lambda lo, hi: steps.append(turns[0]) is None
             dispatcher.partition.end = 1 << 40
             moved = []
-            subscription = SimpleNamespace(moved=moved.append)
-            subscriptions = SimpleNamespace(named=lambda _: subscription)
-            connection.client.consumers[1] = Consuming(consumer, subscriptions, "s")
+            dispatcher.moved = lambda: moved.append(len(steps))
+            connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
             for _ in range(3):
@@ -95,8 +93,7 @@ def test_an_ack_of_ids_that_acknowledge_nothing_is_carried_out_in_bounded_steps(
             consumer = Consumer(connection, 1, "a", 0, dispatcher, lambda _: None)
             looked, turns, plain = [], [0], consumer.sent.acknowledged
             consumer.sent.acknowledged = lambda *of: looked.append(turns[0]) or plain(*of)
-            subscriptions = SimpleNamespace()
-            connection.client.consumers[1] = Consuming(consumer, subscriptions, "s")
+            connection.client.consumers[1] = Consuming(consumer, None, "s")
             connection.client.connected = True
             ack = command("ack", consumer_id=1, ack_type=AckType.INDIVIDUAL)
             for entry_id in range(5 * ACK_STEPS_MAX):

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.wire.commands import SubscriptionType
 from spark_ledger.topic.log.actions import Trim
 from spark_ledger.topic.read.live import ends_of
 from spark_ledger.topic.subscription.lag import topic_lag
@@ -427,10 +425,9 @@ def test_the_last_message_is_not_one_before_rows_of_spark_that_the_log_tells_of_
 def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowledged():
     async def act(stage):
         owner = await owner_of(stage)
-        made = await Consuming().begin(stage, owner)
         one, at = Sending(owner), []
         cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
-        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
+        made = await Consuming().begin(stage, owner, cursor=cursor)
         one.lone(b"before")
         one.send(*chunked(WHOLE, 3))
         one.lone(b"after")
@@ -438,12 +435,12 @@ def test_a_subscription_holds_the_first_chunks_of_a_message_until_it_is_acknowle
         await made.got(5)
         for offset in (0, 4, 3):
             made.dispatcher.acks.add(offset, offset + 1)
-            subscription.moved(made.dispatcher)
+            made.dispatcher.moved()
         assert at == [1, 1, 5]
         made.consumer.dispatcher.leave(made.consumer)
-        again = await Consuming().begin(stage, owner, at[1], kept=False)
+        again = await Consuming().begin(stage, owner, at[1], kept=False, cursor=cursor)
         assert [number for number, _ in await again.got(4)] == [3, 3, 3, 4]
-        subscription.seek(again.dispatcher, 4)
+        again.dispatcher.seek(4)
         assert at[-1] == 4
         again.consumer.dispatcher.leave(again.consumer)
         await closed(owner)
@@ -457,10 +454,9 @@ def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_b
 ):
     async def act(stage):
         owner = await owner_of(stage)
-        made = await Consuming().begin(stage, owner)
         long, other, at = Sending(owner), Sending(owner), []
         cursor = SimpleNamespace(check=lambda: None, advance=lambda _, offset: at.append(offset))
-        subscription = Subscription("s", SubscriptionType.EXCLUSIVE, cursor)
+        made = await Consuming().begin(stage, owner, cursor=cursor)
         first, last = chunked(WHOLE, 2)
         long.send(first)
         for n in range(10):
@@ -471,13 +467,13 @@ def test_what_is_acknowledged_does_not_go_back_when_a_message_comes_that_began_b
         await made.got(10 if comes_later else 12)
         for offset in range(1, 9):
             made.dispatcher.acks.add(offset, offset + 1)
-            subscription.moved(made.dispatcher)
+            made.dispatcher.moved()
         if comes_later:
             long.send(last)
             await all_sent(owner)
             await made.got(12)
             made.dispatcher.acks.add(9, 10)
-            subscription.moved(made.dispatcher)
+            made.dispatcher.moved()
         assert at == sorted(at) and at[-1] == (10 if comes_later else 9)
         made.consumer.dispatcher.leave(made.consumer)
         again = await Consuming().begin(stage, owner, at[-1], kept=False)

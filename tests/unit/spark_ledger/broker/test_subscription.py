@@ -246,7 +246,7 @@ def test_a_seek_of_one_partition_keeps_its_place_while_consumers_of_others_come_
         partitions = [Batches(1, 1, 1, number=number) for number in range(3)]
         made += [consumer_of(subscription, partition) for partition in partitions]
         for one, offset in zip(made, (1, 2, 3), strict=True):
-            subscription.seek(one.dispatcher, offset)
+            one.dispatcher.seek(offset)
             one.dispatcher.leave(one)
         assert subscription.sought
         back = [consumer_of(subscription, partition) for partition in partitions]

@@ -105,7 +105,7 @@ def test_a_subscription_that_is_used_again_while_its_release_waits_is_not_releas
         again = await subscribed(topic, partition, link=LINK)
         await asyncio.sleep(3)
         again.dispatcher.acks.up_to(7)
-        topic.subscriptions.named("s").moved(again.dispatcher)
+        again.dispatcher.moved()
         await asyncio.sleep(3)
         positions = await stage.client.subscriptions.positions(stage.topic.id, "s")
         assert positions[1] == 7
