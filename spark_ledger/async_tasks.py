@@ -22,6 +22,16 @@ async def cancel(*tasks: "asyncio.Future[Any]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def woken(event: asyncio.Event, within_s: float | None) -> bool:
+    """Wait until the event is set, `within_s` at most; whether it came. (asyncio.wait_for may
+    forget that it was cancelled.)"""
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 class SharedTasks(Generic[K, T]):
     """Work that is done once however many callers ask for it: a task for each key, which all
     callers share until it is done. With `keep` a task that succeeded stays, until `pop`."""

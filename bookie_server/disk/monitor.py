@@ -26,6 +26,7 @@ from bookie_server.api.entry import Buffer
 from bookie_server.config import StorageConfig
 from bookie_server.disk import identity
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
+from spark_ledger.async_tasks import woken
 from spark_ledger.units import MIB
 
 RESERVE = "reserve"  # the file's name
@@ -263,11 +264,7 @@ class DiskMonitor:
         while True:
             full = any(watch.full and not self._why_failed(i) for i, watch in self._watches.items())
             pause_s = self._config.disk_check_s
-            try:
-                async with asyncio.timeout(min(FULL_CHECK_S, pause_s) if full else pause_s):
-                    await self._poked.wait()
-            except TimeoutError:
-                pass
+            await woken(self._poked, min(FULL_CHECK_S, pause_s) if full else pause_s)
             self._poked.clear()
             await self.look()
 

@@ -12,7 +12,6 @@ the bookie does.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -25,6 +24,7 @@ from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.index import LedgerState
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger import errors
+from spark_ledger.async_tasks import woken
 from spark_ledger.metadata import chain as chains
 from spark_ledger.metadata import cluster, hold, ledger_record, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
@@ -130,9 +130,7 @@ class Lineage:
                 _log.warning("the metadata store was not compared with the disks: %r", failure)
             except Exception:
                 _log.exception("a defect: the metadata store was not compared with the disks")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._wake.wait()
+            await woken(self._wake, LOOK_S)
             self._wake.clear()
 
     async def may_register(self) -> bool:

@@ -45,6 +45,7 @@ from bookie_server.api.messages import (
 from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import DiskFailed
 from spark_ledger import net
+from spark_ledger.async_tasks import woken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import read
@@ -135,9 +136,7 @@ class Registration:
     async def _keep(self) -> None:
         pause_s = self._pause_s()
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):  # wait_for may forget that it was cancelled
-                    await self._changed.wait()
+            await woken(self._changed, pause_s)
             self._changed.clear()
             try:
                 await self._publish()

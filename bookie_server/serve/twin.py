@@ -24,6 +24,7 @@ from bookie_server.disk.identity import WrongDisks
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.disk.starts import Starts
 from spark_ledger import errors
+from spark_ledger.async_tasks import woken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -96,9 +97,7 @@ class TwinWatch:
                 _log.warning("the look for another process as this bookie failed: %r", failure)
             except Exception:
                 _log.exception("a defect: the look for another process as this bookie failed")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._wake.wait()
+            await woken(self._wake, LOOK_S)
             self._wake.clear()
         text = (
             f"another process serves as this bookie {self._bookie_id}, from a copy of its"

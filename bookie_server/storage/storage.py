@@ -55,6 +55,7 @@ from bookie_server.storage.write_cache import (
     DirectLocation,
     WriteCache,
 )
+from spark_ledger.async_tasks import woken
 
 
 class _Flush(NamedTuple):
@@ -401,14 +402,11 @@ class LedgerStorage:
         """
         while not self._stopping:
             self.directories.check()
-            try:
-                async with asyncio.timeout(self._config.flush_interval_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                if self._flush_begun is None:  # else the cache began a flush at the same moment
-                    if not self.has_unflushed:
-                        continue
-                    self.begin_flush()
+            woke = await woken(self._wake, self._config.flush_interval_s)
+            if not woke and self._flush_begun is None:  # the cache may begin a flush meanwhile
+                if not self.has_unflushed:
+                    continue
+                self.begin_flush()
             self._wake.clear()
             await self.carry_out()
 

@@ -32,7 +32,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_ledger import errors, net
-from spark_ledger.async_tasks import cancel
+from spark_ledger.async_tasks import cancel, woken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.cluster import why_held
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
@@ -229,10 +229,7 @@ class BookieDirectory:
     async def _follow(self) -> None:
         pause_s, fired = self._refresh_s, False
         while True:
-            with suppress(TimeoutError):  # no watch fired for so long: look all the same
-                async with asyncio.timeout(pause_s):
-                    await self._changed.wait()
-                fired = True
+            fired |= await woken(self._changed, pause_s)  # without a watch that fired look too
             self._changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
                 pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look

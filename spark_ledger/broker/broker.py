@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
-from spark_ledger.async_tasks import SharedTasks, cancel
+from spark_ledger.async_tasks import SharedTasks, cancel, woken
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_partition import OwnedPartition, elsewhere
 from spark_ledger.broker.owned_topic import REREAD_S, OwnedTopic
@@ -392,9 +392,7 @@ class Broker:
 
     async def _tick(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self.ownership.stirred.wait()
+            await woken(self.ownership.stirred, TICK_S)
             self.ownership.stirred.clear()
             try:
                 if await self.ownership.keep():

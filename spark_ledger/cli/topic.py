@@ -4,13 +4,13 @@ truncate|terminate|delete|schema|compact|clean|repair`, and `spark-ledger namesp
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spark_ledger.async_tasks import woken
 from spark_ledger.cli.common import (
     App,
     JsonOption,
@@ -497,9 +497,7 @@ async def _tail(
         if not follow:
             return
         starts = {p: max(at[p], end) for p, end in reach.items()}
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LIVE_LOOK_S if live else None):
-                await changed.wait()
+        await woken(changed, LIVE_LOOK_S if live else None)
         if changed.is_set():
             changed.clear()
             state = await log.fold(watch=changed.set)

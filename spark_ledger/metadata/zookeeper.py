@@ -19,7 +19,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
+from spark_ledger.async_tasks import woken
 from spark_ledger.config import DEFAULTS, ServiceUrl, parse
 from spark_ledger.errors import Unavailable
 from spark_ledger.metadata.outage import Outage
@@ -510,9 +510,7 @@ class ZooKeeperStore:
             return
         ended = asyncio.Event()
         self.abandon(lambda: self._deliver(ended.set))
-        with suppress(TimeoutError):  # ZooKeeper ends the session by itself if it hears nothing
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await ended.wait()
+        await woken(ended, CLOSE_TIMEOUT_S)  # ZooKeeper ends a session from which it hears nothing
 
     def abandon(self, then: Callable[[], None] = lambda: None) -> None:
         """End the session in the background; kazoo blocks while it does."""

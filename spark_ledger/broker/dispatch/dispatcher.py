@@ -12,9 +12,9 @@ of an incomplete message, and a client acknowledges only the last chunk.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import woken
 from spark_ledger.broker.dispatch.acks import Acks, SentBatches, ack_set
 from spark_ledger.broker.dispatch.policies import Policy, may_get
 from spark_ledger.broker.names import offset_of
@@ -227,9 +227,7 @@ class Dispatcher:
         """What cannot be read is tried again then, or once it is to send from another place. The
         consumer stays: a client whose consumer is sent away subscribes again at once."""
         self._rewound.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._rewound.wait()
+        await woken(self._rewound, seconds)
 
     def _log_failure(self, consumer: Consumer, error: Exception) -> None:
         """Once for a position, and now and then."""

@@ -9,10 +9,10 @@ topics cost the metadata store little. What the broker writes does not depend on
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import woken
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.metadata.store import StoreError, Watcher
 from spark_ledger.topic.log.names import TopicName
@@ -47,9 +47,7 @@ class Keeping:
             try:
                 await self._commits.heartbeat()
                 await self._look_watching()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._stirred.wait()
+                await woken(self._stirred, LOOK_S)
             except (errors.LedgerError, StoreError) as error:
                 name = self._commits.topic.name
                 _log.warning("which brokers have topic %s is not known now: %s", name, error)

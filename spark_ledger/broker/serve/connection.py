@@ -8,8 +8,8 @@ REQUESTS_MAX requests under way. Whether its client is there is judged in presen
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 
+from spark_ledger.async_tasks import woken
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.serve.client import Client
 from spark_ledger.broker.serve.committers import CommitterConnection
@@ -165,6 +165,4 @@ class Connection(asyncio.Protocol):
 
     async def close_and_wait(self) -> None:
         self.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._gone.wait()
+        await woken(self._gone, CLOSE_S)

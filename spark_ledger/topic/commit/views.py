@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import woken
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -287,9 +288,7 @@ class Turns:
             changed, began_s = asyncio.Event(), loop.time()
             node = await self._head(topic_id, changed.set)
             if self._waits_for(node):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._patience_s):
-                        await changed.wait()
+                await woken(changed, self._patience_s)
                 self._patience_s -= loop.time() - began_s
                 node = await self._head(topic_id)
         return node

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from spark_ledger import errors
-from spark_ledger.async_tasks import cancel
+from spark_ledger.async_tasks import cancel, woken
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
@@ -124,9 +124,7 @@ class TopicFollower:
         while (state := self.state()).next <= number and not state.deleted:
             if histories != self.log.histories:
                 return state
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._reread_s):
-                    await self._folded.wait()
+            await woken(self._folded, self._reread_s)
         return state
 
     async def close(self) -> None:
@@ -153,9 +151,7 @@ class TopicFollower:
         return self._latest is not None and self._latest[0].deleted
 
     async def _wait_for_change(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._reread_s):
-                await self._changed.wait()
+        await woken(self._changed, self._reread_s)
 
     async def _read(self, *, fresh: bool) -> TopicState:
         """Fold, with a new watch unless one is outstanding."""

@@ -33,7 +33,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from spark_ledger import errors
-from spark_ledger.async_tasks import cancel
+from spark_ledger.async_tasks import cancel, woken
 from spark_ledger.metadata.cluster import ClusterGuard
 from spark_ledger.metadata.store import (
     Check,
@@ -487,9 +487,7 @@ class ConsumerCursors:
 
     async def _work(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self._changed.wait()
+            await woken(self._changed, LOOK_EVERY_S)
             self._changed.clear()
             cursors = list(self._open.values())
             try:

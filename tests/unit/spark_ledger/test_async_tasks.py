@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from spark_ledger.async_tasks import BackgroundTasks, SharedTasks, cancel
+from spark_ledger.async_tasks import BackgroundTasks, SharedTasks, cancel, woken
 
 
 class Work:
@@ -128,6 +128,18 @@ def test_close_cancels_the_work_under_way_and_returns_what_was_kept():
         with pytest.raises(asyncio.CancelledError):
             await call
         assert len(shared) == 0
+
+    assert scenario(main) == []
+
+
+def test_a_wait_for_an_event_ends_when_it_is_set_or_its_time_is_over():
+    async def main():
+        event = asyncio.Event()
+        assert not await woken(event, 0.001)
+        waiting = asyncio.ensure_future(woken(event, None))
+        await asyncio.sleep(0)
+        event.set()
+        assert await waiting and await woken(event, 0)
 
     assert scenario(main) == []
 
