@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID, uuid5
 
-from crc32c import crc32c
-
 from bookie_server.api.messages import IDENTITY_FILE
 from bookie_server.disk import seen_links, starts
 from bookie_server.disk.interface import Disk, NoSuchFile, read_file, replace_file
+from bookie_server.disk.line_file import BadLine, decode_line, encode_line
 
 FILE = IDENTITY_FILE
 LOCK_FILE = "bookie.lock"
@@ -31,7 +30,7 @@ _FILE_BYTES_MAX = 1024
 _NOT_OURS = frozenset(
     {
         *(LOCK_FILE, _NEW_FILE, "lost+found"),
-        *(seen_links.FILE, seen_links.NEW_FILE, starts.FILE, starts.NEW_FILE),
+        *(name for file in (seen_links.FILE, starts.FILE) for name in (file.name, file.new_name)),
     }
 )
 """Names that may be in a directory without entries."""
@@ -71,20 +70,20 @@ class Directory(NamedTuple):
 def encode(stamp: Stamp) -> bytes:
     """The bytes of the identity file; see the opening."""
     owner = stamp.identity
-    body = " ".join((_MAGIC, _VERSION, owner.bookie_id, owner.cluster_id, stamp.directory_id))
-    return f"{body} {crc32c(body.encode()):08x}\n".encode()
+    words = _MAGIC, _VERSION, owner.bookie_id, owner.cluster_id, stamp.directory_id
+    return encode_line(words)
 
 
 def decode(data: bytes) -> Stamp:
     """Raises BadIdentity when the bytes are damaged or of another version."""
-    body, _, crc = data.removesuffix(b"\n").rpartition(b" ")
-    if not data.endswith(b"\n") or crc != b"%08x" % crc32c(body):
+    try:
+        magic, version, *ids = decode_line(data)
+    except BadLine:
         raise BadIdentity(
             f"the identity file is damaged; bring {FILE} back from a backup, or empty the"
             " directory: beside another of its kind it is a new one then, and what it held is"
             " brought back from peers"
-        )
-    magic, version, *ids = body.decode().split(" ")
+        ) from None
     if magic != _MAGIC or _IDS_BY_VERSION.get(version) != len(ids):
         raise BadIdentity(f"the identity file is of version {version!r}, not {_VERSION}")
     bookie_id, cluster_id, *rest = (str(UUID(text)) for text in ids)

@@ -184,7 +184,7 @@ class Lineage:
         if seen == self._seen:
             return
         try:
-            await seen_links.write(self._disks, seen)
+            await seen_links.FILE.write(self._disks, seen)
         except DiskFailed as failure:  # a full disk, say: a later look tries it again
             _log.warning("the newest links of the metadata store are not kept: %s", failure)
         else:

@@ -120,7 +120,7 @@ class TwinWatch:
         start = None if node is None else decode(node.value)
         number = max(self._own.newest, 0 if start is None else start.number) + 1
         own = self._own.with_start(number, self._draw())
-        await kept.write(self._disks, own)
+        await kept.FILE.write(self._disks, own)
         self._own = own
         value = encode(Start(number, own.tokens[number], twin))
         for _ in range(TRIES_MAX):

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from bookie_server.disk import seen_links
+from bookie_server.disk import line_file, seen_links
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.disk.seen_links import BadLinks, SeenLinks
+from bookie_server.disk.line_file import BadLine
+from bookie_server.disk.seen_links import SeenLinks
 from bookie_server.ledgers.lineage import Lineage, LineageVerdict, judged
 from spark_ledger.metadata import chain, cluster, hold, paths
 from spark_ledger.metadata.chain import BOOKIE_EXTENDS_S, Chain, Extender
@@ -76,29 +77,29 @@ def scenario(act) -> None:
 
 
 def test_the_file_of_links_is_one_line_of_text():
-    data = seen_links.encode(SeenLinks(ID, 2, {0: "8f3c", 17: "02aa"}))
+    data = seen_links.FILE.encode(SeenLinks(ID, 2, {0: "8f3c", 17: "02aa"}))
     assert data == f"spark-ledger-links 1 {ID} 2 0:8f3c 17:02aa ".encode() + data[-9:]
-    assert seen_links.decode(data) == SeenLinks(ID, 2, {0: "8f3c", 17: "02aa"})
+    assert seen_links.FILE.decode(data) == SeenLinks(ID, 2, {0: "8f3c", 17: "02aa"})
 
 
 @pytest.mark.parametrize("at", range(0, 70, 7))
 def test_a_file_with_a_wrong_byte_is_refused(at: int):
-    data = bytearray(seen_links.encode(SeenLinks(ID, 2, {0: "8f3c"})))
+    data = bytearray(seen_links.FILE.encode(SeenLinks(ID, 2, {0: "8f3c"})))
     data[at] ^= 1
-    with pytest.raises(BadLinks):
-        seen_links.decode(bytes(data))
+    with pytest.raises(BadLine):
+        seen_links.FILE.decode(bytes(data))
 
 
 def test_of_two_disks_the_newer_file_counts_and_a_damaged_one_is_none():
     async def main() -> None:
         old, new, bad = SimDisk(), SimDisk(), SimDisk()
-        await seen_links.write([old], SeenLinks(ID, 0, {0: "a", 900: "b"}))
-        await seen_links.write([new], SeenLinks(ID, 1, {0: "a", 20: "c"}))
-        await seen_links.write([bad], SeenLinks(ID, 7, {5: "x"}))
-        file = await bad.open(seen_links.FILE)
+        await seen_links.FILE.write([old], SeenLinks(ID, 0, {0: "a", 900: "b"}))
+        await seen_links.FILE.write([new], SeenLinks(ID, 1, {0: "a", 20: "c"}))
+        await seen_links.FILE.write([bad], SeenLinks(ID, 7, {5: "x"}))
+        file = await bad.open(seen_links.FILE.name)
         await file.close()
-        await bad.remove(seen_links.FILE)
-        (await bad.create(seen_links.FILE))
+        await bad.remove(seen_links.FILE.name)
+        (await bad.create(seen_links.FILE.name))
         assert await seen_links.read([old, bad, new], ID) == SeenLinks(ID, 1, {0: "a", 20: "c"})
         assert await seen_links.read([bad], ID) == SeenLinks(ID)
 
@@ -110,10 +111,10 @@ def test_a_crash_while_links_are_written_leaves_the_old_ones_or_the_new(keep):
     async def main() -> None:
         disk = SimDisk(random.Random(3))
         old, new = SeenLinks(ID, 0, {0: "a"}), SeenLinks(ID, 0, {0: "a", 1: "b"})
-        await seen_links.write([disk], old)
+        await seen_links.FILE.write([disk], old)
         disk.crash(keep)
         assert await seen_links.read([disk], ID) == old
-        await seen_links.write([disk], new)
+        await seen_links.FILE.write([disk], new)
         disk.crash(keep)
         assert await seen_links.read([disk], ID) == new
 
@@ -282,7 +283,7 @@ def test_disks_that_cannot_keep_links_do_not_keep_the_bookie_from_registering(mo
         async def fails(*_: object) -> None:
             raise DiskFailed("full")
 
-        monkeypatch.setattr(seen_links, "replace_file", fails)
+        monkeypatch.setattr(line_file, "replace_file", fails)
         assert await at.a.lineage.may_register()
         monkeypatch.undo()
         assert await at.a.lineage.may_register()

@@ -7,7 +7,8 @@ import pytest
 
 from bookie_server.disk import starts
 from bookie_server.disk.identity import WrongDisks
-from bookie_server.disk.starts import KEPT, BadStarts, Starts
+from bookie_server.disk.line_file import BadLine
+from bookie_server.disk.starts import KEPT, Starts
 from bookie_server.serve import twin
 from bookie_server.serve.twin import SECOND_S, TwinWatch
 from spark_ledger.metadata import paths
@@ -58,7 +59,7 @@ def scenario(act):
 async def copied(disks, rng):
     """The same files on other disks."""
     others = [SimDisk(rng) for _ in disks]
-    await starts.write(others, await starts.read(disks, ID))
+    await starts.FILE.write(others, await starts.read(disks, ID))
     return others
 
 
@@ -166,11 +167,11 @@ def test_the_first_start_of_a_version_that_keeps_tokens_doubts_nothing():
 
 
 def test_the_bytes_of_the_file_and_damage():
-    data = starts.encode(Starts(ID, {7: "ab", 9: "cd"}))
+    data = starts.FILE.encode(Starts(ID, {7: "ab", 9: "cd"}))
     assert data == f"spark-ledger-starts 1 {ID} 7:ab 9:cd ".encode() + data[-9:]
-    assert starts.decode(data) == Starts(ID, {7: "ab", 9: "cd"})
+    assert starts.FILE.decode(data) == Starts(ID, {7: "ab", 9: "cd"})
     for at in range(len(data)):
         harmed = bytearray(data)
         harmed[at] ^= 1
-        with pytest.raises(BadStarts):
-            starts.decode(bytes(harmed))
+        with pytest.raises(BadLine):
+            starts.FILE.decode(bytes(harmed))

@@ -1,0 +1,103 @@
+"""A small file of one line of text, kept in each directory of a bookie.
+
+Always true: it is replaced as a whole, so a crash leaves the old one or the new; a damaged file
+counts as missing, as a directory can be lost as well. The line is words with a space between them,
+the first two name the kind of file and its version, the last is the CRC32C of all before it:
+
+    spark-ledger-links 1 <word> ... <8 hex digits>
+
+(of all before the last space).
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from crc32c import crc32c
+
+from bookie_server.disk.interface import Disk, DiskFailed, NoSuchFile, read_file, replace_file
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class BadLine(Exception):
+    """A malformed file, or one of another kind or version."""
+
+
+def encode_line(words: Sequence[str]) -> bytes:
+    body = " ".join(words)
+    return f"{body} {crc32c(body.encode()):08x}\n".encode()
+
+
+def decode_line(data: bytes) -> list[str]:
+    """The words before the checksum. Raises BadLine."""
+    body, _, crc = data.removesuffix(b"\n").rpartition(b" ")
+    if not data.endswith(b"\n") or crc != b"%08x" % crc32c(body):
+        raise BadLine("its checksum is wrong")
+    return body.decode().split(" ")
+
+
+@dataclass(frozen=True)
+class LineFile(Generic[T]):
+    """`words_of` gives the words after kind and version; `of_words` is its inverse, and may raise
+    ValueError."""
+
+    name: str
+    kind: str
+    bytes_max: int
+    words_of: Callable[[T], Sequence[str]]
+    of_words: Callable[[list[str]], T]
+    version = "1"
+
+    @property
+    def new_name(self) -> str:
+        return f"{self.name}.new"
+
+    def encode(self, value: T) -> bytes:
+        return encode_line((self.kind, self.version, *self.words_of(value)))
+
+    def decode(self, data: bytes) -> T:
+        """Raises BadLine."""
+        try:
+            kind, version, *words = decode_line(data)
+            if (kind, version) != (self.kind, self.version):
+                raise BadLine(f"it is of version {version!r}, not {self.version}")
+            return self.of_words(words)
+        except ValueError as error:
+            raise BadLine(str(error)) from error
+
+    async def read(self, disks: Sequence[Disk]) -> list[T]:
+        """What the disks hold; without a disk whose file is missing or cannot be read."""
+        stored = []
+        for disk in disks:
+            try:
+                stored.append(self.decode(await read_file(disk, self.name, self.bytes_max)))
+            except NoSuchFile:
+                continue
+            except (BadLine, DiskFailed) as error:
+                _log.warning("%s cannot be read, it counts as missing: %s", self.name, error)
+        return stored
+
+    async def write(self, disks: Sequence[Disk], value: T) -> None:
+        """Durable on each disk that works when it returns. Raises DiskFailed when no disk works."""
+        failures: list[DiskFailed] = []
+        for disk in disks:
+            try:
+                await replace_file(disk, self.name, self.encode(value), self.new_name)
+            except DiskFailed as failure:
+                failures.append(failure)
+                _log.warning("%s is not kept in a directory: %s", self.name, failure)
+        if failures and len(failures) == len(disks):
+            raise failures[0]
+
+
+def pairs_of(numbered: Mapping[int, str]) -> list[str]:
+    return [f"{number}:{numbered[number]}" for number in sorted(numbered)]
+
+
+def of_pairs(words: Sequence[str]) -> dict[int, str]:
+    """Raises ValueError."""
+    pairs = [word.split(":") for word in words]
+    return {int(number): text for number, text in pairs}
