@@ -76,7 +76,7 @@ class OwnedPartition:
         for producer in producers:
             producer.send_away()
         if producers:
-            self.writer.drop(producers)
+            self.writer.backlog.drop(producers)
 
     async def only(self, producer: Producer) -> None:
         """Let it send once nothing more is stored of those whose place it has: of all that have

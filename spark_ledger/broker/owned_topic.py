@@ -54,7 +54,6 @@ class OwnedTopic:
     ) -> None:
         self.info: TopicInfo = commits.topic
         self._commits = commits
-        self._client = commits.client
         self._follower = follower
         self._budget = budget
         self._limits = limits
@@ -65,7 +64,6 @@ class OwnedTopic:
         self._owning = asyncio.Lock()
         self.subscriptions = TopicSubscriptions(self, commits, cursors)
         self._beside = BackgroundTasks(self._failed_beside)
-        self._keeping = Keeping(commits, self.look)
         self._background: list[asyncio.Task[None]] = []
         self.is_ended = False
 
@@ -79,7 +77,7 @@ class OwnedTopic:
         loop = asyncio.get_running_loop()
         self._background = [
             loop.create_task(follow(self._follower, self.info.name, self._heard, self.give_up)),
-            loop.create_task(self._keeping.go_on()),
+            loop.create_task(Keeping(self._commits, self.look).go_on()),
         ]
 
     async def own(self, epochs: Mapping[int, int]) -> dict[int, BaseException]:
@@ -107,7 +105,7 @@ class OwnedTopic:
 
     async def _open(self, number: int) -> OwnedPartition:
         state, budget = self._follower.state, self._budget
-        log = Partition(self._client, self.info, number, state, budget, self._catch_up)
+        log = Partition(self._commits.client, self.info, number, state, budget, self._catch_up)
         writer = LiveWriter(self._commits, number, self._limits, log.stored)
         log.open_end = writer.open_end
         epoch = self._commits.epochs[number]
@@ -252,7 +250,7 @@ class OwnedTopic:
         before it."""
         state = await self._commits.state()
         others = [held for held in state.partitions if held.number not in self._partitions]
-        lives = LiveEnds(self._client.ledgers)
+        lives = LiveEnds(self._commits.client.ledgers)
         await lives.look(held.live for held in others if held.live is not None)
         ends = state.end_offsets()
         for held in others:

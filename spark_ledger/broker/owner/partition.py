@@ -70,10 +70,11 @@ class OpenEnd:
         """Of the segment nothing is confirmed yet."""
         self.live, self.end, self.last_entry = live, live.base, live.first_entry - 1
 
-    def confirm(self, rows: int) -> None:
-        """The next entry, which has so many rows, is confirmed."""
+    def confirm(self, rows: int) -> int:
+        """The next entry, which has so many rows, is confirmed; returns its first offset."""
         self.end += rows
         self.last_entry += 1
+        return self.end - rows
 
     def close(self) -> None:
         """No segment is live here."""

@@ -6,36 +6,27 @@ itself. All commits are under one intent of this broker, whose heartbeat shows t
 alive; a ledger made under an intent that has ended is not committed under the next intent (hazard
 4: a janitor deletes it). Once another broker has taken a partition, this one opens no ledger there:
 a ledger that the other broker did not find when it looked does not come later (hazard 31).
-
-A live segment past which a committer commits is held: its owner does not go on by itself for a
-while.
-
-    asked -> handed over, or refused -> over: in a commit, without a holder, or too late
-
-A hold begins once for a segment, however many committers ask, and all get one answer; a later
-committer does not prolong it. However many segments of a topic are held, the owner finds the
-commits past them through the topic's follower, and looks once when the last hold ends.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.holds import SegmentHold, SegmentHolds, SharedLook
 from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from spark_ledger.broker.settings import DEFAULTS, BrokerSettings
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter
-from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import Check, Watcher
 from spark_ledger.topic.client import NO_KINDS, TopicClient
 from spark_ledger.topic.commit.draft import RowKind
-from spark_ledger.topic.commit.hand_over import Handed, owner_name
+from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.commit.seal import NOTHING, Extent
 from spark_ledger.topic.log.actions import ANY_OPENING, Action, OpenLive
 from spark_ledger.topic.log.intents import Intent
@@ -43,7 +34,6 @@ from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.read.follower import TopicFollower
 
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 LEDGERS_AT_ONCE = 100
@@ -121,12 +111,14 @@ class RollLimits:
 @dataclass(frozen=True, slots=True)
 class Next:
     """The ledger that is opened next, made under `intent`: a new one, or one that stopped, which
-    `has` so much, and whose last segment commit `after` had opened."""
+    `has` so much, whose last segment commit `after` had opened, and whose first one was opened at
+    `opened_s` of the loop's clock."""
 
     writer: AsyncLedgerWriter
     intent: Intent
     has: Extent = NOTHING
     after: int = ANY_OPENING
+    opened_s: float = 0.0
 
     def is_usable(self, intent: Intent) -> bool:
         """Whether it can be opened under that intent."""
@@ -137,101 +129,6 @@ class Next:
         still."""
         same = self.writer.ledger_id == live.ledger_id and self.after != live.opened
         return same and self.writer.failure is None
-
-
-def stored_from(first: int, ledger_id: int, closed: LedgerRecord, confirmed: int) -> int:
-    """How many entries from `first` on, before which all are acknowledged, with so many rows, are
-    in the CLOSED ledger. Raises errors.RowsLost."""
-    last = closed.last_entry
-    assert last is not None
-    if last + 1 < first:
-        raise errors.RowsLost(
-            f"ledger {ledger_id} was closed at entry {last}, and {first - 1} was acknowledged",
-            rows=confirmed - (closed.rows or 0),
-        )
-    return last + 1 - first
-
-
-class SegmentHold:
-    """Of the live segment that commit `opened` began in a ledger, until `until_s` of the loop's
-    clock at the latest."""
-
-    def __init__(self, ledger_id: int, opened: int, until_s: float) -> None:
-        self.ledger_id = ledger_id
-        self.opened = opened
-        self.until_s = until_s
-        self.over = asyncio.Event()
-        """Nobody holds it any more."""
-        self.when_over: Callable[[], None] | None = None
-        self.answer: asyncio.Future[Handed | None] = asyncio.get_running_loop().create_future()
-        """What is handed over, or None: nothing is."""
-        self._holders = 0
-
-    def holds(self, live: LiveSegment | None) -> bool:
-        """Whether it is this live segment."""
-        return live is not None and (live.ledger_id, live.opened) == (self.ledger_id, self.opened)
-
-    def join(self) -> None:
-        """One more committer holds the segment."""
-        self._holders += 1
-
-    def leave(self) -> None:
-        """One of the committers that hold the segment has gone."""
-        self._holders -= 1
-        if not self._holders:
-            self.end()
-
-    def end(self) -> None:
-        """Nobody holds it any more."""
-        self.over.set()
-        if self.when_over is not None:
-            self.when_over()
-
-    def hand(self, handed: Handed | None) -> None:
-        """As `answer`. Only the first counts."""
-        if not self.answer.done():
-            self.answer.set_result(handed)
-
-
-class SegmentHolds:
-    """Of a topic's partitions, those that are held. `look` reads the log without a sync."""
-
-    def __init__(
-        self,
-        follow: Callable[[], Awaitable[TopicFollower]],
-        look: Callable[[], Awaitable[TopicState]],
-    ) -> None:
-        self._follow = follow
-        self._look = _SharedLook(look)
-
-    async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
-        """The topic as soon as the held segment is live no more; None where it is still when the
-        hold is over. Raises as TopicFollower.state and `look`."""
-        stirred = asyncio.Event()
-
-        def stir(_: TopicState) -> None:
-            stirred.set()
-
-        def is_past(state: TopicState) -> bool:
-            knows = state.next > hold.opened
-            return state.deleted or (knows and not hold.holds(state.partitions[partition].live))
-
-        follower = await self._follow()
-        follower.listeners[stir] = None
-        hold.when_over = stirred.set
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(hold.until_s):
-                    while not is_past(follower.state()) and not hold.over.is_set():
-                        stirred.clear()
-                        await stirred.wait()
-            if not is_past(state := follower.state()):
-                # it is over by a commit, mostly, of which this process hears at about the same time
-                state = await self._look()
-            return state if is_past(state) else None
-        finally:
-            hold.when_over = None
-            del follower.listeners[stir]
 
 
 class TopicCommits:
@@ -254,7 +151,7 @@ class TopicCommits:
         self._intent: Intent | None = None
         self._opening = asyncio.Lock()
         log = client.log(topic.id)
-        self._look = _SharedLook(lambda: log.fold(fresh=True))
+        self._look = SharedLook(lambda: log.fold(fresh=True))
         self._holds = SegmentHolds(partial(client.follow, topic.id, topic.name.short), log.fold)
         self._asked: list[_Request] = []
         self._task: asyncio.Task[None] | None = None
@@ -470,23 +367,3 @@ def _fail(futures: Sequence["asyncio.Future[Any]"], error: Exception) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)
-
-
-class _SharedLook:
-    """A caller that asks while a look is under way gets the next look, never a state older than its
-    call; callers that ask at once share one look."""
-
-    def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
-        self._look = look
-        self._one = asyncio.Lock()
-        self._next: asyncio.Task[TopicState] | None = None
-
-    async def __call__(self) -> TopicState:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._work())
-        return await asyncio.shield(self._next)
-
-    async def _work(self) -> TopicState:
-        async with self._one:
-            self._next = None  # callers from now on need the next look
-            return await self._look()

@@ -93,7 +93,7 @@ class Intake:
             self.remove(producer)
             left.setdefault(producer.partition.writer, []).append(producer)
         for writer, producers in left.items():
-            writer.drop(producers)
+            writer.backlog.drop(producers)
 
     def send_producer_away(self, producer: Producer) -> None:
         """It is to look its topic up again."""

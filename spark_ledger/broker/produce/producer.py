@@ -131,7 +131,7 @@ class Producer:
             "producer_success",
             request_id=self.request_id,
             producer_name=self.name,
-            last_sequence_id=self.partition.writer.last_sequence_id(self.name),
+            last_sequence_id=self.partition.writer.backlog.ids.last(self.name),
             schema_version=self.schema_version,
             producer_ready=True,
         )

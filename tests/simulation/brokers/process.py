@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.owner.probes import PROBE_S, Heard, Probes
-from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.produce import live_writer, step
 from spark_ledger.broker.serve.connection import Connection
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.topic.client import TopicClient
@@ -32,15 +32,12 @@ MESSAGE_BYTES_MAX, ENTRY_BYTES_MAX = 3 << 10, 4 << 10
 @contextmanager
 def small_entries(inflight: int) -> Iterator[None]:
     """Entries that simulated bookies take, and so many under way at a time."""
-    small = {"ENTRY_BYTES_MAX": ENTRY_BYTES_MAX, "INFLIGHT_ENTRIES_MAX": inflight}
-    before = {name: getattr(live_writer, name) for name in small}
+    before = live_writer.ENTRY_BYTES_MAX, step.INFLIGHT_ENTRIES_MAX
+    live_writer.ENTRY_BYTES_MAX, step.INFLIGHT_ENTRIES_MAX = ENTRY_BYTES_MAX, inflight
     try:
-        for name, value in small.items():
-            setattr(live_writer, name, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(live_writer, name, value)
+        live_writer.ENTRY_BYTES_MAX, step.INFLIGHT_ENTRIES_MAX = before
 
 
 class SimClock:

@@ -12,13 +12,16 @@ from spark_ledger.broker.dispatch.dispatcher import Dispatcher
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner import ownership, topic_commits
+from spark_ledger.broker.owner.holds import SegmentHold
 from spark_ledger.broker.owner.partition import OpenEnd
 from spark_ledger.broker.owner.probes import Burials
-from spark_ledger.broker.owner.topic_commits import SegmentHold, TopicCommits
-from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.owner.topic_commits import TopicCommits
+from spark_ledger.broker.produce import live_writer, opening
 from spark_ledger.broker.produce.admission import Admission, Admitted
 from spark_ledger.broker.produce.chunks import ChunkRun
 from spark_ledger.broker.produce.live_writer import LiveWriter
+from spark_ledger.broker.produce.opening import Openings
+from spark_ledger.broker.produce.step import WriterState
 from spark_ledger.broker.wire.commands import AccessMode
 from spark_ledger.topic.commit import draft as commit_draft
 from spark_ledger.topic.commit.seal import NOTHING, Extent, seal_of
@@ -46,35 +49,34 @@ CUT = {**SERVES, "faults": ("slow network", "partition", "clog")}
 CLEANED = {**SERVES, "churn": True, "faults": ("pause", "slow network")}
 
 
-def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
+def sends_before_it_is_read_back(commit: Any) -> Any:
     """The commit that opens the ledger is under way, and adds are sent."""
 
-    async def at_once(self: Any, *, seal_only: bool) -> None:
+    async def at_once(self: Any, *, seal_only: bool) -> Any:
         if seal_only:
-            await open_or_seal(self, seal_only=True)
-            return
+            return await commit(self, seal_only=True)
         state = await self._commits.state()
-        self._asked = self._hold = None
+        self.asked.forget()
         held = state.partitions[self._number]
         live, actions, base = held.live, [], held.end_offset
         if live is not None and self._is_next(live):
-            self._goes_on(live, state)
-            return
+            return self._opened(live, state)
         if live is not None:
             seal = self._ended
-            if seal is None or not live_writer.is_of(seal, live):
-                seal = await live_writer.sealed(self._commits.client.ledgers, live)
+            if seal is None or not opening.is_of(seal, live):
+                seal = await opening.sealed(self._commits.client.ledgers, live)
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
         following = await self._next_ledger()
         opened = self._commits.opening(self._number, following)
-        commit = self._commits.commit([*actions, opened])
-        committing = asyncio.get_running_loop().create_task(commit)
+        committing = asyncio.get_running_loop().create_task(
+            self._commits.commit([*actions, opened])
+        )
         committing.add_done_callback(lambda done: done.cancelled() or done.exception())
         names = (self._number, opened.ledger_id, opened.metadata_version, base, state.next)
         before = (opened.first_entry, opened.rows_before, opened.bytes_before)
         live = LiveSegment(*names, opened.owner, opened.epoch, opened.deduplicated, *before)
-        self._goes_on(live, state)
+        return self._opened(live, state)
 
     return at_once
 
@@ -82,16 +84,16 @@ def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
 def sends_again_what_was_under_way(decide: Any) -> Any:
     """What its CLOSED record has of it is not asked."""
 
-    async def again(self: Any) -> None:
-        writer = self._writer
+    async def again(self: Any, *after: Any) -> None:
+        writer, backlog = self._ledger.writer, self.backlog
         writer.abandon()
         await self._commits.recovered(writer.ledger_id, self._number, lambda: self._closing)
-        for entry in reversed(self._inflight):
-            self._queue.extendleft(reversed(entry.runs))
-        self._inflight.clear()
-        self._ended = self._writer = None
+        for entry in reversed(backlog.under_way):
+            backlog.waiting.extendleft(reversed(entry.runs))
+        backlog.under_way.clear()
+        backlog.take_ids()
+        self._ledger, self._state = None, WriterState.NOTHING
         self.open_end.close()
-        self._start_over()
 
     return again
 
@@ -99,20 +101,21 @@ def sends_again_what_was_under_way(decide: Any) -> Any:
 def takes_all_for_stored(decide: Any) -> Any:
     """What was under way is told to be stored, whatever the CLOSED record has."""
 
-    async def stored(self: Any) -> None:
-        while self._inflight:
-            self._is_stored(self._inflight.popleft())
-        await decide(self)
+    async def stored(self: Any, *after: Any) -> None:
+        while self.backlog.under_way:
+            self._is_stored(self.backlog.under_way.popleft())
+        await decide(self, *after)
 
     return stored
 
 
 def sends_again_in_another_order(decide: Any) -> Any:
-    async def reversed_(self: Any) -> None:
-        before = len(self._queue)
-        await decide(self)
-        again = [self._queue.popleft() for _ in range(len(self._queue) - before)]
-        self._queue.extendleft(again)
+    async def reversed_(self: Any, *after: Any) -> None:
+        before = len(self.backlog.waiting)
+        await decide(self, *after)
+        queue = self.backlog.waiting
+        again = [queue.popleft() for _ in range(len(queue) - before)]
+        queue.extendleft(again)
 
     return reversed_
 
@@ -138,9 +141,9 @@ def knows_no_producers(start: Any) -> Any:
     """What seals tell of producers is not loaded by the next owner."""
 
     async def started(self: Any) -> None:
-        deduplicates, self._deduplicates = self._deduplicates, False
+        deduplicates, self.backlog.deduplicates = self.backlog.deduplicates, False
         await start(self)
-        self._deduplicates = deduplicates
+        self.backlog.deduplicates = deduplicates
 
     return started
 
@@ -165,13 +168,14 @@ def seals_what_is_confirmed_now(sealed: Any) -> Any:
 def serves_what_is_sent(send: Any) -> Any:
     """What is under way counts as confirmed."""
 
-    def sent(self: Any) -> None:
+    def sent(self: Any, now: Any) -> None:
         if not isinstance(self.open_end, OfWriter):
             self.open_end = OfWriter(self.open_end)
-        send(self)
+        send(self, now)
         of_readers = self.open_end.of_readers
-        of_readers.end = self.open_end.live.origin + self._sent
-        of_readers.last_entry = self._entries - 1
+        counts = self._ledger.counts
+        of_readers.end = self.open_end.live.origin + counts.rows
+        of_readers.last_entry = counts.entries - 1
 
     return sent
 
@@ -197,7 +201,7 @@ def tells_duplicates_at_once(settled: Any) -> Any:
     still, counts as stored."""
 
     async def counts_as_stored(self: Any, of: Any) -> bool:
-        self._ids._stored.update(self._ids._sent)
+        self.backlog.ids._stored.update(self.backlog.ids._sent)
         return True
 
     return counts_as_stored
@@ -247,9 +251,10 @@ def acknowledges_all_before(add: Any) -> Any:
 def counts_on(goes_on: Any) -> Any:
     """Offsets of the next segment are counted from what the ledger had before it."""
 
-    def went_on(self: Any, live: Any, state: Any) -> None:
-        goes_on(self, live, state)
+    def went_on(self: Any, live: Any, *others: Any) -> None:
+        goes_on(self, live, *others)
         self.open_end.open(replace(live, rows_before=0))
+        self.open_end.end += live.rows_before
 
     return went_on
 
@@ -259,20 +264,21 @@ def is_any_of_the_ledger(is_of: Any) -> Any:
     return lambda seal, live: live is not None and seal.ledger_id == live.ledger_id
 
 
-def goes_on_without_a_commit(open_or_seal: Any) -> Any:
-    """Where who asked for it has not committed by the end of the hold, the owner sends again."""
+def goes_on_without_a_commit(commit: Any) -> Any:
+    """Where the committer that asked for the segment has not committed by the end of the hold, the
+    owner sends again."""
 
-    async def at_once(self: Any, *, seal_only: bool) -> None:
+    async def at_once(self: Any, *, seal_only: bool) -> Any:
         following, state = self._next, await self._held()
         live = state.partitions[self._number].live
         if following is None or live is None or live.opened != following.after:
-            await open_or_seal(self, seal_only=seal_only)
-            return
-        self._asked = self._hold = None
+            return await commit(self, seal_only=seal_only)
+        self.asked.forget()
         has = following.has
         base = live.base + has.rows - live.rows_before
         before = {"rows_before": has.rows, "bytes_before": has.bytes}
-        self._goes_on(replace(live, base=base, first_entry=has.entries, **before), state)
+        live = replace(live, base=base, first_entry=has.entries, **before)
+        return self._opened(live, state)
 
     return at_once
 
@@ -280,10 +286,11 @@ def goes_on_without_a_commit(open_or_seal: Any) -> Any:
 def receipt_when_it_is_sent(send: Any) -> Any:
     """A batch is told to be stored when it is sent."""
 
-    def sent(self: Any) -> None:
-        before, offset = len(self._inflight), self.open_end.live.base + self._sent
-        send(self)
-        for entry in list(self._inflight)[before:]:
+    def sent(self: Any, now: Any) -> None:
+        before = len(self.backlog.under_way)
+        offset = self.open_end.live.base + self._ledger.counts.rows
+        send(self, now)
+        for entry in list(self.backlog.under_way)[before:]:
             for run in entry.runs:
                 run.stored(offset)
                 offset += run.messages
@@ -396,7 +403,7 @@ def receipt_of_each_chunk(received: Any) -> Any:
 
 EVERY = (
     Mutant(
-        *("sent before the open was read back", "hazard 28", LiveWriter, "_open_or_seal"),
+        *("sent before the open was read back", "hazard 28", Openings, "commit"),
         *(sends_before_it_is_read_back, SERVES),
     ),
     Mutant(
@@ -424,7 +431,7 @@ EVERY = (
         *(knows_no_producers, SERVES),
     ),
     Mutant(
-        *("broker takes over without a fence", "hazard 30", live_writer, "sealed"),
+        *("broker takes over without a fence", "hazard 30", opening, "sealed"),
         *(seals_what_is_confirmed_now, CUT),
     ),
     Mutant(
@@ -461,7 +468,7 @@ EVERY = (
         *(is_any_of_the_ledger, CUT),
     ),
     Mutant(
-        *("goes on after a hold without a commit", "hazard 29", LiveWriter, "_open_or_seal"),
+        *("goes on after a hold without a commit", "hazard 29", Openings, "commit"),
         *(goes_on_without_a_commit, CUT),
     ),
     Mutant(

@@ -81,7 +81,7 @@ class Partition:
     def __init__(self, *, deduplication):
         self.number, self.shown, self.ledger, self.deduplicates = 0, 0, 7, deduplication
         self.refused = RefusedMessages()
-        self.writer = self.log = self
+        self.writer = self.log = self.backlog = self
         self.appended, self.came = [], asyncio.Event()
 
     @property

@@ -70,7 +70,7 @@ class Sending:
 
 async def all_sent(owner):
     """Until nothing waits."""
-    await until(lambda: not (owner.writer._queue or owner.writer._inflight))
+    await until(lambda: not (owner.writer.backlog.waiting or owner.writer.backlog.under_way))
 
 
 async def rows_between(client, stage, lo, hi, **live):

@@ -388,7 +388,7 @@ def test_a_message_whose_segment_is_handed_over_when_its_last_chunk_comes_is_not
         request = await request_for(owner)
         one.send(parts[2])
         await asyncio.sleep(0)
-        await until(lambda: owner.writer._inflight)
+        await until(lambda: owner.writer.backlog.under_way)
         _, let_go = await stage.owners.ask(owner.ownership.url, request)
         await asyncio.sleep(1)
         let_go()

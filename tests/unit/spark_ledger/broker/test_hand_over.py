@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.holds import SegmentHold
 from spark_ledger.broker.owner.ownership import Deposed
-from spark_ledger.broker.owner.topic_commits import RollLimits, SegmentHold
+from spark_ledger.broker.owner.topic_commits import RollLimits
 from spark_ledger.broker.produce.live_writer import LiveWriter
 from spark_ledger.metadata import paths
 from spark_ledger.topic.commit import hand_over
@@ -346,9 +347,9 @@ def test_a_successor_knows_of_producers_what_an_owner_handed_over():
         old = reached(await deduplicating(Owner(stage, stage.client, "a")))
         await sent_by(old, 0, 2)
         await by_spark(stage)
-        assert old.writer.last_sequence_id("p") == 3
+        assert old.writer.backlog.ids.last("p") == 3
         new = await (await another_of(stage)).take()
-        assert new.writer.last_sequence_id("p") == 3
+        assert new.writer.backlog.ids.last("p") == 3
         assert await sent_by(new, 0, 2, 4) == [True, True, False]
         await new.writer.close()
         assert len(await values(stage)) == 1 + 6

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from spark_ledger.broker.produce import live_writer
-from spark_ledger.broker.produce.live_writer import INFLIGHT_ENTRIES_MAX
+from spark_ledger.broker.produce.step import INFLIGHT_ENTRIES_MAX
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError
 from spark_ledger.errors import TopicNotFound
 from tests.kit.pulsar_batches import chunked
@@ -121,7 +121,7 @@ def test_who_waits_for_its_turn_is_let_in_after_what_the_one_before_has_stored(c
         assert await here.comes(new) is None
         here.topic.partition(0).remove_producer(here.first)
         if crashes:  # else it has closed, and its client waits for that
-            here.partition.writer.drop([here.first])
+            here.partition.writer.backlog.drop([here.first])
         await asyncio.sleep(SOON_S)
         assert not new.is_ready
         here.go_on()
@@ -150,7 +150,7 @@ def test_a_producer_that_comes_back_while_its_old_connection_is_there_sends_the_
         here.go_on()
         await coming
         if deduplication:
-            assert here.partition.writer.last_sequence_id("x") == UNDER_WAY
+            assert here.partition.writer.backlog.ids.last("x") == UNDER_WAY
             again = await here.sends(new, *range(1, ALL))
         else:
             again = await here.sends(new, *range(UNDER_WAY + 1, ALL))
@@ -171,7 +171,7 @@ def test_what_waits_for_a_message_that_is_dropped_is_sent_again():
         (later,) = await here.sends(same, ALL - 1)
         assert not (later.doubled or later.errors)  # it waits for the first one
         here.topic.partition(0).remove_producer(here.first)
-        here.partition.writer.drop([here.first])
+        here.partition.writer.backlog.drop([here.first])
         assert later.errors
         here.go_on()
         again = await here.sends(same, *range(UNDER_WAY + 1, ALL))
@@ -256,7 +256,7 @@ def test_a_message_of_which_only_the_first_chunk_was_under_way_is_stored_when_it
         parts = chunked(WHOLE, INFLIGHT_ENTRIES_MAX + 1)
         before.send(*parts)
         await asyncio.sleep(TURN_S)
-        owner.writer.drop([before.producer])
+        owner.writer.backlog.drop([before.producer])
         for node in stage.world.nodes:
             node.process.resume()
 
@@ -296,7 +296,7 @@ def test_a_successor_asks_once_for_each_producer_after_a_change_whatever_is_queu
         assert all(one.offsets for one in here.sent)
         assert asked <= 4 * ALL
         await asyncio.gather(*(one.over.wait() for one in queued))
-        assert not here.partition.writer._runs.has_any(lambda _: True)
+        assert not here.partition.writer.backlog._runs.has_any(lambda _: True)
         await here.broker.close()
 
     play(act)

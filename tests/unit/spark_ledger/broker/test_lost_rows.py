@@ -8,7 +8,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.broker.dispatch import dispatcher
 from spark_ledger.broker.dispatch.subscriptions import Subscription
-from spark_ledger.broker.produce import live_writer
+from spark_ledger.broker.produce import opening
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.log.policies import TopicPolicies, value_of_text
 from tests.unit.spark_ledger.broker.consumers import EXCLUSIVE, Batches, consumer_of, play, settle
@@ -169,7 +169,7 @@ def test_a_consumer_stays_at_a_foreign_entry_between_others_and_passes_over_it_b
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"a"]))
         with monkeypatch.context() as patched:
-            patched.setattr(live_writer, "parts_of_entry", lambda *_, **__: [payload])
+            patched.setattr(opening, "parts_of_entry", lambda *_, **__: [payload])
             await owner.all_stored(owner.send([b"in its place is what is foreign"]))
         await owner.all_stored(owner.send([b"b"]))
         if is_sealed:

@@ -400,7 +400,7 @@ def test_a_partition_whose_live_end_a_later_version_wrote_goes_round_until_a_bro
         later = bytearray(encode_header([Share(0, 1, 1)], 1))
         later[4] = 3
         _, partition = await made["c"].partition(named(0))
-        await partition.writer._writer.append([bytes(later)], rows=1)
+        await partition.writer._ledger.writer.append([bytes(later)], rows=1)
         brokers.dead.add(made.pop("c").ownership.url)
         await made["a"].ownership.probe()
 
@@ -442,7 +442,7 @@ def test_a_broker_alone_keeps_a_partition_that_it_cannot_open_and_tells_why():
         later = bytearray(encode_header([Share(0, 1, 1)], 1))
         later[4] = 3
         _, partition = await b.partition(named(0))
-        await partition.writer._writer.append([bytes(later)], rows=1)
+        await partition.writer._ledger.writer.append([bytes(later)], rows=1)
         brokers.dead.add(b.ownership.url)
         await a.ownership.probe()
         await a.lookup(named(0), authoritative=True)

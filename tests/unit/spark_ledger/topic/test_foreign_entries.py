@@ -69,7 +69,7 @@ def test_the_next_owner_opens_the_partition_and_goes_on_at_the_offset_of_what_is
     async def act(stage):
         owner = await owner_of(stage)
         await owner.all_stored(owner.send([b"a", b"b"]))
-        await owner.writer._writer.append([JUNK], rows=1)
+        await owner.writer._ledger.writer.append([JUNK], rows=1)
         successor = await (await another_of(stage)).take()
         sent = successor.send([b"c"])
 

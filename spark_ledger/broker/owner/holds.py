@@ -1,0 +1,164 @@
+"""A live segment past which a committer commits is held: its owner does not go on by itself for a
+while.
+
+    asked -> handed over, or refused -> over: in a commit, without a holder, or too late
+
+Always true: a hold begins once for a segment, however many committers ask, and all get one answer;
+a later committer does not prolong it. However many segments of a topic are held, the owner finds
+the commits past them through the topic's follower, and looks once when the last hold ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from spark_ledger.topic.commit.hand_over import Handed
+from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.read.follower import TopicFollower
+
+
+class SegmentHold:
+    """Of the live segment that commit `opened` began in a ledger, until `until_s` of the loop's
+    clock at the latest."""
+
+    def __init__(self, ledger_id: int, opened: int, until_s: float) -> None:
+        self.ledger_id = ledger_id
+        self.opened = opened
+        self.until_s = until_s
+        self.over = asyncio.Event()
+        """Nobody holds it any more."""
+        self.when_over: Callable[[], None] | None = None
+        self.answer: asyncio.Future[Handed | None] = asyncio.get_running_loop().create_future()
+        """What is handed over, or None: nothing is."""
+        self._holders = 0
+
+    def holds(self, live: LiveSegment | None) -> bool:
+        """Whether it is this live segment."""
+        return live is not None and (live.ledger_id, live.opened) == (self.ledger_id, self.opened)
+
+    def join(self) -> None:
+        """One more committer holds the segment."""
+        self._holders += 1
+
+    def leave(self) -> None:
+        """One of the committers that hold the segment has gone."""
+        self._holders -= 1
+        if not self._holders:
+            self.end()
+
+    def end(self) -> None:
+        """Nobody holds it any more."""
+        self.over.set()
+        if self.when_over is not None:
+            self.when_over()
+
+    def hand(self, handed: Handed | None) -> None:
+        """As `answer`. Only the first counts."""
+        if not self.answer.done():
+            self.answer.set_result(handed)
+
+
+class AskedSegments:
+    """The segments of one partition that committers asked for: the one at hand, or the last one,
+    and the one that is read back next. `hold`: by which the owner waits for a commit."""
+
+    def __init__(self) -> None:
+        self.now: SegmentHold | None = None
+        self.hold: SegmentHold | None = None
+        self._next: SegmentHold | None = None
+
+    def ask_next(
+        self, ledger_id: int, opened: int, until_s: float, *, new: bool
+    ) -> SegmentHold | None:
+        """The hold of the segment that commit `opened` begins in that ledger; a new one, if it is
+        the first and may be `new`."""
+        if self._next is None and new:
+            self._next = SegmentHold(ledger_id, opened, until_s)
+        return self._next
+
+    def begin(self, live: LiveSegment | None) -> None:
+        """The next segment is at hand, and what waited before was sent to it; or none is."""
+        asked, self._next = self._next, None
+        if asked is not None and live is not None and asked.ledger_id == live.ledger_id:
+            asked.opened, self.now = live.opened, asked
+        elif asked is not None:
+            asked.hand(None)
+
+    def hand(self, handed: Handed) -> None:
+        """Answer the committers that asked for the segment at hand, and wait for their commit."""
+        if self.now is not None:
+            self.hold = self.now
+            self.now.hand(handed)
+
+    def forget(self) -> None:
+        """The commit after the last segment was waited for."""
+        self.now = self.hold = None
+
+    def refuse(self) -> None:
+        """No segment is handed over."""
+        for asked in (self.now, self._next):
+            if asked is not None:
+                asked.hand(None)
+        self.now = self._next = self.hold = None
+
+
+class SegmentHolds:
+    """Of a topic's partitions, those that are held. `look` reads the log without a sync."""
+
+    def __init__(
+        self,
+        follow: Callable[[], Awaitable[TopicFollower]],
+        look: Callable[[], Awaitable[TopicState]],
+    ) -> None:
+        self._follow = follow
+        self._look = SharedLook(look)
+
+    async def past(self, partition: int, hold: SegmentHold) -> TopicState | None:
+        """The topic as soon as the held segment is live no more; None where it is still when the
+        hold is over. Raises as TopicFollower.state and `look`."""
+        stirred = asyncio.Event()
+
+        def stir(_: TopicState) -> None:
+            stirred.set()
+
+        def is_past(state: TopicState) -> bool:
+            knows = state.next > hold.opened
+            return state.deleted or (knows and not hold.holds(state.partitions[partition].live))
+
+        follower = await self._follow()
+        follower.listeners[stir] = None
+        hold.when_over = stirred.set
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(hold.until_s):
+                    while not is_past(follower.state()) and not hold.over.is_set():
+                        stirred.clear()
+                        await stirred.wait()
+            if not is_past(state := follower.state()):
+                # it is over by a commit, mostly, of which this process hears at about the same time
+                state = await self._look()
+            return state if is_past(state) else None
+        finally:
+            hold.when_over = None
+            del follower.listeners[stir]
+
+
+class SharedLook:
+    """A caller that asks while a look is under way gets the next look, never a state older than its
+    call; callers that ask at once share one look."""
+
+    def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
+        self._look = look
+        self._one = asyncio.Lock()
+        self._next: asyncio.Task[TopicState] | None = None
+
+    async def __call__(self) -> TopicState:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._work())
+        return await asyncio.shield(self._next)
+
+    async def _work(self) -> TopicState:
+        async with self._one:
+            self._next = None  # callers from now on need the next look
+            return await self._look()

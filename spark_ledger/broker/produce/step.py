@@ -1,0 +1,140 @@
+"""What the owner of a partition's open end does next. Pure: no clock, no I/O.
+
+    nothing open -> open -> stopped, rolling, idle, failed or undecided -> open | nothing open
+
+Always true: a state changes along MOVES alone; a segment ends with nothing under way, or by the
+CLOSED record of its ledger; what waits comes before the end of the work.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from spark_ledger import errors
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.topic.entry.message_batch import NONE, Rowless
+
+INFLIGHT_ENTRIES_MAX = 8
+
+
+class WriterState(Enum):
+    """Of the last segment that this owner opened. After all but the first two its seal is not
+    known to be in a commit."""
+
+    NOTHING = "nothing is open"
+    OPEN = "it is open, by the log that was read back"
+    STOPPED = "it has stopped, and its ledger takes the next segment"
+    ROLLING = "its ledger is closed, and the next one is opened at once"
+    IDLE = "its ledger is closed, and the next one is opened when something waits"
+    FAILED = "its ledger was recovered: the CLOSED record has decided what is stored"
+    UNDECIDED = "the work failed with entries under way, and its ledger is not closed"
+
+
+_AFTER_A_SEGMENT = (WriterState.OPEN, WriterState.NOTHING)
+MOVES: Mapping[WriterState, tuple[WriterState, ...]] = {
+    WriterState.NOTHING: (WriterState.OPEN,),
+    WriterState.OPEN: tuple(state for state in WriterState if state is not WriterState.OPEN),
+    WriterState.STOPPED: _AFTER_A_SEGMENT,
+    WriterState.ROLLING: _AFTER_A_SEGMENT,
+    WriterState.IDLE: _AFTER_A_SEGMENT,
+    WriterState.FAILED: _AFTER_A_SEGMENT,
+    WriterState.UNDECIDED: _AFTER_A_SEGMENT,
+}
+
+
+def moved(before: WriterState, after: WriterState, cause: str) -> WriterState:
+    """`after`, if it may follow."""
+    assert after in MOVES[before], f"from '{before.value}' to '{after.value}': {cause}"
+    return after
+
+
+class WriterStep(Enum):
+    APPEND = "send what waits while there is room; then wait until something happens"
+    STOP = "end the segment: the next one is in the same ledger, and a committer may open it"
+    LEAVE = "close the ledger, of which all is stored"
+    DECIDE = "recover the ledger: its CLOSED record has what is stored"
+    OPEN = "commit the seal of the last segment with the opening of the next one"
+    SEAL = "commit the seal alone"
+    REST = "end the work, until a batch comes"
+
+
+class WriterSituation(NamedTuple):
+    """`waits`: there is a batch to send; the others, but for `closing`, are of an open segment.
+    `under_way`: entries; `asked`: a committer asked for the segment; `broken`: its ledger failed,
+    or an entry did; `is_long`: a successor had much to read; `full`: its ledger is to be left;
+    `idle`: nothing waited or was under way for long."""
+
+    state: WriterState
+    waits: bool
+    closing: bool
+    under_way: int = 0
+    asked: bool = False
+    broken: bool = False
+    is_long: bool = False
+    full: bool = False
+    idle: bool = False
+
+
+def next_step(now: WriterSituation) -> WriterStep:
+    """The step to take now; the caller asks again after it."""
+    if now.state is not WriterState.OPEN:
+        goes_on = now.state in (WriterState.STOPPED, WriterState.ROLLING) and not now.closing
+        if now.waits or goes_on:
+            return WriterStep.OPEN
+        return WriterStep.REST if now.state is WriterState.NOTHING else WriterStep.SEAL
+    if now.broken:
+        return WriterStep.DECIDE
+    if now.under_way:
+        return WriterStep.APPEND
+    if now.asked or now.is_long:
+        return WriterStep.STOP
+    if now.full or (not now.waits and (now.idle or now.closing)):
+        return WriterStep.LEAVE
+    return WriterStep.APPEND
+
+
+def has_room(now: WriterSituation) -> bool:
+    """Whether another entry goes to the open segment."""
+    ends = now.asked or now.is_long or now.full
+    return now.waits and now.under_way < INFLIGHT_ENTRIES_MAX and not ends
+
+
+def state_after_leaving(now: WriterSituation) -> WriterState:
+    """Of an open segment whose ledger is closed."""
+    return WriterState.IDLE if now.idle or now.closing else WriterState.ROLLING
+
+
+@dataclass(slots=True)
+class LedgerCounts:
+    """Of a ledger up to the last entry that was sent to it: entries, rows and bytes. Of its last
+    segment the offsets without a row, sent and stored, and when its first and its last entry were
+    made."""
+
+    entries: int = 0
+    rows: int = 0
+    bytes: int = 0
+    rowless: Rowless = NONE
+    rowless_stored: Rowless = NONE
+    written_ms: tuple[int, ...] = ()
+
+    def add(self, rows: int, size: int, rowless: Rowless, now_ms: int) -> None:
+        """One more entry is sent. `rowless`: the segment's offsets without a row, with its own."""
+        self.entries += 1
+        self.rows += rows
+        self.bytes += size
+        self.rowless = rowless
+        self.written_ms = (*self.written_ms[:1], now_ms)
+
+
+def stored_from(first: int, ledger_id: int, closed: LedgerRecord, confirmed: int) -> int:
+    """How many entries from `first` on, before which all are acknowledged, with so many rows, are
+    in the CLOSED ledger. Raises errors.RowsLost."""
+    last = closed.last_entry
+    assert last is not None
+    if last + 1 < first:
+        raise errors.RowsLost(
+            f"ledger {ledger_id} was closed at entry {last}, and {first - 1} was acknowledged",
+            rows=confirmed - (closed.rows or 0),
+        )
+    return last + 1 - first
