@@ -8,7 +8,6 @@ from bookie_server.config import StorageConfig
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NoNode
 from tests.kit.settings import with_settings
-from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, entry
 from tests.unit.bookie_server.wide_node import LEDGERS, Wide
 
@@ -45,23 +44,19 @@ class Clustered(Wide):
         return response
 
 
-def on_a_node(test, journals=1, ledgers=2):
+async def spread_over_directories(journals=1, ledgers=2):
     """Odd ledgers are on d1, even ones on d0, two entries each."""
-
-    async def main():
-        node = Clustered(journals, ledgers)
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.start()
-        await node.create_ledger(*LEDGERS)
-        for ledger in LEDGERS:
-            full = node.ledgers["d0" if ledger % 2 or ledgers == 1 else "d1"]
-            full.fill_up(1 << 30)
-            await node.bookie.disks.look()
-            assert await node.add(entry(ledger, 0), entry(ledger, 1)) == [OK, OK]
-            full.empty_out()
-        await test(node)
-
-    run(main(), time_max_s=3600)
+    node = Clustered(journals, ledgers)
+    await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+    await node.start()
+    await node.create_ledger(*LEDGERS)
+    for ledger in LEDGERS:
+        full = node.ledgers["d0" if ledger % 2 or ledgers == 1 else "d1"]
+        full.fill_up(1 << 30)
+        await node.bookie.disks.look()
+        assert await node.add(entry(ledger, 0), entry(ledger, 1)) == [OK, OK]
+        full.empty_out()
+    return node
 
 
 def home_of(node, journal):

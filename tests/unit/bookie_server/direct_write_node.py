@@ -1,7 +1,6 @@
 """A node of several directories that places large entries, for tests of direct writes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from bookie_server.api.status import Status
 from bookie_server.journal.format import Record, RecordKind
@@ -12,7 +11,6 @@ from bookie_server.logs.scan import scan
 from spark_ledger.metadata import cluster
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
-from tests.simulation.loop import run
 from tests.unit.bookie_server.clustered_node import CLUSTER_ID, SETTINGS, Clustered
 from tests.unit.bookie_server.node import KIB, entry
 
@@ -124,17 +122,13 @@ class Wide(Clustered):
             assert bytes(found.results[0].entry) in (small(ledger_id, each), large(ledger_id, each))
 
 
-def on_a_node(test: Callable[[Wide], Awaitable[None]], journals: int = 1, ledgers: int = 2, **more):
+async def with_small_entries(journals: int = 1, ledgers: int = 2, **more):
     """Ledgers 1 and 2 at home in d0, each with a small entry 0."""
-
-    async def main() -> None:
-        node = Wide(journals, ledgers, with_settings(PLACING, **more))
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.start()
-        await node.home("d0", 1, 2)
-        await test(node)
-
-    run(main(), time_max_s=3600)
+    node = Wide(journals, ledgers, with_settings(PLACING, **more))
+    await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+    await node.start()
+    await node.home("d0", 1, 2)
+    return node
 
 
 async def moment() -> None:

@@ -13,7 +13,6 @@ from spark_ledger.metadata.ledger_record import (
 )
 from spark_ledger.metadata.store import NoNode
 from tests.kit.settings import with_settings
-from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
 
 OK, ABSENT, LIMBO, TORN = (
@@ -38,25 +37,22 @@ async def change(node, ledger_id, **fields):
     await admin.set(paths.ledger(ledger_id), ledger_record.encode(record), found.version)
 
 
-def on_a_node(test, check_s=5.0):
-    """Run `test(node)` on a bookie with two entries of ledgers 1 to 4, which are OPEN, IN_RECOVERY,
+async def with_ledgers_in_all_states(check_s=5.0):
+    """A bookie with two entries of ledgers 1 to 4, which are OPEN, IN_RECOVERY,
     CLOSED, and another bookie's; ledger 5 is OPEN and names it, but it never met it."""
 
-    async def main():
-        node = Node(with_settings(CONFIG, limbo_check_s=check_s), cluster_id=CLUSTER_ID)
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.create_ledger(OPEN, RECOVERING, CLOSED, OURS_NOT, UNMET)
-        await node.start()
-        for ledger_id in (OPEN, RECOVERING, CLOSED, OURS_NOT):
-            for entry_id in range(2):
-                assert await node.add(entry(ledger_id, entry_id)) == [OK]
-        await change(node, RECOVERING, state=RecordState.IN_RECOVERY)
-        end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
-        await change(node, CLOSED, state=RecordState.CLOSED, **end)
-        await change(node, OURS_NOT, fragments=(Fragment(0, ("another",)),))
-        await test(node)
-
-    run(main(), seed=1, time_max_s=3600)
+    node = Node(with_settings(CONFIG, limbo_check_s=check_s), cluster_id=CLUSTER_ID)
+    await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+    await node.create_ledger(OPEN, RECOVERING, CLOSED, OURS_NOT, UNMET)
+    await node.start()
+    for ledger_id in (OPEN, RECOVERING, CLOSED, OURS_NOT):
+        for entry_id in range(2):
+            assert await node.add(entry(ledger_id, entry_id)) == [OK]
+    await change(node, RECOVERING, state=RecordState.IN_RECOVERY)
+    end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
+    await change(node, CLOSED, state=RecordState.CLOSED, **end)
+    await change(node, OURS_NOT, fragments=(Fragment(0, ("another",)),))
+    return node
 
 
 async def tear(node):

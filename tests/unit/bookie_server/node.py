@@ -21,7 +21,6 @@ from tests.kit.handling import handle_bytes
 from tests.kit.peers import has_everything
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
-from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
 
 KIB = 1 << 10
@@ -183,12 +182,8 @@ async def delete(node, *ledger_ids):
 OK, ABSENT = Status.OK, Status.NO_SUCH_ENTRY
 
 
-def on_a_node(test, config=CONFIG):
-    """Run `test(node)` with a started bookie and ledgers 1 and 2."""
-
-    async def main():
-        node = await Node(config).start()
-        await node.create_ledger(1, 2)
-        await test(node)
-
-    run(main())
+async def with_two_ledgers(config=CONFIG):
+    """A started bookie and ledgers 1 and 2."""
+    node = await Node(config).start()
+    await node.create_ledger(1, 2)
+    return node

@@ -10,9 +10,10 @@ from bookie_server.disk.interface import DiskFailed
 from spark_ledger.metadata.ledger_record import derive
 from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import handle_bytes
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
 from tests.simulation.loop import current
-from tests.unit.bookie_server.node import ABSENT, CONFIG, ID, KIB, OK, entry, on_a_node
+from tests.unit.bookie_server.node import ABSENT, CONFIG, ID, KIB, OK, entry, with_two_ledgers
 
 # -- durability --------------------------------------------------------------------------------
 
@@ -26,7 +27,7 @@ def test_an_acknowledged_entry_is_read_after_a_crash(keep):
         found = (await node.read(2, 0, 0)).results[0].entry
         assert bytes(found) == entry(2, 0)
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_no_add_is_answered_before_the_sync_that_covers_it():
@@ -39,7 +40,7 @@ def test_no_add_is_answered_before_the_sync_that_covers_it():
         assert await adding == [OK]
         assert node.journal_disk.syncs > syncs
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_entries_survive_flush_roll_and_a_crash_in_any_mixture():
@@ -62,7 +63,7 @@ def test_entries_survive_flush_roll_and_a_crash_in_any_mixture():
                     at += 1
         assert len(node.files(node.ledger_disk, "entrylog")) > 3
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_flushed_journal_segments_are_removed_and_a_restart_reads_little():
@@ -74,7 +75,7 @@ def test_flushed_journal_segments_are_removed_and_a_restart_reads_little():
         await node.crash()
         assert await node.statuses(1, 199, 200) == [OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_clean_stop_seals_the_journal_and_closes_the_entry_log_with_its_map():
@@ -86,7 +87,7 @@ def test_a_clean_stop_seals_the_journal_and_closes_the_entry_log_with_its_map():
         await node.start()
         assert await node.statuses(1, 0, 1) == [OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_failed_sync_is_never_acknowledged_and_ends_the_bookie():
@@ -98,7 +99,7 @@ def test_a_failed_sync_is_never_acknowledged_and_ends_the_bookie():
         assert await node.fence(1) is Status.IO_ERROR
         assert isinstance(node.bookie.failed.exception(), DiskFailed)
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_failed_flush_ends_the_bookie_and_loses_nothing():
@@ -111,7 +112,7 @@ def test_a_failed_flush_ends_the_bookie_and_loses_nothing():
         await node.crash()
         assert await node.statuses(1, 0, 0) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_cancelled_caller_disturbs_neither_its_own_add_nor_others():
@@ -124,7 +125,7 @@ def test_a_cancelled_caller_disturbs_neither_its_own_add_nor_others():
         assert await node.statuses(1, 0, 2) == [OK, OK, OK]
         assert not node.bookie.failed.done()
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 # -- identity of entries -----------------------------------------------------------------------
@@ -143,7 +144,7 @@ def test_an_equal_entry_again_is_ok_and_another_under_its_id_is_refused(flushed)
         found = (await node.read(1, 0, 0)).results[0].entry
         assert bytes(found) == entry(1, 0, b"first", lac=-1), "the first header is kept"
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_conflict_inside_one_frame_is_seen():
@@ -151,7 +152,7 @@ def test_a_conflict_inside_one_frame_is_seen():
         statuses = await node.add(entry(1, 0, b"a"), entry(1, 0, b"a"), entry(1, 0, b"b"))
         assert statuses == [OK, OK, Status.CONFLICTING_ENTRY]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_entries_of_a_frame_are_judged_one_by_one_in_any_order_and_of_any_ledger():
@@ -165,7 +166,7 @@ def test_entries_of_a_frame_are_judged_one_by_one_in_any_order_and_of_any_ledger
         assert await node.statuses(1, 3, 10) == [ABSENT, *[OK] * 6, ABSENT]
         assert await node.statuses(2, 3, 9) == [OK, *[ABSENT] * 5, OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_an_equal_entry_is_acknowledged_only_when_the_first_is_durable():
@@ -178,7 +179,7 @@ def test_an_equal_entry_is_acknowledged_only_when_the_first_is_durable():
         assert not second.done()
         assert await second == await first == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_damaged_oversized_and_misaddressed_adds_are_refused_one_by_one():
@@ -191,7 +192,7 @@ def test_damaged_oversized_and_misaddressed_adds_are_refused_one_by_one():
         response = await node.bookie.handle(other)
         assert [result.status for result in response.results] == [Status.WRONG_BOOKIE]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 # -- fencing -----------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ def test_a_fenced_ledger_stays_fenced_over_a_crash(keep, flushed):
             assert (await node.read_lac(1)).fenced
         assert await node.add(entry(2, 0)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 @pytest.mark.parametrize("ask", ["lac", "read of nothing", "read of an entry", "again"])
@@ -230,7 +231,7 @@ def test_every_answer_to_a_fencing_request_waits_for_the_durable_fence(ask):
         await node.crash()
         assert await node.add(entry(1, 1)) == [Status.FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_what_a_fencing_read_shows_is_no_garbage_any_more_nor_shown_while_it_goes():
@@ -249,7 +250,7 @@ def test_what_a_fencing_read_shows_is_no_garbage_any_more_nor_shown_while_it_goe
         await node.read(1, 0, 0)
         assert handles.adds(1) == before + 2
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_an_add_after_the_fencing_request_is_refused_even_before_the_fence_is_durable():
@@ -262,7 +263,7 @@ def test_an_add_after_the_fencing_request_is_refused_even_before_the_fence_is_du
         await fencing
         assert await node.add(entry(1, 1), recovery=True) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_ledger_never_seen_is_fenced_all_the_same():
@@ -271,7 +272,7 @@ def test_a_ledger_never_seen_is_fenced_all_the_same():
         await node.crash()
         assert await node.add(entry(2, 0)) == [Status.FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_what_the_metadata_store_cannot_say_is_unknown():
@@ -283,7 +284,7 @@ def test_what_the_metadata_store_cannot_say_is_unknown():
         assert await node.fence(77) is Status.METADATA_UNAVAILABLE
         node.store.calm()
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_deleted_ledger_takes_no_adds():
@@ -292,7 +293,7 @@ def test_a_deleted_ledger_takes_no_adds():
         assert await node.add(entry(2, 0)) == [Status.LEDGER_DELETED]
         assert await node.fence(2) is Status.LEDGER_DELETED
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_password_is_asked_for_by_what_the_metadata_says():
@@ -311,7 +312,7 @@ def test_a_password_is_asked_for_by_what_the_metadata_says():
         assert await node.add(entry(3, 2), token=bad.add) == [Status.UNAUTHORIZED]
         assert await node.add(entry(3, 2), recovery=True, token=good.recover) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ def test_a_ranged_read_gives_each_entry_or_its_absence(flushed):
         assert response.stop is StopReason.END_OF_RANGE
         assert await node.statuses(7, 0, 0) == [Status.NO_SUCH_LEDGER]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 @pytest.mark.parametrize("flushed", ["none", "even", "all"])
@@ -352,7 +353,7 @@ def test_a_read_stops_at_its_byte_limit_and_says_so_and_never_invents_absence(fl
         assert (await node.statuses(1, 3, 30, max_bytes=0)) == [OK], "one entry at least"
         assert await node.statuses(1, 17, 20, max_bytes=5000) == [OK, OK, OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_read_of_an_endless_range_ends():
@@ -364,7 +365,7 @@ def test_a_read_of_an_endless_range_ends():
         assert (await node.read(1, 5, 4)).status is Status.BAD_REQUEST
         assert (await node.read(1, -1, 4)).status is Status.BAD_REQUEST
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_damaged_entry_is_an_error_never_an_absence_and_repair_replaces_it():
@@ -380,7 +381,7 @@ def test_a_damaged_entry_is_an_error_never_an_absence_and_repair_replaces_it():
         await asyncio.sleep(20)
         assert await node.statuses(1, 0, 2) == [OK, OK, OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
@@ -396,7 +397,7 @@ def test_a_lost_entry_log_is_an_error_never_an_absence(damage):
         last = await node.statuses(1, 1, 2)
         assert last == [Status.IO_ERROR, Status.LIMBO]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 # -- last add confirmed ------------------------------------------------------------------------
@@ -414,7 +415,7 @@ def test_the_last_add_confirmed_is_the_highest_heard_and_is_found_again():
         assert await node.write_lac(1, 0) is OK
         assert (await node.read(1, 0, 0)).last_add_confirmed == 2
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 # -- budgets -----------------------------------------------------------------------------------
@@ -433,7 +434,7 @@ def test_beyond_the_pending_budget_adds_are_busy_and_recovery_has_a_reserve():
         assert await node.add(large[4], recovery=True) == [OK]
         assert await first == [OK] * 4
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_another_entry_that_came_and_was_flushed_during_a_look_up_is_not_replaced():
@@ -447,7 +448,7 @@ def test_another_entry_that_came_and_was_flushed_during_a_look_up_is_not_replace
         assert await late == [OK, Status.CONFLICTING_ENTRY]
         assert bytes((await node.read(1, 0, 0)).results[0].entry) == entry(1, 0, b"first")
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_full_write_cache_is_busy_until_a_flush_made_room():
@@ -463,7 +464,7 @@ def test_a_full_write_cache_is_busy_until_a_flush_made_room():
         assert await node.add(entry(1, refused, bytes(60 * KIB))) == [OK]
         assert await node.statuses(1, 0, 0) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_reads_beyond_their_budget_are_busy_and_recovery_has_a_reserve():
@@ -478,7 +479,7 @@ def test_reads_beyond_their_budget_are_busy_and_recovery_has_a_reserve():
         assert await node.statuses(1, 0, 0, fence=True) == [OK]
         assert [(await reader).status for reader in readers[:4]] == [OK] * 4
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_frame_that_is_mostly_refused_is_not_kept_alive():
@@ -488,7 +489,7 @@ def test_a_frame_that_is_mostly_refused_is_not_kept_alive():
         await handle_bytes(node.bookie, "Add", frame)
         assert isinstance(node.storage.cache.get(1, 0), bytes), "a copy, not a view"
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 # -- the rest ----------------------------------------------------------------------------------
@@ -503,7 +504,7 @@ def test_info_tells_who_answers_and_how_it_is():
         other = await node.bookie.handle(m.InfoRequest("another bookie"))
         assert other.status is Status.WRONG_BOOKIE
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_stopping_bookie_refuses_and_a_request_under_way_is_finished():
@@ -520,7 +521,7 @@ def test_a_stopping_bookie_refuses_and_a_request_under_way_is_finished():
         await node.start()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_bytes_that_are_no_request_are_answered_and_an_unknown_method_is_not():
@@ -532,7 +533,7 @@ def test_bytes_that_are_no_request_are_answered_and_an_unknown_method_is_not():
         with pytest.raises(ValueError, match="no method"):
             await handle_bytes(node.bookie, "Drop", b"")
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_settings_that_could_not_hold_the_largest_entry_are_refused():
@@ -547,4 +548,4 @@ def test_an_entry_read_back_is_whole():
         assert found.header.cumulative_rows == 1
         assert bytes(found.payload) == b"x" * 100
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())

@@ -8,27 +8,24 @@ from bookie_server.api.messages import InfoRequest
 from bookie_server.api.status import Status
 from bookie_server.journal import checkpoint
 from bookie_server.journal.writer import segment_path
-from tests.simulation.loop import run
+from tests.kit.nodes import on_a_node
 from tests.unit.bookie_server.node import Node, entry
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 
 
-def on_a_node(test):
-    """Run `test(node)` with ledgers 1, 2 and 3, the first two of three entries each.
+async def with_three_ledgers():
+    """Ledgers 1, 2 and 3, the first two of three entries each.
 
     They are in blocks of the first segment: 1 and 2 of first contact, then one for each entry.
     """
 
-    async def main():
-        node = await Node().start()
-        await node.create_ledger(1, 2, 3)
-        for ledger in (1, 2):
-            for e in range(3):
-                assert await node.add(entry(ledger, e)) == [OK]
-        await test(node)
-
-    run(main())
+    node = await Node().start()
+    await node.create_ledger(1, 2, 3)
+    for ledger in (1, 2):
+        for e in range(3):
+            assert await node.add(entry(ledger, e)) == [OK]
+    return node
 
 
 def flip(node, marker, offset=0):
@@ -47,7 +44,7 @@ def test_a_damaged_entry_in_the_journal_puts_its_ledger_in_limbo_and_no_other(ke
         assert await node.statuses(2, 0, 3) == [OK, OK, OK, ABSENT]
         assert await node.add(entry(2, 3), entry(1, 3)) == [OK, OK]
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 def test_limbo_survives_restarts_and_the_damaged_segment_is_kept():
@@ -61,7 +58,7 @@ def test_limbo_survives_restarts_and_the_damaged_segment_is_kept():
         assert await node.statuses(1, 0, 3) == [OK, LIMBO, OK, LIMBO]
         assert "journal/0000000001.damaged" in node.journal_disk.paths()
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 def test_a_damaged_record_that_may_have_been_a_fence_counts_as_one():
@@ -76,7 +73,7 @@ def test_a_damaged_record_that_may_have_been_a_fence_counts_as_one():
         assert await node.statuses(1, 0, 4) == [OK, OK, OK, OK, LIMBO]
         assert await node.add(entry(2, 4)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 @pytest.mark.parametrize("harm", ["batch header", "record header", "segment", "index"])
@@ -109,7 +106,7 @@ def test_damage_of_nobody_knows_whom_makes_every_negative_unknown(harm):
             assert await node.fence(1) is OK
             node.die("none")
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 @pytest.mark.parametrize("block", ["file header", "batch", "entry"])
@@ -135,7 +132,7 @@ def test_a_block_of_the_only_journal_that_cannot_be_read_is_damage_and_no_end(bl
         await node.crash()
         assert await node.statuses(1, 6, 6) == [expected]
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 def test_a_torn_tail_was_never_acknowledged_and_the_node_serves():
@@ -151,7 +148,7 @@ def test_a_torn_tail_was_never_acknowledged_and_the_node_serves():
         assert await node.statuses(2, 0, 3) == [OK, OK, OK, Status.LIMBO_TORN]
         assert node.bookie.readonly_reason == ""
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 @pytest.mark.parametrize("harm", ["damaged", "lost"])
@@ -170,7 +167,7 @@ def test_without_its_checkpoint_a_node_replays_everything_and_loses_nothing(harm
         assert await node.add(entry(2, 3)) == [Status.FENCED]
         assert node.bookie.readonly_reason == ""
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 def test_a_wiped_journal_disk_makes_every_negative_unknown():
@@ -181,7 +178,7 @@ def test_a_wiped_journal_disk_makes_every_negative_unknown():
         assert await node.statuses(3, 0, 0) == [LIMBO]
         assert await node.add(entry(1, 3)) == [Status.READ_ONLY]
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())
 
 
 def test_replay_that_is_itself_interrupted_is_repeated():
@@ -203,4 +200,4 @@ def test_replay_that_is_itself_interrupted_is_repeated():
         assert await node.add(entry(2, 3)) == [Status.FENCED]
         assert node.bookie.readonly_reason == ""
 
-    on_a_node(test)
+    on_a_node(test, with_three_ledgers())

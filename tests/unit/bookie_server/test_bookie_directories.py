@@ -11,6 +11,7 @@ from bookie_server.disk.monitor import degraded_reason
 from bookie_server.journal import checkpoint
 from bookie_server.journal.checkpoint import JournalMark
 from bookie_server.journal.format import Position
+from tests.kit.nodes import on_a_node
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
@@ -23,7 +24,7 @@ from tests.unit.bookie_server.wide_node import (
     OK,
     Wide,
     flushed,
-    on_a_wide_node,
+    wide_node,
 )
 
 
@@ -42,7 +43,7 @@ def test_a_ledger_is_written_where_most_space_is_and_found_there_again():
             assert set(await node.statuses(1, 2, 3)) == {ABSENT}
             assert node.homes() == homes
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 @pytest.mark.parametrize("when", ["in the cache", "in the log"])
@@ -69,7 +70,7 @@ def test_a_directory_that_fails_is_dropped_and_nothing_acknowledged_is_denied(wh
         assert await node.statuses(1, 2, 3) == [OK, LIMBO]
         assert await node.add(entry(8, 2)) == [Status.FENCED]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_the_last_directory_that_fails_ends_the_node():
@@ -79,7 +80,7 @@ def test_the_last_directory_that_fails_ends_the_node():
         await flushed(node)
         assert isinstance(node.bookie.failed.exception(), DiskFailed)
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_a_directory_that_comes_back_heals_what_was_unknown():
@@ -97,7 +98,7 @@ def test_a_directory_that_comes_back_heals_what_was_unknown():
         assert await node.statuses(1, 0, 3) == [OK, OK, OK, ABSENT]
         assert await node.add(entry(3, 2)) == [Status.FENCED]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_a_directory_that_is_added_takes_new_ledgers_and_knows_the_old_ones():
@@ -116,7 +117,7 @@ def test_a_directory_that_is_added_takes_new_ledgers_and_knows_the_old_ones():
         known = await SimIndex.open(node.ledgers["d2"])
         assert [s.fenced for s in await known.ledgers() if s.ledger_id in (1, 2)] == [False, True]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_an_index_that_was_lost_beside_others_costs_its_directory_only():
@@ -129,7 +130,7 @@ def test_an_index_that_was_lost_beside_others_costs_its_directory_only():
         assert await node.of_each(1) == {i: {LIMBO if i % 2 else OK} for i in LEDGERS}
         assert node.bookie.readonly_reason == ""
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_bk_3329_the_checkpoint_waits_for_every_directory():
@@ -148,7 +149,7 @@ def test_bk_3329_the_checkpoint_waits_for_every_directory():
         await node.crash()
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_bk_4844_each_journals_mark_moves_by_itself():
@@ -167,7 +168,7 @@ def test_bk_4844_each_journals_mark_moves_by_itself():
         await node.crash()
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def test_bk_4105_of_several_checkpoints_the_further_mark_counts():
@@ -184,7 +185,7 @@ def test_bk_4105_of_several_checkpoints_the_further_mark_counts():
         assert degraded_reason(node.bookie.disks.states) == ""
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_bk_4843_a_fence_on_an_idle_node_is_durable_before_the_checkpoint_passes_it():
@@ -197,7 +198,7 @@ def test_bk_4843_a_fence_on_an_idle_node_is_durable_before_the_checkpoint_passes
         await node.crash()
         assert await node.add(entry(1, 2)) == [Status.FENCED]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_bookie_md_3_2_3_after_a_failed_flush_nothing_moves_any_more():
@@ -242,7 +243,7 @@ def test_a_journal_that_fails_beside_another_is_given_up_and_the_node_goes_on():
         assert [await node.statuses(i, 0, 3) for i in range(1, 7)] == [[OK, OK, OK, ABSENT]] * 6
         assert await node.add(entry(7, 2)) == [Status.FENCED]
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def test_an_entry_again_after_its_journal_failed_is_ok_only_when_it_is_in_its_final_place():
@@ -263,7 +264,7 @@ def test_an_entry_again_after_its_journal_failed_is_ok_only_when_it_is_in_its_fi
         await node.crash()
         assert (await node.statuses(failing, 2, 2))[0] is OK
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def test_a_fence_whose_journal_failed_is_logged_again():
@@ -275,7 +276,7 @@ def test_a_fence_whose_journal_failed_is_logged_again():
         await node.crash()
         assert await node.add(entry(failing, 2)) == [Status.FENCED]
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def test_a_missing_journal_puts_every_ledger_in_limbo():
@@ -291,7 +292,7 @@ def test_a_missing_journal_puts_every_ledger_in_limbo():
         await node.stop_and_start()
         assert "limbo" in node.bookie.readonly_reason
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def test_a_journal_may_be_taken_away_after_a_clean_stop():
@@ -306,7 +307,7 @@ def test_a_journal_may_be_taken_away_after_a_clean_stop():
         assert node.bookie.readonly_reason == ""
         assert await node.add(entry(1, 2)) == [OK]
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def rots(disk: SimDisk, data: bytes) -> None:
@@ -347,7 +348,7 @@ def test_a_repaired_entry_stays_readable_when_its_directories_fill_up_in_turn():
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, OK]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_not_too_early():
@@ -370,7 +371,7 @@ def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_
         assert [await each.get(1, 0) is None for each in indexes] == [False, True]
         assert [await each.get(1, 1) is None for each in indexes] == [True, False]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_a_fence_that_no_directory_could_note_is_not_taken_for_an_older_durable_one():
@@ -390,4 +391,4 @@ def test_a_fence_that_no_directory_could_note_is_not_taken_for_an_older_durable_
         await node.crash("none")
         assert await node.add(entry(1, 2)) == [Status.FENCED]
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())

@@ -11,8 +11,8 @@ from bookie_server.api.status import Status
 from bookie_server.logs.index import EVERY_LEDGER, LimboReason
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.ledger_record import RecordState, decode, encode
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
-from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
 
 OK = Status.OK
@@ -22,27 +22,20 @@ CLUSTER_ID = "cluster-1"
 SLOW_S = 10.0
 
 
-def on_a_node(test):
+async def that_lacks_an_entry():
     """Ledger 7 is CLOSED with the entries 0 and 1; the bookie lacks entry 1."""
-
-    async def whole():
-        config = with_settings(CONFIG, large_entry_bytes=LARGE, limbo_check_s=CHECK_S)
-        node = Node(config, cluster_id=CLUSTER_ID)
-        admin = node.store.session("admin")
-        await cluster.ensure(admin, CLUSTER_ID)
-        await node.start()
-        await node.create_ledger(7)
-        assert await node.add(entry(7, 0)) == [OK]
-        found = await admin.get(paths.ledger(7))
-        end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
-        closed = replace(decode(found.value), state=RecordState.CLOSED, **end)
-        await admin.set(paths.ledger(7), encode(closed), found.version)
-        try:
-            await test(node)
-        finally:
-            node.die()
-
-    run(whole(), seed=1, time_max_s=3600)
+    config = with_settings(CONFIG, large_entry_bytes=LARGE, limbo_check_s=CHECK_S)
+    node = Node(config, cluster_id=CLUSTER_ID)
+    admin = node.store.session("admin")
+    await cluster.ensure(admin, CLUSTER_ID)
+    await node.start()
+    await node.create_ledger(7)
+    assert await node.add(entry(7, 0)) == [OK]
+    found = await admin.get(paths.ledger(7))
+    end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
+    closed = replace(decode(found.value), state=RecordState.CLOSED, **end)
+    await admin.set(paths.ledger(7), encode(closed), found.version)
+    return node
 
 
 async def begin_to_add(node, disk, payload=b"payload", *, recovery=False):
@@ -75,7 +68,7 @@ def test_an_entry_that_is_told_as_stored_survives_a_power_cut(slow):
         assert told.spans == [(0, 1)]
         await survives_a_power_cut(node, adding)
 
-    on_a_node(test)
+    on_a_node(test, that_lacks_an_entry())
 
 
 def test_what_no_disk_takes_is_not_told_as_stored():
@@ -87,7 +80,7 @@ def test_what_no_disk_takes_is_not_told_as_stored():
         assert told.status is Status.IO_ERROR
         assert await adding == [Status.IO_ERROR]
 
-    on_a_node(test)
+    on_a_node(test, that_lacks_an_entry())
 
 
 def test_a_comparison_ends_when_what_it_saw_is_durable():
@@ -99,7 +92,7 @@ def test_a_comparison_ends_when_what_it_saw_is_durable():
         assert (told.status, told.limbo) == (OK, "")
         await survives_a_power_cut(node, adding)
 
-    on_a_node(test)
+    on_a_node(test, that_lacks_an_entry())
 
 
 def test_the_walk_takes_a_ledger_for_whole_when_what_it_counted_is_durable():
@@ -118,4 +111,4 @@ def test_the_walk_takes_a_ledger_for_whole_when_what_it_counted_is_durable():
         await asyncio.sleep(2 * CHECK_S)
         assert await node.statuses(7, 2, 2) == [Status.NO_SUCH_ENTRY]
 
-    on_a_node(test)
+    on_a_node(test, that_lacks_an_entry())

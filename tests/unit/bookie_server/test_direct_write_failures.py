@@ -7,6 +7,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import RecordKind
+from tests.kit.nodes import on_a_node
 from tests.unit.bookie_server.direct_write_node import (
     ABSENT,
     JOURNALED,
@@ -17,9 +18,9 @@ from tests.unit.bookie_server.direct_write_node import (
     Wide,
     large,
     moment,
-    on_a_node,
     slow,
     small,
+    with_small_entries,
 )
 from tests.unit.bookie_server.node import KIB, entry
 
@@ -36,7 +37,7 @@ def test_without_a_home_that_has_space_large_entries_go_to_the_journal():
         assert await node.ways(1) == dict.fromkeys(range(3), JOURNALED)
         assert not node.copies(large(1, 1)) and not node.copies(large(1, 2))
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 @pytest.mark.parametrize("fault", ["append", "sync", "hangs", "full"])
@@ -73,7 +74,7 @@ def test_a_directory_that_fails_on_the_way_costs_nothing(fault, begun):
         await node.crash("none")
         await node.served(1, *range(0 if begun else 2, 6))
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_what_was_placed_in_a_directory_that_is_dropped_goes_to_another_from_memory_at_once():
@@ -88,7 +89,7 @@ def test_what_was_placed_in_a_directory_that_is_dropped_goes_to_another_from_mem
         await node.served(2, 1)
         assert await node.statuses(1, 5, 5) == [LIMBO]
 
-    on_a_node(test, flush_interval_s=60.0)
+    on_a_node(test, with_small_entries(flush_interval_s=60.0))
 
 
 def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_to_the_journal():
@@ -108,7 +109,7 @@ def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_t
         await node.crash("none")
         await node.served(1, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_directory_dropped_while_its_places_are_flushed_is_made_good_by_the_same_flush():
@@ -136,7 +137,7 @@ def test_a_directory_dropped_while_its_places_are_flushed_is_made_good_by_the_sa
         await node.served(1, 2)
         await node.served(3, 1, 2)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_flush_waits_for_what_is_being_placed_and_writes_it_no_second_time():
@@ -150,7 +151,7 @@ def test_a_flush_waits_for_what_is_being_placed_and_writes_it_no_second_time():
         assert not node.storage.in_cache(1)
         await node.served(1, 0, 1, 2)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_frame_in_the_middle_of_which_a_flush_begins_is_written_once_all_of_it():
@@ -164,7 +165,7 @@ def test_a_frame_in_the_middle_of_which_a_flush_begins_is_written_once_all_of_it
         await node.served(1, 1, 2, 3)
         await node.served(2, 1, 2)
 
-    on_a_node(test, **SPLITTING)
+    on_a_node(test, with_small_entries(**SPLITTING))
 
 
 def test_a_directory_dropped_after_a_frame_in_the_middle_of_which_a_flush_began_costs_no_limbo():
@@ -180,7 +181,7 @@ def test_a_directory_dropped_after_a_frame_in_the_middle_of_which_a_flush_began_
         assert [node.storage.state(i).limbo for i in (1, 2)] == ["", ""]
         assert [node.copies(each, "d1") for each in (large(1, 1), large(1, 3))] == [1, 1]
 
-    on_a_node(test, **SPLITTING)
+    on_a_node(test, with_small_entries(**SPLITTING))
 
 
 async def repaired(node: Wide, ledger_id: int) -> None:
@@ -208,7 +209,7 @@ def test_what_lies_only_in_memory_and_in_a_directory_that_was_given_up_is_never_
         await node.crash("none")
         assert await node.statuses(1, 1, 1) in ([OK], [LIMBO])
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_directory_that_is_back_serves_what_no_flush_and_no_journal_had_of_it(caplog):
@@ -227,7 +228,7 @@ def test_a_directory_that_is_back_serves_what_no_flush_and_no_journal_had_of_it(
         assert await node.statuses(1, 2, 2) == [ABSENT]
         await node.served(2, 0)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 @pytest.mark.parametrize("starts", [1, 2])
@@ -244,7 +245,7 @@ def test_a_directory_that_is_back_takes_nothing_back_of_what_came_while_it_was_a
         assert bytes(found.results[0].entry) == entry(1, 1, b"another" * 4 * KIB)
         await node.served(1, 2)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_what_a_directory_brings_back_that_the_ledger_gave_up_does_not_count():
@@ -260,7 +261,7 @@ def test_what_a_directory_brings_back_that_the_ledger_gave_up_does_not_count():
         assert await node.statuses(1, 1, 1) == [ABSENT]
         await node.served(2, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 # -- journals that fail -------------------------------------------------------------------------
@@ -296,7 +297,7 @@ def test_a_journal_of_several_that_fails_on_the_way_costs_no_large_entry(when):
         for i, answer in answers.items():
             await node.served(i, 2, *([1] if answer == [OK] else []))
 
-    on_a_node(test, journals=2)
+    on_a_node(test, with_small_entries(journals=2))
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.001])
@@ -313,7 +314,7 @@ def test_a_large_entry_fails_with_the_record_that_tells_of_its_directory_and_the
         await node.crash("none")
         await node.served(ledger_id, 0, 2)
 
-    on_a_node(test, journals=2)
+    on_a_node(test, with_small_entries(journals=2))
 
 
 def test_a_large_entry_that_is_written_first_fails_with_the_record_that_tells_of_its_directory():
@@ -327,7 +328,7 @@ def test_a_large_entry_that_is_written_first_fails_with_the_record_that_tells_of
         await node.crash("none")
         await node.served(ledger_id, 0, 2)
 
-    on_a_node(test, journals=2)
+    on_a_node(test, with_small_entries(journals=2))
 
 
 def test_what_was_acknowledged_in_a_directory_that_nobody_was_told_of_is_never_denied():
@@ -353,7 +354,7 @@ def test_what_was_acknowledged_in_a_directory_that_nobody_was_told_of_is_never_d
         await node.start()
         assert answer != [OK] or await node.statuses(1, 3, 3) != [ABSENT]
 
-    on_a_node(test, journals=2)
+    on_a_node(test, with_small_entries(journals=2))
 
 
 def test_a_log_is_sealed_by_no_flush_that_began_before_its_last_entry_came():
@@ -375,7 +376,7 @@ def test_a_log_is_sealed_by_no_flush_that_began_before_its_last_entry_came():
         await node.crash("none")
         await node.served(1, 0, 1)
 
-    on_a_node(test, entry_log_bytes_max=LARGE)
+    on_a_node(test, with_small_entries(entry_log_bytes_max=LARGE))
 
 
 def test_a_flush_settles_what_a_directory_has_though_the_only_journal_failed_beneath_its_ledger():
@@ -389,7 +390,7 @@ def test_a_flush_settles_what_a_directory_has_though_the_only_journal_failed_ben
         await node.crash("none")
         await node.served(1, 0, 1)
 
-    on_a_node(test, entry_log_bytes_max=LARGE)
+    on_a_node(test, with_small_entries(entry_log_bytes_max=LARGE))
 
 
 def test_a_node_stops_though_a_journal_failed_beneath_an_entry_that_is_still_being_placed():
@@ -409,7 +410,7 @@ def test_a_node_stops_though_a_journal_failed_beneath_an_entry_that_is_still_bei
         await node.crash("none")
         assert await node.statuses(ledger_id, 2, 2) == [OK]
 
-    on_a_node(test, journals=2)
+    on_a_node(test, with_small_entries(journals=2))
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.001])
@@ -421,7 +422,7 @@ def test_without_a_journal_a_large_entry_is_not_acknowledged(seconds):
         assert await node.add(large(1, 1)) == [Status.IO_ERROR]
         assert node.storage.pending_bytes < len(large(1, 1)), "it is not counted any more"
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 # -- what a flush, a start and ClearLimbo make of it -----------------------------------------------
@@ -457,7 +458,7 @@ def test_who_clears_a_ledger_that_is_in_memory_alone_has_the_journal_take_it_fir
         await node.crash("none")
         await node.served(1, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 async def journaled_entries(node: Wide) -> dict[int, bytes]:
@@ -485,7 +486,7 @@ def test_clear_limbo_is_answered_after_the_journal_has_what_it_rescued():
         await node.start()
         await node.served(1, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_start_settles_what_it_has_read_and_the_next_reads_it_no_more(caplog):
@@ -503,7 +504,7 @@ def test_a_start_settles_what_it_has_read_and_the_next_reads_it_no_more(caplog):
         await node.served(1, 0, 1)
         await node.served(2, 0, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_flush_passes_nothing_that_was_put_after_it_began_though_one_write_brought_both():
@@ -527,7 +528,7 @@ def test_a_flush_passes_nothing_that_was_put_after_it_began_though_one_write_bro
         await node.start()
         await node.served(1, *range(5))
 
-    on_a_node(test, flush_interval_s=60.0)
+    on_a_node(test, with_small_entries(flush_interval_s=60.0))
 
 
 def test_a_flush_that_finds_a_directory_full_moves_no_mark_of_any():
@@ -555,7 +556,7 @@ def test_a_flush_that_finds_a_directory_full_moves_no_mark_of_any():
         await node.served(1, 0, 1, 2)
         await node.served(3, 0, 1)
 
-    on_a_node(test, flush_interval_s=60.0)
+    on_a_node(test, with_small_entries(flush_interval_s=60.0))
 
 
 def test_an_idle_node_seals_a_log_that_ended_after_the_flush_of_its_last_entry_began():
@@ -570,7 +571,7 @@ def test_an_idle_node_seals_a_log_that_ended_after_the_flush_of_its_last_entry_b
         assert node.sealed_with(large(1, 1)) == 1
         assert await node.all_placed() == []
 
-    on_a_node(test, entry_log_bytes_max=LARGE)
+    on_a_node(test, with_small_entries(entry_log_bytes_max=LARGE))
 
 
 def test_a_ledger_is_not_cleared_before_what_was_rescued_is_durable():
@@ -585,4 +586,4 @@ def test_a_ledger_is_not_cleared_before_what_was_rescued_is_durable():
         rescued.set_result(None)
         assert (await clearing).status is OK
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())

@@ -12,6 +12,7 @@ from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from tests.kit.deleting import delete_ledgers
+from tests.kit.nodes import on_a_node
 from tests.simulation.loop import current
 from tests.unit.bookie_server.direct_write_node import (
     BUSY,
@@ -20,9 +21,9 @@ from tests.unit.bookie_server.direct_write_node import (
     OK,
     PLACED,
     large,
-    on_a_node,
     slow,
     small,
+    with_small_entries,
 )
 from tests.unit.bookie_server.node import ID, KIB, entry
 
@@ -42,7 +43,7 @@ def test_a_large_entry_is_written_once_and_no_journal_has_it():
         disk = node.journals["j0"]
         assert not any(large(1, 1) in disk.content(path) for path in disk.paths())
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_large_and_small_entries_of_several_ledgers_in_one_frame_each_go_their_way():
@@ -57,7 +58,7 @@ def test_large_and_small_entries_of_several_ledgers_in_one_frame_each_go_their_w
         await node.served(1, *range(5))
         await node.served(2, *range(3))
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_an_entry_is_large_from_the_bytes_of_the_setting_on():
@@ -67,7 +68,7 @@ def test_an_entry_is_large_from_the_bytes_of_the_setting_on():
         assert await node.add(*entries) == [OK, OK]
         assert await node.ways(1) == {0: JOURNALED, 1: JOURNALED, 2: PLACED}
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_recoverys_entries_and_those_of_page_cache_ledgers_are_not_placed():
@@ -80,7 +81,7 @@ def test_recoverys_entries_and_those_of_page_cache_ledgers_are_not_placed():
         assert await node.ways(5) == {0: JOURNALED}
         assert await node.ways(1) == {0: JOURNALED, 1: JOURNALED}
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_copy_of_a_frame_that_was_taken_in_part_is_what_is_placed():
@@ -94,7 +95,7 @@ def test_a_copy_of_a_frame_that_was_taken_in_part_is_what_is_placed():
         await node.crash("none")
         await node.served(1, 1, 3)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 # -- who waits ----------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def test_what_comes_later_of_the_ledger_is_answered_after_its_large_entries_are_
         await node.start()
         await node.served(1, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_other_ledgers_do_not_wait_for_a_directory_that_is_slow():
@@ -141,7 +142,7 @@ def test_other_ledgers_do_not_wait_for_a_directory_that_is_slow():
         assert await node.fence(2) is OK
         assert current().time() - before < 1 and not first.done()
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_barrier_waits_for_every_large_entry_under_way():
@@ -153,7 +154,7 @@ def test_a_barrier_waits_for_every_large_entry_under_way():
         assert node.storage.pending_bytes == 0
         assert [await each for each in adds] == [[OK], [OK]]
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_fence_does_not_wait_for_the_large_entries_of_other_ledgers():
@@ -169,7 +170,7 @@ def test_a_fence_does_not_wait_for_the_large_entries_of_other_ledgers():
         assert sum(each.done() for each in bulk) <= 14
         await asyncio.gather(*bulk)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.001])
@@ -194,7 +195,7 @@ def test_a_fence_does_not_wait_for_the_small_entries_of_others_that_the_journal_
         assert not bulk[-1].done()
         await asyncio.gather(own, *bulk)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 # -- budgets ------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ def test_bytes_on_the_way_count_until_they_are_acknowledged_and_beyond_the_budge
         node.ledgers["d0"].empty_out()
         assert await node.add(large(2, 1)) == [OK]
 
-    on_a_node(test, journal_pending_bytes_max=8 * (LARGE + 64) + 100)
+    on_a_node(test, with_small_entries(journal_pending_bytes_max=8 * (LARGE + 64) + 100))
 
 
 # -- ledger records -----------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def test_in_each_run_one_ledger_record_names_the_directory_however_many_entries_
         await node.crash("none")
         await node.served(1, *range(5))
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_large_entry_is_acknowledged_after_the_record_that_names_its_directory_is_durable():
@@ -260,7 +261,7 @@ def test_a_large_entry_is_acknowledged_after_the_record_that_names_its_directory
         await node.crash("none")
         await node.served(1, 1)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_a_large_entry_of_a_ledger_that_told_where_it_lies_waits_for_no_journal():
@@ -275,7 +276,7 @@ def test_a_large_entry_of_a_ledger_that_told_where_it_lies_waits_for_no_journal(
         await node.start()
         await node.served(1, 1, 2)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_entries_that_come_while_the_ledger_record_is_on_its_way_wait_for_it_too():
@@ -291,7 +292,7 @@ def test_entries_that_come_while_the_ledger_record_is_on_its_way_wait_for_it_too
         await node.crash("none")
         await node.served(1, 1, 2)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_where_a_ledger_goes_on_is_told_before_the_first_place_there_and_the_place_holds():
@@ -312,7 +313,7 @@ def test_where_a_ledger_goes_on_is_told_before_the_first_place_there_and_the_pla
         await node.served(1, *range(5))
         assert node.directories(1) == ("d0", "d1")
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 # -- reclaim ------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def test_a_ledger_that_is_buried_while_its_large_entry_is_on_the_way_goes_and_st
         await node.crash("none")
         assert not await node.storage.reader.stored(1, 0, 9)
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())
 
 
 def test_an_append_waits_for_what_came_before_it_whichever_way_that_went():
@@ -355,4 +356,4 @@ def test_an_append_waits_for_what_came_before_it_whichever_way_that_went():
         assert order.index("next") < order.index("barrier")
         assert order.index("next") < order.index("fence")
 
-    on_a_node(test)
+    on_a_node(test, with_small_entries())

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import pytest
@@ -17,10 +16,10 @@ from bookie_server.logs.entry_log import log_path
 from bookie_server.start.opening import OnDisk
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.entry_reader import Undeliverable
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
-from tests.simulation.loop import run
 from tests.unit.bookie_server.entry_reading import SMALL, Reading, reading
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
@@ -250,20 +249,14 @@ class Telling(Node):
         return self
 
 
-def on_a_node(
-    test: Callable[[Telling], Awaitable[None]], *entries: bytes, least: int = LEAST
-) -> None:
-    """`test(node)`, whose logs have the entries."""
-
-    async def main() -> None:
-        node = await Telling(with_settings(CONFIG, place_bytes_min=least)).start()
-        await node.create_ledger(1)
-        for at in range(0, len(entries), 16):  # what fits into its queue
-            await node.add_all(*entries[at : at + 16])
-        await asyncio.sleep(FLUSHED_S)
-        await test(node)
-
-    run(main())
+async def with_entries(*entries: bytes, least: int = LEAST):
+    """Its logs have the entries."""
+    node = await Telling(with_settings(CONFIG, place_bytes_min=least)).start()
+    await node.create_ledger(1)
+    for at in range(0, len(entries), 16):  # what fits into its queue
+        await node.add_all(*entries[at : at + 16])
+    await asyncio.sleep(FLUSHED_S)
+    return node
 
 
 def located(response: m.ReadResponse) -> list[int]:
@@ -278,7 +271,7 @@ def test_a_bookie_gives_locations_only_where_they_are_asked_for_and_never_with_a
             assert [bytes(result.entry) for result in response.results] == [of(n) for n in range(3)]
             assert located(response) == []
 
-    on_a_node(test, of(0), of(1), of(2))
+    on_a_node(test, with_entries(of(0), of(1), of(2)))
 
 
 def test_a_bookie_gives_locations_ahead_only_to_who_asks_for_locations_and_sends_none_of_those():
@@ -293,14 +286,14 @@ def test_a_bookie_gives_locations_ahead_only_to_who_asks_for_locations_and_sends
             response = await node.read(1, 0, 0, **asked, **more)
             assert (len(response.results), list(response.ahead)) == (1, [])
 
-    on_a_node(test, *(of(number) for number in range(8)))
+    on_a_node(test, with_entries(*(of(number) for number in range(8))))
 
 
 def test_a_bookie_whose_setting_is_nothing_gives_no_location():
     async def test(node: Telling) -> None:
         assert located(await node.read(1, 0, 0, locations=True)) == []
 
-    on_a_node(test, of(0), least=0)
+    on_a_node(test, with_entries(of(0), least=0))
 
 
 def test_an_answer_with_locations_says_of_every_entry_what_one_without_says():
@@ -324,7 +317,9 @@ def test_an_answer_with_locations_says_of_every_entry_what_one_without_says():
                     assert result == by_wire
         assert answer.stop is StopReason.BYTE_LIMIT
 
-    on_a_node(test, *(of(number, large=number != 3) for number in range(7) if number != 2))
+    on_a_node(
+        test, with_entries(*(of(number, large=number != 3) for number in range(7) if number != 2))
+    )
 
 
 def test_what_is_not_there_is_denied_or_in_limbo_unknown_between_locations():
@@ -337,7 +332,7 @@ def test_what_is_not_there_is_denied_or_in_limbo_unknown_between_locations():
         assert located(response) == [0, 2]
         assert (await node.read(77, 0, 0, locations=True)).status is Status.NO_SUCH_LEDGER
 
-    on_a_node(test, of(0), of(2))
+    on_a_node(test, with_entries(of(0), of(2)))
 
 
 def test_a_small_entry_that_is_damaged_is_unknown_between_locations():
@@ -351,7 +346,7 @@ def test_a_small_entry_that_is_damaged_is_unknown_between_locations():
         assert [r.status for r in response.results] == [OK, UNKNOWN, OK]
         assert located(response) == [0, 2]
 
-    on_a_node(test, of(0), of(1, large=False), of(2))
+    on_a_node(test, with_entries(of(0), of(1, large=False), of(2)))
 
 
 def test_an_answer_names_the_file_that_compaction_has_made_once_the_index_points_there():
@@ -367,7 +362,7 @@ def test_an_answer_names_the_file_that_compaction_has_made_once_the_index_points
         content = node.ledger_disk.content(after.location.file)
         assert bytes(content[after.location.position :][: after.location.entry_bytes]) == of(0)
 
-    on_a_node(test, *map(of, range(count)))
+    on_a_node(test, with_entries(*map(of, range(count))))
 
 
 @pytest.mark.parametrize(("name", "is_told"), [(b"caf\xc3\xa9", True), (b"caf\xe9", False)])

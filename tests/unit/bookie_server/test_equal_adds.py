@@ -9,7 +9,8 @@ import pytest
 from bookie_server.api.status import Status
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
-from tests.unit.bookie_server.clustered_node import on_a_node
+from tests.kit.nodes import on_a_node
+from tests.unit.bookie_server.clustered_node import spread_over_directories
 from tests.unit.bookie_server.node import entry
 from tests.unit.bookie_server.wide_node import flushed
 
@@ -73,4 +74,4 @@ def test_an_equal_add_while_the_entries_go_is_stored_again(why):
         await node.crash()
         assert await node.statuses(1, 0, 1) == [OK, OK]
 
-    on_a_node(test, ledgers=1)
+    on_a_node(test, spread_over_directories(ledgers=1))

@@ -13,6 +13,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from spark_ledger.metadata.store import NoNode
 from tests.kit.deleting import delete_ledgers
+from tests.kit.nodes import on_a_node
 from tests.simulation.loop import run
 from tests.unit.bookie_server.limbo_node import (
     CLOSED,
@@ -23,10 +24,10 @@ from tests.unit.bookie_server.limbo_node import (
     UNMET,
     change,
     lacks,
-    on_a_node,
+    with_ledgers_in_all_states,
 )
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
-from tests.unit.bookie_server.wide_node import on_a_wide_node
+from tests.unit.bookie_server.wide_node import wide_node
 
 BLOCK = 4096
 ELSEWHERE = (Fragment(0, ("another",)),)
@@ -63,7 +64,7 @@ def test_a_fence_that_rot_took_along_refuses_adds_before_the_walk_came_to_its_le
         await node.crash("none")
         assert node.storage.state(RECOVERING).fenced, "durable before it was answered"
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_while_the_store_does_not_answer_an_add_is_to_come_again():
@@ -80,7 +81,7 @@ def test_while_the_store_does_not_answer_an_add_is_to_come_again():
         assert await node.add(entry(RECOVERING, 3)) == [FENCED]
         assert await node.add(entry(OPEN, 2)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_frame_of_both_kinds_of_adds_is_judged_add_by_add():
@@ -93,7 +94,7 @@ def test_a_frame_of_both_kinds_of_adds_is_judged_add_by_add():
         assert fenced == [OK, FENCED]
         assert taken == [OK, OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def mixed(ledger_id, first):
@@ -137,7 +138,7 @@ def test_a_ledgers_record_is_read_once_and_not_at_all_after_the_walk():
         assert await node.add(entry(CLOSED, 2)) == [FENCED]
         assert closed == []
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def reads_of(node, ledger_id):
@@ -164,7 +165,7 @@ def test_a_ledger_without_a_record_takes_no_adds_while_a_fence_may_be_forgotten(
         assert await node.add(entry(OPEN, 2)) == [UNAVAILABLE]
         assert await node.add(entry(OPEN, 2)) == [UNAVAILABLE]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 @pytest.mark.parametrize("walked", [False, True])
@@ -186,7 +187,7 @@ def test_a_ledger_of_which_rot_took_everything_is_met_as_fenced_when_its_record_
             hold(node)
         assert await node.add(entry(UNMET, 0)) == [FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_fence_comes_back_of_a_ledger_that_names_others_only_by_now():
@@ -198,7 +199,7 @@ def test_a_fence_comes_back_of_a_ledger_that_names_others_only_by_now():
         await asyncio.sleep(10)
         assert await node.add(entry(RECOVERING, 2)) == [FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_an_undamaged_start_asks_nobody_before_it_takes_adds():
@@ -207,7 +208,7 @@ def test_an_undamaged_start_asks_nobody_before_it_takes_adds():
         node.store.stall(5.0)
         assert await node.add(entry(OPEN, 2)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_fence_by_first_contact_is_durable_before_anybody_is_told():
@@ -246,4 +247,4 @@ def test_a_fence_whose_journal_failed_is_made_durable_for_whoever_meets_the_ledg
         await node.crash("none")
         assert node.storage.state(1).fenced
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))

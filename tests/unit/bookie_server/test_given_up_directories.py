@@ -23,9 +23,10 @@ from bookie_server.logs.index import (
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import reclaim_once
+from tests.kit.nodes import on_a_node
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
-from tests.unit.bookie_server.clustered_node import CLUSTER_ID, SETTINGS, on_a_node
+from tests.unit.bookie_server.clustered_node import CLUSTER_ID, SETTINGS, spread_over_directories
 from tests.unit.bookie_server.node import ID, entry
 from tests.unit.bookie_server.stream_caller import Caller
 from tests.unit.bookie_server.wide_node import LEDGERS, flushed
@@ -80,7 +81,7 @@ def test_every_way_to_ask_for_what_a_lost_directory_had_answers_unknown(when):
         info = await node.request("Info", m.InfoRequest(ID))
         assert info.limbo_ledgers == 4
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_the_loss_of_a_directory_is_listed_at_once():
@@ -91,7 +92,7 @@ def test_the_loss_of_a_directory_is_listed_at_once():
         await asyncio.sleep(PROMPTLY_S)
         assert sorted(await node.listed()) == [1, 3, 5, 7]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 @pytest.mark.parametrize("keep", ["none", "all"])
@@ -114,7 +115,7 @@ def test_a_directory_that_was_given_up_is_missed_by_no_later_run(keep, rested):
             assert set(await node.statuses(3, 0, 2)) == {LIMBO}
             assert await node.add(entry(1, 2)) == [Status.FENCED]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 @pytest.mark.parametrize("rested", ["in the journal", "flushed"])
@@ -138,7 +139,7 @@ def test_what_a_given_up_directory_brings_back_is_garbage(rested):
         await asyncio.sleep(15)
         assert await node.listed() == {}
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_directory_that_is_back_before_anything_was_flushed_still_holds_what_it_got():
@@ -163,7 +164,7 @@ def test_a_directory_that_is_back_before_anything_was_flushed_still_holds_what_i
             assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
             await node.stop_and_start()
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_given_up_directory_that_is_the_only_one_left_takes_new_entries_and_denies_old_ones():
@@ -187,7 +188,7 @@ def test_a_given_up_directory_that_is_the_only_one_left_takes_new_entries_and_de
             assert await node.statuses(1, 0, 3) == [OK, OK, OK, ABSENT]
             assert await node.statuses(1, STALE, STALE) == [ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_the_logs_of_what_was_given_up_go_though_the_ledgers_live():
@@ -209,7 +210,7 @@ def test_the_logs_of_what_was_given_up_go_though_the_ledgers_live():
         assert not [e for e in range(2, 100) if entry(1, e, bytes(5000)) in held]
         assert await node.of_each(1) == {1: {ABSENT}, **{i: {OK} for i in LEDGERS[1:]}}
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_index_entries_of_ledgers_that_are_not_the_directorys_own_are_collected():
@@ -221,7 +222,7 @@ def test_index_entries_of_ledgers_that_are_not_the_directorys_own_are_collected(
         assert await index.ledger_ids() == [1, 3, 5, 7]
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_many_strays_go_only_when_they_are_found_again():
@@ -234,7 +235,7 @@ def test_many_strays_go_only_when_they_are_found_again():
             for store in node.storage.stores:
                 assert len(await store.index.ledger_ids()) == expected
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_in_limbo_of_every_ledger_nothing_is_a_stray():
@@ -247,7 +248,7 @@ def test_in_limbo_of_every_ledger_nothing_is_a_stray():
         await node.bookie.reclaim.collect(sweep=False, surplus=True)
         assert 99 in await index.ledger_ids()
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_read_that_began_before_the_copies_came_denies_nothing_when_they_have_come():
@@ -265,7 +266,7 @@ def test_a_read_that_began_before_the_copies_came_denies_nothing_when_they_have_
         assert not reading.done()
         assert await reading == [OK, OK, ABSENT, OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_what_was_told_before_a_restart_clears_nothing():
@@ -281,7 +282,7 @@ def test_what_was_told_before_a_restart_clears_nothing():
         assert (await node.ask(1, before.revision)).status is LIMBO
         assert (await node.ask(1, asked.revision)).status is OK
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_blank_directory_beside_those_that_cannot_be_opened_is_no_new_node():
@@ -301,7 +302,7 @@ def test_a_blank_directory_beside_those_that_cannot_be_opened_is_no_new_node():
         assert "limbo" in node.bookie.readonly_reason
         assert ABSENT not in await node.statuses(1, 0, 2)
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
@@ -315,7 +316,7 @@ def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
         await asyncio.sleep(10)
         assert node.storage.directories.is_whole(node.storage.state(1))
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_of_two_states_the_later_one_may_give_a_directory_up_and_an_older_one_does_not_undo_it():
@@ -352,7 +353,7 @@ def test_a_directory_that_was_away_takes_no_doubt_back_whatever_its_revisions():
         assert await node.statuses(2, 2, 2) == [LIMBO]
         assert await node.statuses(4, 2, 2) == [ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_what_a_directory_that_was_away_had_given_up_meanwhile_stays_given_up():
@@ -386,7 +387,7 @@ def test_a_ledger_that_only_a_directory_of_before_knows_is_fenced_and_doubted():
         assert await node.add(entry(4, 2)) == [OK]
         assert await node.statuses(4, 3, 3) == [ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def told(node):
@@ -416,7 +417,7 @@ def test_a_directory_that_a_start_misses_is_named_until_the_last_ledger_gave_it_
         await node.crash()
         assert told(node) == ""
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_directory_that_is_back_is_named_no_more():
@@ -427,7 +428,7 @@ def test_a_directory_that_is_back_is_named_no_more():
         await node.crash()
         assert told(node) == ""
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_directory_that_fails_is_named_once():
@@ -436,7 +437,7 @@ def test_a_directory_that_fails_is_named_once():
         await lose_d1(node, "while it runs")
         assert told(node) == "ledger directory ledger failed: it is gone"
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_the_return_of_a_directory_is_told_only_when_something_goes(caplog):
@@ -458,4 +459,4 @@ def test_the_return_of_a_directory_is_told_only_when_something_goes(caplog):
         await node.crash()
         assert back() == []
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())

@@ -17,9 +17,10 @@ from bookie_server.journal.format import (
 from bookie_server.journal.scan import Replay
 from bookie_server.journal.writer import FOLDER, MAKING_SUFFIX, Journal, segment_ids, segment_path
 from bookie_server.logs.index import EVERY_LEDGER
+from tests.kit.nodes import on_a_node
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
-from tests.unit.bookie_server.limbo_node import OPEN, RECOVERING, on_a_node
+from tests.unit.bookie_server.limbo_node import OPEN, RECOVERING, with_ledgers_in_all_states
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
 from tests.unit.bookie_server.wide_node import Wide
 
@@ -199,7 +200,7 @@ def test_nothing_of_a_harmed_segment_is_denied_and_it_is_kept(harm):
         assert await node.add(entry(RECOVERING, 2)) != [OK]
         assert path.replace(".journal", ".damaged") in disk.paths()
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_journal_whose_reads_hang_at_a_start_is_left_out_in_time():

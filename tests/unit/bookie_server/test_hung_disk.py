@@ -16,10 +16,11 @@ from bookie_server.logs import rocks_index
 from bookie_server.logs.rocks_index import RocksIndex
 from tests.kit.forward import forward
 from tests.kit.forward import run as run_forward
+from tests.kit.nodes import on_a_node
 from tests.kit.waiting import until
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
-from tests.unit.bookie_server.wide_node import LEDGERS, flushed, on_a_wide_node
+from tests.unit.bookie_server.wide_node import LEDGERS, flushed, wide_node
 
 OK, ABSENT, LIMBO, IO_ERROR = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR
 HANG_S = CONFIG.disk_hang_s
@@ -45,7 +46,7 @@ def test_a_ledger_directory_that_hangs_is_given_up_and_the_others_take_its_part(
         await node.start()
         assert await node.of_each(49) == {i: {OK} for i in LEDGERS}
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_a_journal_that_hangs_is_given_up_and_its_ledgers_go_on_in_another():
@@ -60,7 +61,7 @@ def test_a_journal_that_hangs_is_given_up_and_its_ledgers_go_on_in_another():
             assert await node.add(entry(ledger, 2), entry(ledger, 3)) == [OK, OK]
         await asyncio.wait_for(node.bookie.stop(), HANG_S)
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 def test_a_read_that_fences_shows_a_copy_only_once_that_is_durable():
@@ -95,7 +96,7 @@ def test_a_read_that_fences_shows_what_a_failed_journal_had_once_a_flush_has_it(
         await node.crash("none")
         assert {i: await node.statuses(i, 2, 2) for i in failed} == {i: [OK] for i in failed}
 
-    on_a_wide_node(test, journals=2)
+    on_a_node(test, wide_node(journals=2))
 
 
 @pytest.mark.parametrize("hung", ["journal", "ledger"])
@@ -155,7 +156,7 @@ def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
         assert await node.statuses(1, 0, 1) == [OK, OK]
         assert node.storage.failures == {}
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 def test_a_read_whose_caller_goes_while_a_disk_is_slow_holds_nothing():
@@ -173,7 +174,7 @@ def test_a_read_whose_caller_goes_while_a_disk_is_slow_holds_nothing():
         assert reading.cancelled()
         assert node.bookie.responses.used == 0
 
-    on_a_wide_node(test)
+    on_a_node(test, wide_node())
 
 
 async def too_long() -> None:

@@ -12,9 +12,10 @@ from bookie_server.api.status import Status
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
 from tests.simulation.loop import current
-from tests.unit.bookie_server.node import CONFIG, ID, KIB, OK, entry, on_a_node
+from tests.unit.bookie_server.node import CONFIG, ID, KIB, OK, entry, with_two_ledgers
 
 SYNC_S = 5.0
 
@@ -45,7 +46,7 @@ def test_recovery_waits_for_the_sync_under_way_and_its_own_however_much_bulk_wai
         assert not adds[-1].done(), "the bulk still waits"
         assert [await each for each in adds] == [[OK]] * 8
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_fence_waits_for_what_its_own_ledger_has_queued_and_no_longer():
@@ -57,7 +58,7 @@ def test_a_fence_waits_for_what_its_own_ledger_has_queued_and_no_longer():
         assert current().time() - before <= (batches + 2) * SYNC_S
         assert all(each.done() for each in adds)
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_fencing_reads_have_disk_threads_of_their_own():
@@ -77,7 +78,7 @@ def test_fencing_reads_have_disk_threads_of_their_own():
         for read in bulk:
             read.cancel()
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_fence_that_joins_a_first_contact_begun_by_an_add_does_not_wait_for_bulk_reads():
@@ -98,7 +99,7 @@ def test_a_fence_that_joins_a_first_contact_begun_by_an_add_does_not_wait_for_bu
         for each in [*bulk, adding]:
             each.cancel()
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 @pytest.mark.parametrize("which", ["add", "recovery add", "read", "fencing read", "info"])
@@ -124,7 +125,7 @@ def test_beyond_the_bytes_received_requests_are_busy_undecoded_and_recovery_has_
         bookie.received.give_back(CONFIG.receive_bytes_max)
         assert bookie.received.used == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_recoverys_reserve_of_bytes_received_ends_too():
@@ -133,7 +134,7 @@ def test_recoverys_reserve_of_bytes_received_ends_too():
         node.bookie.received.take(used - REQUEST_OVERHEAD_BYTES)
         assert await node.add(entry(1, 0), recovery=True) == [Status.BUSY]
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_reply_counts_with_its_own_bytes_until_it_is_sent():
@@ -150,7 +151,7 @@ def test_a_reply_counts_with_its_own_bytes_until_it_is_sent():
             reply.sent()
         assert node.bookie.responses.used == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_stream_of_large_adds_does_not_starve_recovery_of_the_write_cache():
@@ -179,7 +180,7 @@ def test_a_stream_of_large_adds_does_not_starve_recovery_of_the_write_cache():
         streaming = False
         await asyncio.gather(*streams)
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_refused_add_is_told_to_come_when_the_flush_should_have_made_room():
@@ -197,7 +198,7 @@ def test_a_refused_add_is_told_to_come_when_the_flush_should_have_made_room():
         assert 0.1 < max(waits) <= 1.0
         assert len(waits) < 60, "most need to come again once"
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_recovery_reads_in_threads_of_its_own_named_by_their_work(tmp_path, monkeypatch):
@@ -248,7 +249,7 @@ def test_without_space_for_a_next_segment_recovery_adds_end_before_fences_do():
         assert await node.add(entry(1, e, bytes(60 * KIB)), recovery=True) == [OK]
 
     space = {"disk_reserve_bytes": 0, "disk_free_bytes_min": 1, "write_cache_bytes": 8192 * KIB}
-    on_a_node(test, with_settings(CONFIG, **space))
+    on_a_node(test, with_two_ledgers(with_settings(CONFIG, **space)))
 
 
 def test_a_reply_counts_while_locations_are_looked_up_for_it():
@@ -266,7 +267,7 @@ def test_a_reply_counts_while_locations_are_looked_up_for_it():
         assert seen == [64 * KIB]
         assert node.bookie.responses.used == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_reader_that_takes_nothing_leaves_half_of_the_replies_to_others():
@@ -287,4 +288,4 @@ def test_a_reader_that_takes_nothing_leaves_half_of_the_replies_to_others():
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB)).status is OK
         assert node.bookie.responses.used == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())

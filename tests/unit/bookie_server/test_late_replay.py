@@ -12,6 +12,7 @@ from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_st
 from bookie_server.start.replayed import LateReplayed, Replayed
 from spark_ledger.metadata import cluster
 from tests.kit.deleting import delete_ledgers
+from tests.kit.nodes import on_a_node
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.clustered_node import CLUSTER_ID, Clustered, home_of
@@ -23,21 +24,17 @@ OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 LEDGERS = range(1, 9)
 
 
-def on_a_node(test, flushed=False):
-    """Two journals; each of eight ledgers has an entry. `ledger` is one of j1's."""
-
-    async def main():
-        node = Clustered(2, 1)
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.start()
-        await node.create_ledger(*LEDGERS)
-        for each in LEDGERS:
-            assert await node.add(entry(each, 0)) == [OK]
-        if flushed:
-            await asyncio.sleep(11)
-        await test(node, home_of(node, "j1"))
-
-    run(main(), time_max_s=3600)
+async def with_an_entry_of_each(flushed=False):
+    """Two journals; each of eight ledgers has an entry."""
+    node = Clustered(2, 1)
+    await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+    await node.start()
+    await node.create_ledger(*LEDGERS)
+    for each in LEDGERS:
+        assert await node.add(entry(each, 0)) == [OK]
+    if flushed:
+        await asyncio.sleep(11)
+    return node
 
 
 async def without_j1(node, how="missing", seconds=10.0):
@@ -62,7 +59,7 @@ async def cleared(node, ledger):
 @pytest.mark.parametrize("seconds", [0.1, 10.0])
 @pytest.mark.parametrize("stop", ["crash", "clean"])
 def test_what_only_a_journal_has_that_was_away_is_there_when_it_is_back(how, seconds, stop):
-    async def test(node, _):
+    async def test(node):
         await without_j1(node, how, seconds)
         if stop == "clean":
             await node.bookie.stop()
@@ -73,11 +70,11 @@ def test_what_only_a_journal_has_that_was_away_is_there_when_it_is_back(how, sec
         await node.crash()
         assert {i: await node.statuses(i, 0, 0) for i in LEDGERS} == {i: [OK] for i in LEDGERS}
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def test_what_only_a_journal_has_is_there_also_where_it_was_away_at_two_starts():
-    async def test(node, _):
+    async def test(node):
         await without_j1(node)
         node.out = ["j1"]
         await node.crash()
@@ -86,22 +83,23 @@ def test_what_only_a_journal_has_is_there_also_where_it_was_away_at_two_starts()
         await node.crash()
         assert {i: await node.statuses(i, 0, 0) for i in LEDGERS} == {i: [OK] for i in LEDGERS}
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def test_a_fence_that_only_a_journal_has_that_was_away_counts_when_it_is_back():
-    async def test(node, ledger):
+    async def test(node):
+        ledger = home_of(node, "j1")
         assert await node.fence(ledger) is OK
         await without_j1(node)
         await cleared(node, ledger)
         await node.crash()
         assert await node.add(entry(ledger, 1)) == [Status.FENCED]
 
-    on_a_node(test, flushed=True)
+    on_a_node(test, with_an_entry_of_each(flushed=True))
 
 
 def test_starts_without_a_missing_journal_doubt_nothing_again_nor_does_its_return():
-    async def test(node, _):
+    async def test(node):
         await without_j1(node)
         for each in LEDGERS:
             await node.add(entry(each, 0), recovery=True)
@@ -113,22 +111,24 @@ def test_starts_without_a_missing_journal_doubt_nothing_again_nor_does_its_retur
             assert [storage.limbo(i) for i in (EVERY_LEDGER, *LEDGERS)] == [""] * 9
             assert await node.statuses(1, 0, 1) == [OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def test_an_entry_that_was_replaced_meanwhile_is_not_taken_back():
-    async def test(node, ledger):
+    async def test(node):
+        ledger = home_of(node, "j1")
         await without_j1(node)
         assert await node.add(entry(ledger, 0, b"another"), recovery=True) == [OK]
         await node.crash()
         found = await node.read(ledger, 0, 0)
         assert bytes(found.results[0].entry).endswith(b"another")
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def test_a_ledger_deleted_and_forgotten_meanwhile_takes_no_adds_and_goes_again():
-    async def test(node, ledger):
+    async def test(node):
+        ledger = home_of(node, "j1")
         await without_j1(node)
         await delete_ledgers(node.store.session("admin"), ledger)
         await asyncio.sleep(200)
@@ -142,11 +142,11 @@ def test_a_ledger_deleted_and_forgotten_meanwhile_takes_no_adds_and_goes_again()
         assert await node.add(entry(ledger, 1)) == [Status.LEDGER_DELETED]
         assert ledger not in await node.listed()
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def test_a_journal_that_was_away_is_used_again_and_replayed_as_any_other():
-    async def test(node, _):
+    async def test(node):
         await without_j1(node)
         await node.crash()
         assert not node.storage.failures and not node.storage.absent()["journal"]
@@ -159,18 +159,18 @@ def test_a_journal_that_was_away_is_used_again_and_replayed_as_any_other():
         await node.crash()
         assert await node.statuses(21, 0, 0) == await node.statuses(22, 0, 0) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def test_a_journal_that_was_retired_by_a_clean_stop_is_not_missed():
-    async def test(node, _):
+    async def test(node):
         await node.bookie.stop()
         node.out = ["j1"]
         await node.start()
         mark = (await checkpoint.read(node.ledgers["d0"]))["j1"]
         assert mark.retired and not mark.missed
 
-    on_a_node(test)
+    on_a_node(test, with_an_entry_of_each())
 
 
 def logged(revision: int, **more) -> Record:

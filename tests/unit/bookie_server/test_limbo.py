@@ -16,6 +16,7 @@ from spark_ledger.metadata.ledger_record import (
 )
 from spark_ledger.metadata.store import NoNode, StoreUnavailable
 from tests.kit.deleting import delete_ledgers, lose_records
+from tests.kit.nodes import on_a_node
 from tests.unit.bookie_server.limbo_node import (
     ABSENT,
     CLOSED,
@@ -30,8 +31,8 @@ from tests.unit.bookie_server.limbo_node import (
     change,
     lacks,
     listed,
-    on_a_node,
     tear,
+    with_ledgers_in_all_states,
 )
 from tests.unit.bookie_server.node import ID, entry
 
@@ -65,7 +66,7 @@ def test_after_a_torn_tail_nothing_is_denied_until_the_ledgers_concerned_are_kno
         assert await node.statuses(OPEN, 0, 1) == [OK, OK], "what is stored is served"
         assert await node.add(entry(OPEN, 2)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_an_absence_in_a_ledger_never_met_is_torn_too_while_the_walk_is_not_over():
@@ -75,7 +76,7 @@ def test_an_absence_in_a_ledger_never_met_is_torn_too_while_the_walk_is_not_over
         await node.start()
         assert await lacks(node, UNMET) is TORN
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_fence_that_the_tail_took_along_comes_back_from_the_record():
@@ -90,7 +91,7 @@ def test_a_fence_that_the_tail_took_along_comes_back_from_the_record():
         await node.crash("none")
         assert await node.add(entry(RECOVERING, 3)) == [Status.FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_lost_index_concerns_every_ledger_that_names_the_node_and_it_is_writable_again():
@@ -107,7 +108,7 @@ def test_a_lost_index_concerns_every_ledger_that_names_the_node_and_it_is_writab
             assert await lacks(node, ledger_id) is LIMBO
         assert await node.statuses(OURS_NOT, 0, 0) == [Status.NO_SUCH_LEDGER]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_an_index_lost_again_is_not_made_good_by_what_was_logged_after_its_first_loss():
@@ -127,7 +128,7 @@ def test_an_index_lost_again_is_not_made_good_by_what_was_logged_after_its_first
         await asyncio.sleep(10)
         assert await lacks(node, OPEN) is LIMBO
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_lost_wins_over_torn():
@@ -142,7 +143,7 @@ def test_lost_wins_over_torn():
         assert await lacks(node, OPEN) is LIMBO
         assert set((await listed(node)).values()) == {'{"reason": "lost"}'}
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 @pytest.mark.parametrize("keep", ["none", "random", "all"])
@@ -161,7 +162,7 @@ def test_limbo_survives_crashes_until_it_is_cleared_and_then_does_not_come_back(
         await asyncio.sleep(10)
         assert list(await listed(node)) == [RECOVERING, UNMET]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
@@ -178,7 +179,7 @@ def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
         assert (await ask(node, OPEN, again.revision)).status is OK
         assert await lacks(node, OPEN) is ABSENT
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_limbo_is_not_cleared_if_more_damage_was_found_since_it_was_asked():
@@ -197,7 +198,7 @@ def test_limbo_is_not_cleared_if_more_damage_was_found_since_it_was_asked():
         assert await lacks(node, OPEN) is LIMBO
         assert (await ask(node, OPEN, again.revision)).status is OK
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_cleared_ledger_goes_from_the_list_at_once_and_clearing_again_is_success():
@@ -213,7 +214,7 @@ def test_a_cleared_ledger_goes_from_the_list_at_once_and_clearing_again_is_succe
         assert (await ask(node, 99)).status is OK, "never met, nothing lost"
         assert (await ask(node, -1)).status is Status.BAD_REQUEST
 
-    on_a_node(test, check_s=1000)
+    on_a_node(test, with_ledgers_in_all_states(check_s=1000))
 
 
 def test_only_the_recover_token_clears():
@@ -228,7 +229,7 @@ def test_only_the_recover_token_clears():
         assert told.limbo == "torn"
         assert (await ask(node, UNMET, told.revision, PASSWORD.recover)).status is OK
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_deleted_ledger_is_nobodys_and_leaves_the_list():
@@ -241,7 +242,7 @@ def test_a_deleted_ledger_is_nobodys_and_leaves_the_list():
         assert list(await listed(node)) == [RECOVERING, UNMET]
         assert await node.add(entry(OPEN, 3)) == [Status.LEDGER_DELETED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_c9_a_torn_ledger_that_an_older_copy_of_the_store_lacks_is_in_limbo_and_fenced():
@@ -260,7 +261,7 @@ def test_c9_a_torn_ledger_that_an_older_copy_of_the_store_lacks_is_in_limbo_and_
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO_TORN]
         assert await node.add(entry(OPEN, 3)) == [Status.FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_list_that_an_older_copy_of_the_store_lacks_is_made_again_in_the_next_session():
@@ -276,7 +277,7 @@ def test_a_list_that_an_older_copy_of_the_store_lacks_is_made_again_in_the_next_
         await asyncio.sleep(60)
         assert await listed(node) == before
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_what_is_halted_leaves_limbo_at_the_next_start_alone():
@@ -293,7 +294,7 @@ def test_what_is_halted_leaves_limbo_at_the_next_start_alone():
         assert not node.handles.every().limbo
         assert await node.statuses(OPEN, 99, 99) == [Status.LIMBO]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 @pytest.mark.parametrize("harm", ["another cluster", "no folder", "broken listing", "stalls"])
@@ -318,7 +319,7 @@ def test_a_store_that_cannot_be_believed_clears_nothing(harm):
             await asyncio.sleep(60)
             assert await lacks(node, CLOSED) is ABSENT
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def _without(session, path):
@@ -354,7 +355,7 @@ def test_a_crash_at_any_moment_of_the_walk_leaves_nothing_out(step):
             assert await lacks(node, ledger_id) is TORN
         assert await lacks(node, CLOSED) is ABSENT
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 @pytest.mark.parametrize("keep", ["none", "all"])
@@ -376,7 +377,7 @@ def test_ledgers_acknowledged_from_the_page_cache_are_torn_after_any_unclean_end
         await node.start()
         assert await lacks(node, 8) is ABSENT, "a clean stop leaves nothing in doubt"
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_what_a_fenced_ledger_has_of_the_page_cache_is_doubted_once_and_not_at_each_later_start():
@@ -393,7 +394,7 @@ def test_what_a_fenced_ledger_has_of_the_page_cache_is_doubted_once_and_not_at_e
         await node.crash("none")
         assert await lacks(node, 8) is ABSENT
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_list_left_by_an_earlier_run_is_put_right():
@@ -408,7 +409,7 @@ def test_a_list_left_by_an_earlier_run_is_put_right():
         await asyncio.sleep(10)
         assert list(await listed(node)) == [OPEN, RECOVERING, UNMET]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanwhile():
@@ -424,7 +425,7 @@ def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanw
         await asyncio.sleep(10)
         assert await lacks(node, UNMET) is LIMBO
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_the_worse_reason_counts_and_says_what_an_absence_is():
@@ -450,7 +451,7 @@ def test_a_store_that_fails_ends_one_look_and_no_more():
         assert await lacks(node, OPEN) is TORN
         assert not node.bookie.failed.done()
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_ledger_in_limbo_that_is_forgotten_while_the_store_is_asked_ends_nothing():
@@ -476,7 +477,7 @@ def test_a_ledger_in_limbo_that_is_forgotten_while_the_store_is_asked_ends_nothi
         assert not node.bookie.failed.done()
         assert OPEN not in await listed(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_comparison_of_before_another_loss_clears_nothing_though_revisions_begin_anew():
@@ -494,7 +495,7 @@ def test_a_comparison_of_before_another_loss_clears_nothing_though_revisions_beg
         assert await lacks(node, CLOSED) is LIMBO
         assert (await ask(node, CLOSED, revisions[1])).status is OK
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_node_without_a_session_yet_tells_nothing_that_could_be_another_runs():
@@ -507,4 +508,4 @@ def test_a_node_without_a_session_yet_tells_nothing_that_could_be_another_runs()
         session._id = known
         assert (await ask(node, OPEN)).status is OK
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from tests.kit.nodes import on_a_node
 from tests.simulation.loop import current
-from tests.unit.bookie_server.node import OK, entry, on_a_node
+from tests.unit.bookie_server.node import OK, entry, with_two_ledgers
 
 
 def test_a_long_poll_returns_when_the_last_add_confirmed_moves():
@@ -17,7 +18,7 @@ def test_a_long_poll_returns_when_the_last_add_confirmed_moves():
         await node.add(entry(1, 1, lac=0))
         assert (await polling).last_add_confirmed == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_long_poll_does_not_return_for_what_its_caller_knew():
@@ -35,7 +36,7 @@ def test_a_long_poll_does_not_return_for_what_its_caller_knew():
         assert (await polling).last_add_confirmed == 3
         assert (await node.handles.meet(1)).waiter_count == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 @pytest.mark.parametrize("event", ["fence", "stop"])
@@ -50,7 +51,7 @@ def test_what_ends_a_poll_is_not_missed_while_it_looks_at_old_news(event):
         await asyncio.wait_for(polling, 1)
         assert handle.waiter_count == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 def test_a_long_poll_ends_at_its_time_and_leaves_nothing_behind():
@@ -62,7 +63,7 @@ def test_a_long_poll_ends_at_its_time_and_leaves_nothing_behind():
         handle = await node.handles.meet(1)
         assert handle.waiter_count == 0
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())
 
 
 @pytest.mark.parametrize("event", ["fence", "stop", "explicit lac"])
@@ -81,4 +82,4 @@ def test_what_ends_a_ledgers_quiet_wakes_long_polls(event):
         assert current().time() - before < 5
         assert response.fenced is (event == "fence")
 
-    on_a_node(test)
+    on_a_node(test, with_two_ledgers())

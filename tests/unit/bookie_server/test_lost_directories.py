@@ -14,9 +14,17 @@ from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
 from tests.kit.deleting import delete_ledgers
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
-from tests.unit.bookie_server.clustered_node import ABSENT, LIMBO, OK, SETTINGS, home_of, on_a_node
+from tests.unit.bookie_server.clustered_node import (
+    ABSENT,
+    LIMBO,
+    OK,
+    SETTINGS,
+    home_of,
+    spread_over_directories,
+)
 from tests.unit.bookie_server.node import ID, entry
 from tests.unit.bookie_server.wide_node import LEDGERS, flushed
 
@@ -50,7 +58,7 @@ def test_ledgers_of_a_lost_directory_are_listed_until_each_was_repaired(when):
         assert await node.listed() == {}, "it came back whole"
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_ledger_is_not_cleared_by_a_comparison_older_than_the_loss_of_a_directory():
@@ -63,7 +71,7 @@ def test_a_ledger_is_not_cleared_by_a_comparison_older_than_the_loss_of_a_direct
         assert (await node.ask(1, asked.revision)).status is LIMBO
         assert set(await node.statuses(1, 0, 2)) == {LIMBO}
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_deleted_ledger_of_a_lost_directory_is_not_listed_any_more():
@@ -77,7 +85,7 @@ def test_a_deleted_ledger_of_a_lost_directory_is_not_listed_any_more():
         assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
         assert await node.add(entry(1, 2)) == [Status.LEDGER_DELETED]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 @pytest.mark.parametrize("rested", ["in the journal", "flushed"])
@@ -102,7 +110,7 @@ def test_a_checkpoint_that_calls_a_journal_retired_is_not_believed_when_it_was_u
         answer = await node.add(entry(3, 2))
         assert answer != [OK]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_journal_that_the_only_checkpoint_does_not_know_is_not_taken_for_whole():
@@ -122,7 +130,7 @@ def test_a_journal_that_the_only_checkpoint_does_not_know_is_not_taken_for_whole
         await node.start()
         assert ABSENT not in [*await node.statuses(1, 2, 3), *await node.statuses(3, 2, 3)]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_journal_directory_that_removes_nothing_any_more_is_dropped_alone():
@@ -138,7 +146,7 @@ def test_a_journal_directory_that_removes_nothing_any_more_is_dropped_alone():
         assert list(node.storage.failures) == ["j0"]
         assert await node.add(entry(1, 400)) == [OK]
 
-    on_a_node(test, journals=2)
+    on_a_node(test, spread_over_directories(journals=2))
 
 
 def test_a_journal_directory_that_takes_no_segment_at_a_start_is_left_out():
@@ -158,7 +166,7 @@ def test_a_journal_directory_that_takes_no_segment_at_a_start_is_left_out():
         await node.crash()
         assert await node.statuses(1, 0, 3) == [OK, OK, OK, ABSENT]
 
-    on_a_node(test, journals=2)
+    on_a_node(test, spread_over_directories(journals=2))
 
 
 def test_a_ledger_directory_whose_free_space_cannot_be_asked_for_is_dropped_alone():
@@ -176,7 +184,7 @@ def test_a_ledger_directory_whose_free_space_cannot_be_asked_for_is_dropped_alon
         assert list(node.storage.failures) == ["d1"]
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_back():
@@ -195,7 +203,7 @@ def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_bac
         await node.crash()
         assert await node.add(entry(2, 2)) == [Status.LEDGER_DELETED]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 @pytest.mark.parametrize("gone", ["deleted", "kept by others"])
@@ -239,7 +247,7 @@ def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_a
         await node.crash()
         assert node.storage.state(2) is None
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -268,7 +276,7 @@ def test_what_a_closed_ledger_has_where_nobody_can_look_is_not_called_lost_by_th
         assert (await node.ask(1, asked.revision)).status is OK
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 def test_a_closed_ledger_that_lacks_something_where_everything_is_there_is_lost():
@@ -289,7 +297,7 @@ def test_a_closed_ledger_that_lacks_something_where_everything_is_there_is_lost(
             assert node.storage.state(ledger).limbo == "lost"
             assert await node.statuses(ledger, 0, 2) == [OK, OK, LIMBO]
 
-    on_a_node(test)
+    on_a_node(test, spread_over_directories())
 
 
 async def tear(node):
@@ -332,7 +340,7 @@ def test_entry_logs_without_index_and_checkpoint_are_no_new_node():
         await node.start()
         assert ABSENT not in await node.statuses(1, 0, 2)
 
-    on_a_node(test, ledgers=1)
+    on_a_node(test, spread_over_directories(ledgers=1))
 
 
 def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():
@@ -348,7 +356,7 @@ def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():
         await node.crash()
         assert await node.add(entry(ledger, 2)) == [Status.LEDGER_DELETED]
 
-    on_a_node(test, journals=2)
+    on_a_node(test, spread_over_directories(journals=2))
 
 
 def test_a_journal_that_fails_under_a_doubt_does_not_end_the_node():
@@ -367,7 +375,7 @@ def test_a_journal_that_fails_under_a_doubt_does_not_end_the_node():
         await node.crash()
         assert node.storage.limbo(ledger) == "torn"
 
-    on_a_node(test, journals=2)
+    on_a_node(test, spread_over_directories(journals=2))
 
 
 def test_a_forgotten_ledger_is_forgotten_by_the_journals_too():
@@ -381,7 +389,7 @@ def test_a_forgotten_ledger_is_forgotten_by_the_journals_too():
         assert node.storage.state(ledger) is None
         assert ledger not in node.journal_homes
 
-    on_a_node(test, journals=2)
+    on_a_node(test, spread_over_directories(journals=2))
 
 
 def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable():
@@ -403,4 +411,4 @@ def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable()
         await node.crash()
         assert node.storage.limbo(ledger) == "torn"
 
-    on_a_node(test, journals=2)
+    on_a_node(test, spread_over_directories(journals=2))

@@ -13,10 +13,11 @@ from bookie_server.journal.writer import JournalFailed, segment_path
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from tests.kit.nodes import on_a_node
 from tests.simulation.disk import SimDisk, SimFile
 from tests.simulation.loop import run
 from tests.unit.bookie_server.journal_rig import note, opened, replayed
-from tests.unit.bookie_server.node import CONFIG, ID, KIB, OK, entry, on_a_node
+from tests.unit.bookie_server.node import CONFIG, ID, KIB, OK, entry, with_two_ledgers
 
 PAGE_CACHE = Lane.PAGE_CACHE
 
@@ -251,7 +252,7 @@ def with_a_page_cache_ledger(test):
         await asyncio.sleep(1)
         await test(node)
 
-    on_a_node(main)
+    on_a_node(main, with_two_ledgers())
 
 
 def test_a_ledger_of_that_kind_is_acknowledged_by_a_node_before_the_sync():

@@ -10,8 +10,9 @@ from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, JoiningBookie, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
 from tests.kit.handling import reclaim_once
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
-from tests.simulation.loop import current, run
+from tests.simulation.loop import current
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, delete, entry
 
 OK = Status.OK
@@ -34,19 +35,15 @@ def text(ledger_id, entry_id):
     return entry(ledger_id, entry_id, bytes([ledger_id, entry_id]) * (PAYLOAD // 2))
 
 
-def on_a_node(test, ledgers=4, entries=16, **settings):
-    """Run `test(node)` on a bookie with so many entries of ledgers 1..n, all flushed."""
-
-    async def scenario():
-        node = Node(with_settings(SETTINGS, **settings), cluster_id=CLUSTER_ID)
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.create_ledger(*range(1, ledgers + 1), 99)
-        await node.start()
-        for ledger_id in range(1, ledgers + 1):
-            await fill(node, ledger_id, entries)
-        await test(node)
-
-    run(scenario(), seed=1, time_max_s=1_000_000)
+async def filled_node(ledgers=4, entries=16, **settings):
+    """A bookie with so many entries of ledgers 1..n, all flushed."""
+    node = Node(with_settings(SETTINGS, **settings), cluster_id=CLUSTER_ID)
+    await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+    await node.create_ledger(*range(1, ledgers + 1), 99)
+    await node.start()
+    for ledger_id in range(1, ledgers + 1):
+        await fill(node, ledger_id, entries)
+    return node
 
 
 async def fill(node, ledger_id, count, first=0):
@@ -98,7 +95,7 @@ def test_a_deleted_ledgers_space_comes_back_by_itself_and_it_is_forgotten():
         assert states(node) == [1, 3, 4, 99]
         await whole(node, 1, 3, 4)
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_an_idle_bookie_gives_back_the_log_that_it_writes_when_all_of_it_is_dead():
@@ -108,7 +105,7 @@ def test_an_idle_bookie_gives_back_the_log_that_it_writes_when_all_of_it_is_dead
         await asyncio.sleep(2 * SETTINGS.gc_interval_s)
         assert log_bytes(node) == 0
 
-    on_a_node(test, entry_log_bytes_max=1024 * KIB)
+    on_a_node(test, filled_node(entry_log_bytes_max=1024 * KIB))
 
 
 def test_an_idle_bookie_compacts_the_log_that_it_writes_when_most_of_it_is_dead():
@@ -121,7 +118,7 @@ def test_an_idle_bookie_compacts_the_log_that_it_writes_when_most_of_it_is_dead(
         await node.crash()
         await whole(node, 4)
 
-    on_a_node(test, entry_log_bytes_max=1024 * KIB, minor_compaction_share=0.4)
+    on_a_node(test, filled_node(entry_log_bytes_max=1024 * KIB, minor_compaction_share=0.4))
 
 
 def test_a_log_that_is_written_is_not_ended_while_it_grows_or_lives_or_has_little_dead():
@@ -136,7 +133,7 @@ def test_a_log_that_is_written_is_not_ended_while_it_grows_or_lives_or_has_littl
             await fill(node, 4, 1, first=17 + count)
         assert [path] == node.files(node.ledger_disk, "entrylog")
 
-    on_a_node(test, entry_log_bytes_max=1024 * KIB)
+    on_a_node(test, filled_node(entry_log_bytes_max=1024 * KIB))
 
 
 def test_between_two_compactions_one_log_that_lives_is_ended_early():
@@ -155,10 +152,12 @@ def test_between_two_compactions_one_log_that_lives_is_ended_early():
 
     on_a_node(
         test,
-        ledgers=0,
-        entry_log_bytes_max=1024 * KIB,
-        minor_compaction_s=100_000.0,
-        major_compaction_s=100_000.0,
+        filled_node(
+            ledgers=0,
+            entry_log_bytes_max=1024 * KIB,
+            minor_compaction_s=100_000.0,
+            major_compaction_s=100_000.0,
+        ),
     )
 
 
@@ -174,7 +173,7 @@ def test_a_late_writer_of_a_forgotten_ledger_is_refused():
         assert await node.add(text(2, 16), recovery=True) == [Status.LEDGER_DELETED]
         assert 2 not in states(node)
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_bk4840_an_add_under_way_when_its_ledger_is_forgotten_is_not_taken_by_the_old_handle():
@@ -189,7 +188,7 @@ def test_bk4840_an_add_under_way_when_its_ledger_is_forgotten_is_not_taken_by_th
         assert old.refusal_of_add(b"", recovery=True) is Status.BUSY
         assert await ledgers.meet(2) is not old
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_a_ledger_that_is_just_being_met_is_not_forgotten():
@@ -208,7 +207,7 @@ def test_a_ledger_that_is_just_being_met_is_not_forgotten():
         assert not ledgers.forget(2)
         assert not (await meeting).forgotten
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 @pytest.mark.parametrize("keep", ["none", "random", "all"])
@@ -230,7 +229,7 @@ def test_bk4462_bk4840_adds_of_a_ledger_that_is_being_deleted_leave_nothing_behi
             assert await store.index.ledger_ids() == [1, 3, 4, 99]
         await whole(node, 1, 3, 4)
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_compaction_keeps_every_entry_readable_all_the_while():
@@ -247,7 +246,7 @@ def test_compaction_keeps_every_entry_readable_all_the_while():
         assert node.bookie.reclaim.facts.logs_compacted > 0
         assert node.bookie.reclaim.facts.failures == 0
 
-    on_a_node(test, ledgers=8)
+    on_a_node(test, filled_node(ledgers=8))
 
 
 def test_a_reader_that_had_looked_up_the_old_place_gets_the_entry():
@@ -269,7 +268,7 @@ def test_a_reader_that_had_looked_up_the_old_place_gets_the_entry():
         assert await node.statuses(3, 5, 5) == [OK]
         assert store.logs.read_run == plain
 
-    on_a_node(test, read_cache_bytes=0)
+    on_a_node(test, filled_node(read_cache_bytes=0))
 
 
 def test_it_goes_on_when_the_disk_is_full():
@@ -285,7 +284,7 @@ def test_it_goes_on_when_the_disk_is_full():
         node.ledger_disk.empty_out()
         await whole(node, 1, 4)
 
-    on_a_node(test, disk_reserve_bytes=512 * KIB)
+    on_a_node(test, filled_node(disk_reserve_bytes=512 * KIB))
 
 
 def test_rot_is_found_by_the_scrub_and_the_ledger_is_in_limbo():
@@ -300,7 +299,7 @@ def test_rot_is_found_by_the_scrub_and_the_ledger_is_in_limbo():
         assert statuses[:2] == [OK, Status.IO_ERROR] and statuses[-1] is Status.LIMBO
         assert "1 bad entries" in node.bookie.reclaim.describe()
 
-    on_a_node(test, scrub_interval_s=3600.0)
+    on_a_node(test, filled_node(scrub_interval_s=3600.0))
 
 
 def test_the_scrub_does_not_push_out_what_the_read_cache_has():
@@ -315,7 +314,7 @@ def test_the_scrub_does_not_push_out_what_the_read_cache_has():
         assert await node.statuses(1, 0, 3) == [OK] * 4
         assert reads == []
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 async def close_elsewhere(node, ledger_id, *joining):
@@ -348,7 +347,7 @@ def test_a_closed_ledger_that_others_keep_is_dropped_and_a_late_writer_of_it_is_
         assert await node.add(text(2, 16)) == [Status.FENCED]
         assert await node.add(text(2, 16), recovery=True) == [OK], "repair may copy it here"
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_an_idle_node_hardly_does_anything():
@@ -359,7 +358,7 @@ def test_an_idle_node_hardly_does_anything():
         await asyncio.sleep(3600)
         assert (current().steps - before) / 3600 < 20, "steps of the loop in a second"
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_stopping_ends_all_of_it_at_once():
@@ -373,7 +372,7 @@ def test_stopping_ends_all_of_it_at_once():
         await node.start()
         await whole(node, 1, 3, 4)
 
-    on_a_node(test)
+    on_a_node(test, filled_node())
 
 
 def test_a_pass_on_demand_does_everything():
@@ -388,4 +387,4 @@ def test_a_pass_on_demand_does_everything():
         await whole(node, 2, 4)
         assert node.bookie.reclaim.describe().startswith("1 passes: ")
 
-    on_a_node(test, tombstone_sweep_s=100_000.0, gc_interval_s=100_000.0)
+    on_a_node(test, filled_node(tombstone_sweep_s=100_000.0, gc_interval_s=100_000.0))

@@ -6,23 +6,17 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger.metadata.ledger_record import derive
-from tests.simulation.loop import run
+from tests.kit.nodes import on_a_node
 from tests.unit.bookie_server.node import ID, Node, entry
 
 PASSWORD = derive(b"secret")
 CREDENTIAL = b"of the cluster"
 
 
-def on_a_node(test):
-    async def whole():
-        node = Node(repair_credential=CREDENTIAL)
-        await node.start()
-        try:
-            await test(node)
-        finally:
-            node.die()
-
-    run(whole(), seed=1, time_max_s=3600)
+async def with_a_credential():
+    node = Node(repair_credential=CREDENTIAL)
+    await node.start()
+    return node
 
 
 async def stored(node, ledger_id, first, last, token=b""):
@@ -39,7 +33,7 @@ def test_the_entries_that_are_stored_are_told_as_spans(where):
         told = await stored(node, 7, 1, 20)
         assert told == m.StoredResponse(Status.OK, 20, [(1, 2), (5, 5), (9, 9)])
 
-    on_a_node(test)
+    on_a_node(test, with_a_credential())
 
 
 def test_of_a_ledger_never_met_nothing_is_stored_and_a_range_that_is_none_is_refused():
@@ -48,7 +42,7 @@ def test_of_a_ledger_never_met_nothing_is_stored_and_a_range_that_is_none_is_ref
         for first, last in ((-1, 5), (6, 5)):
             assert (await stored(node, 8, first, last)).status is Status.BAD_REQUEST
 
-    on_a_node(test)
+    on_a_node(test, with_a_credential())
 
 
 def test_the_credential_of_repair_reads_fences_and_brings_back_but_adds_nothing_new():
@@ -65,7 +59,7 @@ def test_the_credential_of_repair_reads_fences_and_brings_back_but_adds_nothing_
         for wrong in (b"", b"of the clustes", PASSWORD.add):
             assert (await node.read(7, 0, 1, token=wrong, fence=True)).status is Status.UNAUTHORIZED
 
-    on_a_node(test)
+    on_a_node(test, with_a_credential())
 
 
 def test_a_node_without_a_credential_takes_no_empty_one_for_it():
@@ -75,7 +69,7 @@ def test_a_node_without_a_credential_takes_no_empty_one_for_it():
         await node.create_ledger(7, tokens=PASSWORD)
         assert (await node.read(7, 0, 1, fence=True)).status is Status.UNAUTHORIZED
 
-    on_a_node(test)
+    on_a_node(test, with_a_credential())
 
 
 def test_a_node_that_is_drained_takes_no_adds_but_repairs():
@@ -86,4 +80,4 @@ def test_a_node_that_is_drained_takes_no_adds_but_repairs():
         assert await node.add(entry(7, 0)) == [Status.READ_ONLY]
         assert await node.add(entry(7, 0), recovery=True) == [Status.OK]
 
-    on_a_node(test)
+    on_a_node(test, with_a_credential())

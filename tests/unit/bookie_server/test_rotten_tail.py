@@ -10,6 +10,7 @@ from bookie_server.journal.format import RECORD_HEADER_BYTES
 from bookie_server.journal.writer import segment_ids, segment_path
 from bookie_server.ledgers import limbo
 from spark_ledger.metadata.ledger_record import RecordState
+from tests.kit.nodes import on_a_node
 from tests.unit.bookie_server.limbo_node import (
     CLOSED,
     LIMBO,
@@ -20,8 +21,8 @@ from tests.unit.bookie_server.limbo_node import (
     change,
     lacks,
     listed,
-    on_a_node,
     tear,
+    with_ledgers_in_all_states,
 )
 from tests.unit.bookie_server.node import entry
 
@@ -60,7 +61,7 @@ def test_an_entry_of_a_closed_ledger_lost_to_rot_in_the_last_batch_is_not_denied
         assert await node.statuses(CLOSED, 0, 2) == [OK, OK, LIMBO]
         assert (await listed(node))[CLOSED] == LOST_VALUE
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_whose_torn_record_is_readable_is_in_limbo_itself_though_nothing_is_missing():
@@ -72,7 +73,7 @@ def test_whose_torn_record_is_readable_is_in_limbo_itself_though_nothing_is_miss
         assert await node.statuses(CLOSED, 0, 2) == [OK, OK, TORN]
         assert (await listed(node))[CLOSED] == TORN_VALUE
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_gap_in_a_closed_ledger_is_found_by_counting_also_after_another_start():
@@ -89,7 +90,7 @@ def test_a_gap_in_a_closed_ledger_is_found_by_counting_also_after_another_start(
         assert await node.statuses(CLOSED, 0, 3) == [OK, OK, LIMBO, OK]
         assert (await listed(node))[CLOSED] == LOST_VALUE
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_closed_ledgers_that_are_whole_are_not_doubted_after_a_torn_tail():
@@ -101,7 +102,7 @@ def test_closed_ledgers_that_are_whole_are_not_doubted_after_a_torn_tail():
         assert CLOSED not in await listed(node)
         assert OPEN in await listed(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_gap_in_a_closed_ledger_is_found_though_nothing_of_it_was_replayed():
@@ -118,7 +119,7 @@ def test_a_gap_in_a_closed_ledger_is_found_though_nothing_of_it_was_replayed():
         assert await node.statuses(CLOSED, 0, 3) == [OK, OK, LIMBO, OK]
         assert (await listed(node))[CLOSED] == LOST_VALUE
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_the_entries_of_closed_ledgers_are_counted_at_a_bounded_rate(monkeypatch):
@@ -132,7 +133,7 @@ def test_the_entries_of_closed_ledgers_are_counted_at_a_bounded_rate(monkeypatch
         await asyncio.sleep(5)
         assert await lacks(node, CLOSED) is Status.NO_SUCH_ENTRY
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_ledger_quarantined_is_listed_at_once():
@@ -142,7 +143,7 @@ def test_a_ledger_quarantined_is_listed_at_once():
         await asyncio.sleep(1)
         assert await listed(node) == {OPEN: LOST_VALUE}
 
-    on_a_node(test, check_s=600.0)
+    on_a_node(test, with_ledgers_in_all_states(check_s=600.0))
 
 
 def test_what_only_the_read_cache_has_is_not_there_for_who_compares():
@@ -158,7 +159,7 @@ def test_what_only_the_read_cache_has_is_not_there_for_who_compares():
         await ask(node, CLOSED)
         assert await node.statuses(CLOSED, 0, 1) == [Status.IO_ERROR, OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())
 
 
 def test_a_damaged_only_index_makes_the_node_read_only():
@@ -170,4 +171,4 @@ def test_a_damaged_only_index_makes_the_node_read_only():
         assert "corruption" in node.bookie.readonly_reason
         assert await node.add(entry(OPEN, 2)) == [Status.READ_ONLY]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers_in_all_states())

@@ -11,7 +11,7 @@ from bookie_server.api.messages import spans_of
 from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import RESULTS_MAX
 from spark_ledger.metadata.ledger_record import derive
-from tests.simulation.loop import run
+from tests.kit.nodes import on_a_node
 from tests.unit.bookie_server.node import Node, entry
 
 OK, ABSENT = Status.OK, Status.NO_SUCH_ENTRY
@@ -20,20 +20,16 @@ PAYLOADS = {e: b"%02d" % e * 400 for e in range(COUNT)}
 FLUSHED_S = 20
 
 
-def on_a_node(test, *, without=()):
-    """Run `test(node)`: of ledger 1 the even entries are in a log, the odd ones in memory."""
-
-    async def main():
-        node = await Node().start()
-        await node.create_ledger(1, 2)
-        for odd in (0, 1):
-            kept = [e for e in range(odd, COUNT, 2) if e not in without]
-            await node.add_all(*(entry(1, e, PAYLOADS[e]) for e in kept))
-            if not odd:
-                await asyncio.sleep(FLUSHED_S)
-        await test(node)
-
-    run(main())
+async def with_odd_entries_in_memory(*, without=()):
+    """Of ledger 1 the even entries are in a log, the odd ones in memory."""
+    node = await Node().start()
+    await node.create_ledger(1, 2)
+    for odd in (0, 1):
+        kept = [e for e in range(odd, COUNT, 2) if e not in without]
+        await node.add_all(*(entry(1, e, PAYLOADS[e]) for e in kept))
+        if not odd:
+            await asyncio.sleep(FLUSHED_S)
+    return node
 
 
 async def read(node, *ids, **more) -> m.ReadResponse:
@@ -53,7 +49,7 @@ def test_entries_that_lie_apart_come_in_order_and_those_not_stored_are_denied_on
         assert found == [PAYLOADS[e] for e in (1, 4, 12, 23)]
         assert response.stop is StopReason.END_OF_RANGE
 
-    on_a_node(test, without=(5, 9))
+    on_a_node(test, with_odd_entries_in_memory(without=(5, 9)))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -68,7 +64,7 @@ def test_what_is_read_at_once_is_what_is_read_one_by_one(several):
             if not turn:
                 await asyncio.sleep(FLUSHED_S)  # from the write cache to the log
 
-    on_a_node(test, without=(0, 6, 7, 13))
+    on_a_node(test, with_odd_entries_in_memory(without=(0, 6, 7, 13)))
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -84,7 +80,7 @@ def test_a_read_of_entries_apart_ends_with_the_one_that_brings_it_to_its_bytes(f
         response = await read(node, 2, 5, 30, 32, max_bytes=2 * size)
         assert statuses(response) == [OK, OK], "what lies beyond was not looked at"
 
-    on_a_node(test)
+    on_a_node(test, with_odd_entries_in_memory())
 
 
 def test_a_copy_that_is_damaged_is_unknown_and_its_neighbours_are_delivered():
@@ -97,7 +93,7 @@ def test_a_copy_that_is_damaged_is_unknown_and_its_neighbours_are_delivered():
         assert statuses(await read(node, 2, 8, 11, 20)) == [OK, Status.IO_ERROR, OK, OK]
         assert statuses(await read(node, 11, 30)) == [OK, Status.LIMBO], "no denials any more"
 
-    on_a_node(test)
+    on_a_node(test, with_odd_entries_in_memory())
 
 
 def test_what_a_ledger_in_limbo_lacks_is_not_denied():
@@ -105,7 +101,7 @@ def test_what_a_ledger_in_limbo_lacks_is_not_denied():
         node.storage.quarantine(1, 3, "a test says so")
         assert statuses(await read(node, 1, 5, 7)) == [OK, Status.LIMBO, OK]
 
-    on_a_node(test, without=(5,))
+    on_a_node(test, with_odd_entries_in_memory(without=(5,)))
 
 
 def test_a_read_of_entries_apart_that_fences_fences_before_it_answers():
@@ -114,7 +110,7 @@ def test_a_read_of_entries_apart_that_fences_fences_before_it_answers():
         await node.crash()
         assert await node.add(entry(1, COUNT)) == [Status.FENCED]
 
-    on_a_node(test)
+    on_a_node(test, with_odd_entries_in_memory())
 
 
 def test_who_may_not_read_a_ledger_may_not_read_entries_of_it_that_lie_apart():
@@ -128,7 +124,7 @@ def test_who_may_not_read_a_ledger_may_not_read_entries_of_it_that_lie_apart():
         assert statuses(right) == [OK, ABSENT]
         assert (await node.read(77, 0, 0, **asked)).status is Status.NO_SUCH_LEDGER
 
-    on_a_node(test)
+    on_a_node(test, with_odd_entries_in_memory())
 
 
 def test_one_reply_tells_of_so_many_entries_at_most_wherever_they_lie():
@@ -137,4 +133,4 @@ def test_one_reply_tells_of_so_many_entries_at_most_wherever_they_lie():
         assert len(response.results) == RESULTS_MAX
         assert response.stop is StopReason.BYTE_LIMIT
 
-    on_a_node(test)
+    on_a_node(test, with_odd_entries_in_memory())

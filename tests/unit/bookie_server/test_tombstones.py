@@ -12,6 +12,7 @@ from spark_ledger.metadata.cluster import ClusterRecord, Hold
 from spark_ledger.metadata.deleted_ledgers import IDS_PER_FOLDER
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, StoreUnavailable, Versioned
 from tests.kit.deleting import lose_records
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, Node, delete, entry
@@ -21,21 +22,17 @@ CLUSTER_ID = "cluster-1"
 SWEEP_S = 60.0
 
 
-def on_a_node(test, sweep_s=SWEEP_S, ledgers=20):
-    """Run `test(node)` on a bookie that has entry 0 of ledgers 1..n and sweeps."""
-
-    async def scenario():
-        config = with_settings(CONFIG, tombstone_sweep_s=sweep_s)
-        node = Node(config, cluster_id=CLUSTER_ID)
-        admin = node.store.session("admin")
-        await cluster.ensure(admin, CLUSTER_ID)
-        await node.create_ledger(*range(1, ledgers + 1))
-        await node.start()
-        for ledger_id in range(1, ledgers + 1):
-            assert await node.add(entry(ledger_id, 0)) == [OK]
-        await test(node)
-
-    run(scenario(), seed=1, time_max_s=36_000)
+async def with_ledgers(sweep_s=SWEEP_S, ledgers=20):
+    """A bookie that has entry 0 of ledgers 1..n and sweeps."""
+    config = with_settings(CONFIG, tombstone_sweep_s=sweep_s)
+    node = Node(config, cluster_id=CLUSTER_ID)
+    admin = node.store.session("admin")
+    await cluster.ensure(admin, CLUSTER_ID)
+    await node.create_ledger(*range(1, ledgers + 1))
+    await node.start()
+    for ledger_id in range(1, ledgers + 1):
+        assert await node.add(entry(ledger_id, 0)) == [OK]
+    return node
 
 
 async def buried(node, ledgers=20):
@@ -57,7 +54,7 @@ def test_a_ledger_deleted_after_first_contact_takes_no_adds_after_the_next_sweep
         assert await node.write_lac(3, 1) is DELETED
         assert await node.add(entry(4, 1)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_recoverys_adds_are_taken_and_served_after_the_burial():
@@ -69,7 +66,7 @@ def test_recoverys_adds_are_taken_and_served_after_the_burial():
         assert await node.fence(3) is OK
         assert await node.add(entry(3, 2)) == [DELETED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 @pytest.mark.parametrize("keep", ["none", "random", "all"])
@@ -86,7 +83,7 @@ def test_a_burial_survives_crashes(keep, flushed):
             assert await node.add(entry(3, 0)) == [DELETED]
             assert await node.add(entry(4, 0)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_a_burial_keeps_the_fence_and_the_fence_the_burial():
@@ -101,7 +98,7 @@ def test_a_burial_keeps_the_fence_and_the_fence_the_burial():
             assert await buried(node) == [3, 4]
             await node.crash()
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_adds_are_refused_from_the_decision_on_even_before_it_is_durable():
@@ -113,7 +110,7 @@ def test_adds_are_refused_from_the_decision_on_even_before_it_is_durable():
         assert await node.add(entry(3, 1)) == [DELETED]
         assert current().time() == began
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_whoever_waits_for_news_of_the_ledger_is_woken():
@@ -124,7 +121,7 @@ def test_whoever_waits_for_news_of_the_ledger_is_woken():
         assert (await waiting).status is OK
         assert current().time() - began < 10
 
-    on_a_node(test, sweep_s=5.0)
+    on_a_node(test, with_ledgers(sweep_s=5.0))
 
 
 def test_a_ledger_met_while_it_is_buried_is_buried():
@@ -145,7 +142,7 @@ def test_a_ledger_met_while_it_is_buried_is_buried():
         await ledgers.bury([3])
         assert await adding == [DELETED]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 # -- what looks like a deletion and is none ------------------------------------------------------
@@ -164,7 +161,7 @@ def test_a_store_that_does_not_answer_buries_nothing():
         await asyncio.sleep(SWEEP_S + 20)
         assert await buried(node) == [3], "it goes on once the store is back"
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_a_record_that_one_replica_lacks_and_a_sync_brings_is_there():
@@ -192,7 +189,7 @@ def test_a_record_that_one_replica_lacks_and_a_sync_brings_is_there():
         await nothing_is_buried(node)
         assert not behind
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_c9_a_store_that_is_an_older_copy_buries_nothing():
@@ -211,7 +208,7 @@ def test_c9_a_store_that_is_an_older_copy_buries_nothing():
         await node.bookie.reclaim.collect(sweep=True, surplus=True)
         assert "0 kept without a record" in node.bookie.reclaim.describe()
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_one_record_that_is_lost_deletes_nothing():
@@ -219,7 +216,7 @@ def test_one_record_that_is_lost_deletes_nothing():
         await lose_records(node.store.session("admin"), 3)
         await nothing_is_buried(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_ledgers_whose_record_is_there_are_not_deleted_whatever_is_named():
@@ -228,7 +225,7 @@ def test_ledgers_whose_record_is_there_are_not_deleted_whatever_is_named():
         await node.create_ledger(*range(1, 21))
         await nothing_is_buried(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_a_damaged_set_of_deleted_ledgers_names_none(caplog):
@@ -240,7 +237,7 @@ def test_a_damaged_set_of_deleted_ledgers_names_none(caplog):
         await admin.set(folder, value[:-1] + bytes([value[-1] ^ 1]), ANY_VERSION)
         await nothing_is_buried(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
     assert "is damaged: no ledger of it counts as deleted" in caplog.text
 
 
@@ -251,7 +248,7 @@ def test_a_store_that_was_another_clusters_from_the_start_buries_nothing():
         await delete(node, 3)
         await nothing_is_buried(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 @pytest.mark.parametrize(
@@ -272,7 +269,7 @@ def test_the_store_of_another_cluster_or_of_none_buries_nothing(record):
             await admin.create(paths.CLUSTER, value)
         await nothing_is_buried(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_a_store_without_the_folder_of_ledgers_buries_nothing():
@@ -287,7 +284,7 @@ def test_a_store_without_the_folder_of_ledgers_buries_nothing():
         node.session.get = get
         await nothing_is_buried(node, 5)
 
-    on_a_node(test, ledgers=5)
+    on_a_node(test, with_ledgers(ledgers=5))
 
 
 def test_an_error_in_the_middle_of_a_sweep_buries_nothing_of_it():
@@ -304,7 +301,7 @@ def test_an_error_in_the_middle_of_a_sweep_buries_nothing_of_it():
         await delete(node, 3, 9)
         await nothing_is_buried(node)
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_however_many_were_deleted_together_the_next_sweep_buries_them():
@@ -313,7 +310,7 @@ def test_however_many_were_deleted_together_the_next_sweep_buries_them():
         await asyncio.sleep(SWEEP_S + 2)
         assert await buried(node) == [*range(2, 21)]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())
 
 
 def test_a_node_that_does_not_know_its_cluster_buries_nothing():
@@ -402,4 +399,4 @@ def test_stopping_a_bookie_ends_its_sweeps():
         await node.start()
         assert await node.add(entry(1, 0)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, with_ledgers())

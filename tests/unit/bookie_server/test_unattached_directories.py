@@ -6,6 +6,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.storage.storage import LedgerStorage
+from tests.kit.nodes import on_a_node
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry
@@ -14,18 +15,14 @@ from tests.unit.bookie_server.wide_node import LEDGERS, Wide, flushed
 OK, LIMBO, READ_ONLY = Status.OK, Status.LIMBO, Status.READ_ONLY
 
 
-def on_a_node(test, journals=1):
+async def all_in_one_directory(journals=1):
     """Ledgers 1 to 8 of an entry each, the last one fenced, all in d0 alone."""
-
-    async def main():
-        node = await Wide(journals, ledgers=1).start()
-        await node.create_ledger(*LEDGERS)
-        for ledger in LEDGERS:
-            assert await node.add(entry(ledger, 0)) == [OK]
-        assert await node.fence(LEDGERS[-1]) is OK
-        await test(node)
-
-    run(main())
+    node = await Wide(journals, ledgers=1).start()
+    await node.create_ledger(*LEDGERS)
+    for ledger in LEDGERS:
+        assert await node.add(entry(ledger, 0)) == [OK]
+    assert await node.fence(LEDGERS[-1]) is OK
+    return node
 
 
 async def start_on_a_new_directory_alone(node):
@@ -49,7 +46,7 @@ def test_a_blank_directory_beside_a_journal_whose_beginning_is_gone_is_no_new_no
         await start_on_a_new_directory_alone(node)
         await nothing_is_denied(node)
 
-    on_a_node(test)
+    on_a_node(test, all_in_one_directory())
 
 
 def test_a_blank_directory_beside_a_whole_journal_gets_everything_from_it():
@@ -61,7 +58,7 @@ def test_a_blank_directory_beside_a_whole_journal_gets_everything_from_it():
         assert await node.add(entry(LEDGERS[-1], 1)) == [Status.FENCED]
         assert await node.add(entry(1, 1)) == [OK]
 
-    on_a_node(test)
+    on_a_node(test, all_in_one_directory())
 
 
 def test_states_that_an_unfinished_start_left_in_a_directory_are_of_long_ago(monkeypatch):
@@ -85,7 +82,7 @@ def test_states_that_an_unfinished_start_left_in_a_directory_are_of_long_ago(mon
         await node.start()
         await nothing_is_denied(node)
 
-    on_a_node(test)
+    on_a_node(test, all_in_one_directory())
 
 
 @pytest.mark.parametrize("emptied", ["j0", "j1"])
@@ -96,7 +93,7 @@ def test_beside_a_journal_that_was_emptied_the_others_are_not_all(emptied):
         await start_on_a_new_directory_alone(node)
         await nothing_is_denied(node)
 
-    on_a_node(test, journals=2)
+    on_a_node(test, all_in_one_directory(journals=2))
 
 
 @pytest.mark.parametrize("journals", [1, 2])

@@ -14,13 +14,13 @@ from bookie_server.disk.os_disk import OsDisk
 from bookie_server.logs.entry_log import BLOCK_BYTES, RECORD_HEADER_BYTES
 from bookie_server.logs.index import IndexDamaged
 from spark_ledger.metadata import cluster
+from tests.kit.nodes import on_a_node
 from tests.kit.settings import with_settings
 from tests.kit.waiting import until
 from tests.simulation.index import SimIndex
-from tests.simulation.loop import current, run
+from tests.simulation.loop import current
 from tests.unit.bookie_server.clustered_node import CLUSTER_ID, LIMBO, Clustered
-from tests.unit.bookie_server.node import ABSENT, CONFIG, KIB, OK, entry
-from tests.unit.bookie_server.node import on_a_node as on_one_node
+from tests.unit.bookie_server.node import ABSENT, CONFIG, KIB, OK, entry, with_two_ledgers
 
 IO_ERROR = Status.IO_ERROR
 LARGE = with_settings(CONFIG, large_entry_bytes=4 * KIB)
@@ -44,19 +44,16 @@ class Placed(Clustered):
         super().__init__(journals, 2, LARGE)
 
 
-def on_a_node(test, journals=1):
-    async def main():
-        node = Placed(journals)
-        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
-        await node.start()
-        await node.create_ledger(1, 2)
-        node.ledgers["d0"].fill_up(1 << 30)
-        await node.bookie.disks.look()
-        assert await node.add(entry(1, 0, PAYLOAD), entry(1, 1, PAYLOAD)) == [OK, OK]
-        node.ledgers["d0"].empty_out()
-        await test(node)
-
-    run(main(), time_max_s=3600)
+async def with_two_large_entries(journals=1):
+    node = Placed(journals)
+    await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+    await node.start()
+    await node.create_ledger(1, 2)
+    node.ledgers["d0"].fill_up(1 << 30)
+    await node.bookie.disks.look()
+    assert await node.add(entry(1, 0, PAYLOAD), entry(1, 1, PAYLOAD)) == [OK, OK]
+    node.ledgers["d0"].empty_out()
+    return node
 
 
 # -- lost directories ----------------------------------------------------------------------------
@@ -78,7 +75,7 @@ def test_what_was_placed_in_a_directory_given_up_before_a_flush_is_not_denied_af
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
-    on_a_node(test)
+    on_a_node(test, with_two_large_entries())
 
 
 @pytest.mark.parametrize("journals", [1, 2])
@@ -100,7 +97,7 @@ def test_an_index_that_cannot_be_read_at_replay_costs_its_directory_and_no_more(
         assert set(await node.statuses(1, 0, 1)) <= {OK, LIMBO}
         assert await node.add(entry(2, 0)) == [OK]
 
-    on_a_node(test, journals)
+    on_a_node(test, with_two_large_entries(journals))
 
 
 # -- recovery ------------------------------------------------------------------------------------
@@ -127,7 +124,7 @@ def test_a_fence_after_a_large_add_waits_behind_no_bulk_of_other_ledgers():
         await asyncio.gather(*bulk)
 
     config = with_settings(LARGE, journal_batch_bytes_max=32 * KIB)
-    on_one_node(test, config)
+    on_a_node(test, with_two_ledgers(config))
 
 
 def test_a_fence_waits_for_no_ledger_directory_that_hangs():
@@ -144,7 +141,7 @@ def test_a_fence_waits_for_no_ledger_directory_that_hangs():
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
-    on_one_node(test, LARGE)
+    on_a_node(test, with_two_ledgers(LARGE))
 
 
 def test_what_the_journal_took_over_for_a_fence_lies_once_in_the_entry_logs():
@@ -164,7 +161,7 @@ def test_what_the_journal_took_over_for_a_fence_lies_once_in_the_entry_logs():
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
-    on_one_node(test, LARGE)
+    on_a_node(test, with_two_ledgers(LARGE))
 
 
 def _times(node, marked):
@@ -220,7 +217,7 @@ def test_entries_of_a_frame_are_written_once_when_a_flush_begins_between_them():
         await asyncio.sleep(20)
         assert (_times(node, b"first one"), _times(node, b"last one")) == (1, 1)
 
-    on_one_node(test, LARGE)
+    on_a_node(test, with_two_ledgers(LARGE))
 
 
 # -- space ---------------------------------------------------------------------------------------
@@ -244,7 +241,7 @@ def test_a_log_that_a_power_loss_tore_is_no_damaged_one():
         assert [each.whole for each in logs.maps.values()] == [True] * len(logs.maps)
         assert logs.maps
 
-    on_one_node(test, LARGE)
+    on_a_node(test, with_two_ledgers(LARGE))
 
 
 def test_the_last_directory_that_fails_ends_the_node_by_its_name_with_places_in_memory():
@@ -258,7 +255,7 @@ def test_the_last_directory_that_fails_ends_the_node_by_its_name_with_places_in_
         await node.crash()
         assert await node.statuses(1, 0, 0) == [OK]
 
-    on_one_node(test, LARGE)
+    on_a_node(test, with_two_ledgers(LARGE))
 
 
 def test_large_entries_take_no_space_that_a_flush_counts_on():
@@ -284,7 +281,7 @@ def test_large_entries_take_no_space_that_a_flush_counts_on():
         assert set(await node.statuses(2, 0, 23)) == {OK}
         assert set(await node.statuses(1, 0, 9)) == {OK}
 
-    on_one_node(test, SCARCE)
+    on_a_node(test, with_two_ledgers(SCARCE))
 
 
 def test_while_a_flush_waits_for_space_it_writes_nothing_not_even_places():
@@ -302,7 +299,7 @@ def test_while_a_flush_waits_for_space_it_writes_nothing_not_even_places():
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
-    on_one_node(test, SCARCE)
+    on_a_node(test, with_two_ledgers(SCARCE))
 
 
 def test_a_log_whose_last_entry_rotted_is_a_damaged_one_though_nothing_whole_lies_behind_it():
@@ -318,4 +315,4 @@ def test_a_log_whose_last_entry_rotted_is_a_damaged_one_though_nothing_whole_lie
         (logs,) = [each.logs for each in reclaim._living()]
         assert [each.whole for each in logs.maps.values()] == [False]
 
-    on_one_node(test, LARGE)
+    on_a_node(test, with_two_ledgers(LARGE))

@@ -9,7 +9,6 @@ from bookie_server.config import StorageConfig
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
-from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
 
 OK, ABSENT, LIMBO, IO_ERROR = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR
@@ -53,21 +52,17 @@ class Wide(Node):
         return {i: set(await self.statuses(i, 0, last)) for i in LEDGERS}
 
 
-def on_a_wide_node(test, journals=1, ledgers=2):
+async def wide_node(journals=1, ledgers=2):
     """Ledgers 1 to 8 of two entries each, on both directories by their free space."""
-
-    async def main():
-        node = await Wide(journals, ledgers).start()
-        await node.create_ledger(*LEDGERS)
-        for ledger in LEDGERS:
-            full = node.ledgers["d0" if ledger % 2 else "d1"]
-            full.fill_up(1 << 30)
-            await node.bookie.disks.look()
-            assert await node.add(entry(ledger, 0), entry(ledger, 1)) == [OK, OK]
-            full.empty_out()
-        await test(node)
-
-    run(main())
+    node = await Wide(journals, ledgers).start()
+    await node.create_ledger(*LEDGERS)
+    for ledger in LEDGERS:
+        full = node.ledgers["d0" if ledger % 2 else "d1"]
+        full.fill_up(1 << 30)
+        await node.bookie.disks.look()
+        assert await node.add(entry(ledger, 0), entry(ledger, 1)) == [OK, OK]
+        full.empty_out()
+    return node
 
 
 async def flushed(node):
