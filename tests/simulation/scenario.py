@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tests.kit.budgets import CLIENT, LEDGERS, REQUEST_S, SHORT, STORAGE, TIGHT
 from tests.kit.settings import with_settings
 from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
 from tests.simulation.brokers.work import BrokerWork
-from tests.simulation.budgets import CLIENT, LEDGERS, REQUEST_S, SHORT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.copies import every_entry_has_its_copies
 from tests.simulation.healing import SESSION_S, Healing, draw_settings

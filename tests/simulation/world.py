@@ -26,8 +26,8 @@ from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.metadata import autorecovery, cluster, paths
 from spark_ledger.metadata.autorecovery import AutorecoverySettings
 from spark_ledger.metadata.store import SessionState, StoreError
+from tests.kit.budgets import CLIENT, STORAGE
 from tests.simulation import invariants, promises, registering
-from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.contents import REPAIR_TOKEN
 from tests.simulation.direct_log_watch import DirectLogWatch
 from tests.simulation.disk import Keep, SimDisk

@@ -14,6 +14,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
+from tests.kit.budgets import ENGINE, SMALL_LOGS
 from tests.kit.settings import with_settings
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -29,7 +30,7 @@ from tests.storage.model import (
     identity,
 )
 from tests.storage.operations import KEEPS, LEDGERS, OPERATION_BYTES, WAITS_S, Operation, operations
-from tests.storage.rig import BOOKIE_ID, CONFIG, PAGE_CACHE, SMALL, Down, Rig, Shape
+from tests.storage.rig import BOOKIE_ID, PAGE_CACHE, Down, Rig, Shape
 
 LARGE_BYTES = (0, 800, 800, 1)
 DIRECTORIES_MAX = 3
@@ -403,6 +404,6 @@ def _shape(head: bytes) -> Shape:
         page_cache=PAGE_CACHE and head[1] % 4 == 3,
         eager_index=head[1] % 8 >= 4,
         config=with_settings(
-            (CONFIG, CONFIG, SMALL)[head[2] % 3], large_entry_bytes=LARGE_BYTES[head[3] % 4]
+            (ENGINE, ENGINE, SMALL_LOGS)[head[2] % 3], large_entry_bytes=LARGE_BYTES[head[3] % 4]
         ),
     )

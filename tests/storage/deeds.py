@@ -11,15 +11,18 @@ from bookie_server.journal.format import BATCH_MAGIC
 from bookie_server.logs import rebuild
 from bookie_server.logs.index import LedgerState
 from spark_ledger.metadata.ledger_record import Fragment, RecordState
+from tests.kit.budgets import SMALL_LOGS
 from tests.kit.settings import with_settings
 from tests.simulation.index import SimIndex
 from tests.storage.points import Deed
-from tests.storage.rig import BOOKIE_ID, SMALL, Shape
+from tests.storage.rig import BOOKIE_ID, Shape
 from tests.storage.stage import Stage
 
 ONE = Shape(stepped=True)
 TWO = Shape(journals=2, ledgers=2, stepped=True)
-LOGS = Shape(stepped=True, config=with_settings(SMALL, gc_interval_s=1000, tombstone_sweep_s=1000))
+LOGS = Shape(
+    stepped=True, config=with_settings(SMALL_LOGS, gc_interval_s=1000, tombstone_sweep_s=1000)
+)
 """Small logs, and no pass of reclaim but those that are asked for."""
 LOGS_OF_TWO = replace(LOGS, journals=2, ledgers=2)
 PLACED = replace(LOGS, config=with_settings(LOGS.config, large_entry_bytes=800))

@@ -15,14 +15,15 @@ from bookie_server.lanes import Pace
 from bookie_server.logs import rebuild
 from bookie_server.logs.entry_log import BLOCK_BYTES
 from bookie_server.logs.scan import LogMap, scan_for_map
+from tests.kit.budgets import ENGINE
 from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.storage.model import entry_of
-from tests.storage.rig import BOOKIE_ID, CONFIG, Shape
+from tests.storage.rig import BOOKIE_ID, Shape
 from tests.storage.stage import Stage
 
-NO_RECLAIM = with_settings(CONFIG, gc_interval_s=1000, tombstone_sweep_s=1000, read_cache_bytes=0)
+NO_RECLAIM = with_settings(ENGINE, gc_interval_s=1000, tombstone_sweep_s=1000, read_cache_bytes=0)
 PLACING = with_settings(NO_RECLAIM, large_entry_bytes=800, flush_interval_s=1000.0)
 """No flush and no pass of reclaim but those that are asked for."""
 ONE = Shape(config=PLACING)

@@ -18,9 +18,9 @@ from bookie_server.journal.writer import JournalFailed
 from bookie_server.logs.index import LedgerState, Location
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
+from tests.kit.budgets import ENGINE
 from tests.kit.handling import reclaim_once
 from tests.kit.peers import has_everything
-from tests.kit.settings import with_settings
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Process, current
@@ -29,28 +29,6 @@ from tests.storage.stepping import SteppedDisk, Steps, stepped_index, stepped_st
 
 KIB = 1 << 10
 BOOKIE_ID = "00000000-0000-0000-0000-000000000001"
-CONFIG = StorageConfig(
-    journal_bytes_max=96 * KIB,
-    journal_batch_bytes_max=16 * KIB,
-    journal_pending_bytes_max=128 * KIB,
-    recovery_reserve_bytes=32 * KIB,
-    write_cache_bytes=160 * KIB,
-    flush_interval_s=5.0,
-    flush_chunk_bytes=8 * KIB,
-    entry_log_bytes_max=24 * KIB,
-    entry_bytes_max=4 * KIB,
-    read_bytes_max=32 * KIB,
-    read_pending_bytes_max=128 * KIB,
-    tombstone_sweep_s=7.0,
-    gc_interval_s=3.0,
-    minor_compaction_share=0.5,
-    minor_compaction_s=6.0,
-    major_compaction_share=0.9,
-    major_compaction_s=11.0,
-    read_cache_bytes=48 * KIB,
-    read_ahead_bytes=8 * KIB,
-)
-SMALL = with_settings(CONFIG, entry_log_bytes_max=9 * KIB, read_cache_bytes=0, read_ahead_bytes=0)
 PAGE_CACHE = True
 
 
@@ -66,7 +44,7 @@ class Shape:
 
     journals: int = 1
     ledgers: int = 1
-    config: StorageConfig = CONFIG
+    config: StorageConfig = ENGINE
     stepped: bool = False
     page_cache: bool = False
     eager_index: bool = False

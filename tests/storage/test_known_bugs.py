@@ -14,13 +14,14 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.journal import checkpoint
+from tests.kit.budgets import SMALL_LOGS
 from tests.simulation.disk import Keep
 from tests.simulation.loop import run
 from tests.storage import scenarios
 from tests.storage.deeds import DEEDS
 from tests.storage.model import NEGATIVES
 from tests.storage.points import enumerate_points
-from tests.storage.rig import BOOKIE_ID, SMALL, Shape
+from tests.storage.rig import BOOKIE_ID, Shape
 from tests.storage.stage import Stage
 
 
@@ -52,12 +53,12 @@ def test_bk3329_a_flush_of_one_directory_proves_nothing_about_the_other(slow: in
 
 
 def test_bk4607_a_garbage_map_does_not_make_a_log_empty():
-    run(scenarios.a_map_is_garbage(Stage(Shape(config=SMALL))))
+    run(scenarios.a_map_is_garbage(Stage(Shape(config=SMALL_LOGS))))
 
 
 @pytest.mark.parametrize("how", ["fails", "no folder", "other cluster"])
 def test_bk870_nothing_is_collected_because_of_what_an_ill_store_says(how: str):
-    run(scenarios.the_metadata_store_is_ill(Stage(Shape(config=SMALL)), how))
+    run(scenarios.the_metadata_store_is_ill(Stage(Shape(config=SMALL_LOGS)), how))
 
 
 def test_bk1534_compaction_removes_a_log_after_the_index_is_durable():

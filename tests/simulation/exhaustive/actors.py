@@ -18,9 +18,9 @@ from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import MultiFailed, StoreError
+from tests.kit.budgets import CLIENT, STORAGE
 from tests.kit.handling import handle_bytes
 from tests.kit.settings import with_settings
-from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.exhaustive.actor_loop import ActorLoop
 from tests.simulation.exhaustive.doors import Calls, GatedDisk, NetworkDoor, StoreDoor
 from tests.simulation.exhaustive.messages import (

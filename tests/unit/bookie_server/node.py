@@ -16,6 +16,7 @@ from bookie_server.storage.directories import Directories, JournalDirectory, Led
 from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, verifiers
+from tests.kit.budgets import NODE as CONFIG
 from tests.kit.deleting import delete_ledgers
 from tests.kit.handling import handle_bytes
 from tests.kit.peers import has_everything
@@ -24,20 +25,6 @@ from tests.simulation.index import SimIndex
 from tests.simulation.store import SimSession, SimStore
 
 KIB = 1 << 10
-CONFIG = StorageConfig(
-    journal_bytes_max=512 * KIB,
-    journal_batch_bytes_max=128 * KIB,
-    journal_pending_bytes_max=256 * KIB,
-    recovery_reserve_bytes=72 * KIB,
-    write_cache_bytes=512 * KIB,
-    flush_interval_s=5.0,
-    flush_chunk_bytes=32 * KIB,
-    entry_log_bytes_max=256 * KIB,
-    large_entry_bytes=0,
-    entry_bytes_max=64 * KIB,
-    read_bytes_max=64 * KIB,
-    read_pending_bytes_max=256 * KIB,
-)
 ID = "bookie-1"
 
 

@@ -17,11 +17,11 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.upkeep.janitor import Janitor
 from spark_ledger.topic.write import TaskResult, TaskSettings
+from tests.kit.budgets import STORAGE
 from tests.kit.loop_task import LoopTask
 from tests.kit.owner_calls import OwnerCalls
 from tests.kit.settings import with_settings
 from tests.kit.slices import read_task
-from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
 

@@ -1,10 +1,50 @@
-"""What simulated bookies and clients may take: little, so that each budget is used up at times."""
+"""What bookies and clients of tests may take: little, so that each budget is used up at times."""
 
 from bookie_server.config import StorageConfig
 from spark_ledger.config import ClientConfig
 from tests.kit.settings import with_settings
 
 KIB = 1024
+NODE = StorageConfig(
+    journal_bytes_max=512 * KIB,
+    journal_batch_bytes_max=128 * KIB,
+    journal_pending_bytes_max=256 * KIB,
+    recovery_reserve_bytes=72 * KIB,
+    write_cache_bytes=512 * KIB,
+    flush_interval_s=5.0,
+    flush_chunk_bytes=32 * KIB,
+    entry_log_bytes_max=256 * KIB,
+    large_entry_bytes=0,
+    entry_bytes_max=64 * KIB,
+    read_bytes_max=64 * KIB,
+    read_pending_bytes_max=256 * KIB,
+)
+"""A bookie of a test, whose disks have room for all that the test stores."""
+ENGINE = StorageConfig(
+    journal_bytes_max=96 * KIB,
+    journal_batch_bytes_max=16 * KIB,
+    journal_pending_bytes_max=128 * KIB,
+    recovery_reserve_bytes=32 * KIB,
+    write_cache_bytes=160 * KIB,
+    flush_interval_s=5.0,
+    flush_chunk_bytes=8 * KIB,
+    entry_log_bytes_max=24 * KIB,
+    entry_bytes_max=4 * KIB,
+    read_bytes_max=32 * KIB,
+    read_pending_bytes_max=128 * KIB,
+    tombstone_sweep_s=7.0,
+    gc_interval_s=3.0,
+    minor_compaction_share=0.5,
+    minor_compaction_s=6.0,
+    major_compaction_share=0.9,
+    major_compaction_s=11.0,
+    read_cache_bytes=48 * KIB,
+    read_ahead_bytes=8 * KIB,
+)
+"""An engine that is stopped at each of its points: few entries fill its logs."""
+SMALL_LOGS = with_settings(
+    ENGINE, entry_log_bytes_max=9 * KIB, read_cache_bytes=0, read_ahead_bytes=0
+)
 STORAGE = StorageConfig(
     journal_bytes_max=104 * KIB,
     journal_batch_bytes_max=24 * KIB,
