@@ -42,6 +42,7 @@ HANDLED = (bookie.Bookie, "handle")
 REPLACED: Mapping[str, str] = {
     "bookie_server.serve.frames": "a port: the simulated network calls the handler",
     "bookie_server.disk.identity": "a file of the start of the program (test_bookie_start.py)",
+    "bookie_server.disk.line_file": "as that (test_lineage.py)",
     "bookie_server.disk.seen_links": "as that (test_lineage.py)",
     "bookie_server.disk.starts": "as that (test_twins_starts.py)",
     "bookie_server.ledgers.lineage": "of the program: the simulated store never goes back; a bookie"
