@@ -81,7 +81,6 @@ class BatchHeader(NamedTuple):
     batch_no: int
     synced: Position
     records_bytes: int
-    record_count: int
 
     @property
     def end(self) -> int:
@@ -174,14 +173,14 @@ def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:
     """Raises BadJournal when `data` does not begin with the header of a batch of that place."""
     if len(data) < BATCH_HEADER_BYTES:
         raise BadJournal("the segment ends inside a batch header")
-    magic, version, _, file, at, number, synced_file, synced_at, length, count, _ = (
-        _BATCH.unpack_from(data)
+    magic, version, _, file, at, number, synced_file, synced_at, length, _, _ = _BATCH.unpack_from(
+        data
     )
     if magic != BATCH_MAGIC or not _crc_matches(data, 0, _BATCH.size):
         raise BadJournal("no batch header, or its CRC does not match")
     if (version, file, at) != (VERSION, file_id, offset):
         raise BadJournal(f"a batch of version {version} for file {file} at {at}")
-    return BatchHeader(file, at, number, Position(synced_file, synced_at), length, count)
+    return BatchHeader(file, at, number, Position(synced_file, synced_at), length)
 
 
 def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list[Suspect]]:

@@ -153,11 +153,6 @@ class TopicClient:
             topic_id, lambda: self._start_follower(topic_id, name, reread_s)
         )
 
-    @property
-    def followed(self) -> tuple[str, ...]:
-        """The ids of the topics that have a follower."""
-        return tuple(self._followers)
-
     async def unfollow(self, topic_id: str) -> None:
         """Close the topic's follower, and drop the topic's folded state. The next `follow` makes a
         new follower."""

@@ -141,7 +141,7 @@ def test_tasks_that_read_wait_and_then_read_every_row(zookeeper, topic):
 def soon_old(monkeypatch) -> None:
     """What a source knows is too old after moments."""
     monkeypatch.setattr("spark_ledger.topic.read.follower.REREAD_S", ANSWER_S)
-    monkeypatch.setattr("spark_ledger.topic.read.follower.UNCONFIRMED_S_MAX", 2 * ANSWER_S)
+    monkeypatch.setattr("spark_ledger.topic.read.follower.UNCONFIRMED_REREADS", 2)
 
 
 @pytest.mark.usefixtures("soon_old")

@@ -85,11 +85,6 @@ class Curve:
         self._bytes = sizes
         self.since_ms = since_ms
 
-    @classmethod
-    def even(cls, lo: int, hi: int, size: int = 0, since_ms: int = NEVER_MS) -> "Curve":
-        """A curve of rows of equal size, `size` bytes together."""
-        return cls(_longs(lo, hi), _longs(0, hi - lo), _longs(0, size), since_ms)
-
     @property
     def lo(self) -> int:
         return int(self._edges[0])

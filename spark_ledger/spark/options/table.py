@@ -90,15 +90,6 @@ KAFKAS: Mapping[str, str] = {
 }
 """Options of Spark's Kafka source and sink that have another name here or no counterpart, and what
 to do instead; a name that ends with a dot is every option that begins so."""
-KAFKAS_TOO = (
-    *("subscribe", "subscribePattern", "assign", "topic", "includeHeaders", "failOnDataLoss"),
-    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
-    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *("startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition"),
-    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
-)
-"""Options of Spark's Kafka source and sink that have the same name here. KAFKAS has all others;
-docs/from-kafka.md has the differences."""
 
 
 class Use(Enum):
@@ -423,28 +414,3 @@ def kafkas(lower: str) -> str | None:
         if lower == prefix or (prefix.endswith(".") and lower.startswith(prefix)):
             return remedy
     return None
-
-
-def as_markdown(options: tuple[Option, ...]) -> str:
-    """The table of docs/spark.md."""
-    lines = [
-        f"| {_names(option)} | {_default(option)} | {_only(option)}{option.meaning} |"
-        for option in options
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _names(option: Option) -> str:
-    return " or ".join(f"`{name}`" for name in option.names if name != "path")
-
-
-def _default(option: Option) -> str:
-    return option.default_says or (f"`{option.default}`" if option.default else "none")
-
-
-def _only(option: Option) -> str:
-    if len(option.uses) > 1:
-        return ""
-    return (
-        "batch only: " if option.uses[0] in (Use.BATCH_READ, Use.BATCH_WRITE) else "stream only: "
-    )

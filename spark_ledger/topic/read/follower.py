@@ -23,7 +23,6 @@ REREAD_S = 10.0
 REARM_S = 0.05
 RETRY_S = 1.0
 UNCONFIRMED_REREADS = 3
-UNCONFIRMED_S_MAX = UNCONFIRMED_REREADS * REREAD_S
 _PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
 """Errors that may have passed at the next look: bodies and checkpoints are on bookies."""
 

@@ -94,7 +94,7 @@ async def empty_of(stage, broker, topic_id):
     await asyncio.sleep(LOOKED_S)
     assert broker.live_writer(topic_id, 0) is None
     assert topic_id not in [topic.info.id for topic in broker.opened()]
-    assert topic_id not in broker.client.followed
+    assert topic_id not in broker.client._followers
     assert topic_id not in broker.client._logs
 
 

@@ -20,6 +20,7 @@ from spark_ledger.topic.log.records import Commit
 from spark_ledger.topic.log.segment_table import BlobPointer, Interval, Intervals, TableChunk
 from spark_ledger.topic.log.segments import Segment
 from spark_ledger.topic.log.state import PartitionState, apply, empty
+from tests.kit import curves as curves_of
 from tests.kit.segments_seen import segments_of
 
 APP = {"commit_id": "c", "app_id": "a", "target": "t", "version": 0, "run_id": "r", "intent": "i"}
@@ -48,7 +49,7 @@ def taken(backlogs: dict[str, Sequence[Curve]], limits_: Limits) -> dict[str, li
 
 
 def even(rows: int, size: int = 0, since_ms: int = 0) -> Curve:
-    return Curve.even(0, rows, size, since_ms)
+    return curves_of.even(0, rows, size, since_ms)
 
 
 def test_without_a_limit_everything_is_taken():
@@ -100,7 +101,7 @@ ROWS_AND_BYTES = st.tuples(st.integers(0, 50), st.integers(0, 5000))
     st.none() | st.integers(1, 9000),
 )
 def test_a_batch_is_within_both_limits_or_one_row_and_uses_one_of_them_up(parts, rows, size):
-    curves = [Curve.even(3, 3 + count, some, p) for p, (count, some) in enumerate(parts)]
+    curves = [curves_of.even(3, 3 + count, some, p) for p, (count, some) in enumerate(parts)]
     at = taken({"t": curves}, Limits(rows, size))["t"]
     backlog = sum(count for count, _ in parts)
     took_rows = sum(at)
@@ -176,7 +177,7 @@ def batches_until(is_read, ends, more, given_limits, since_of=lambda p, batch: N
 
         def curve(topic, p, lo, hi, batch=batch):
             size = (hi - lo) * (sizes[p] if sizes else 0)
-            return Curve.even(lo, hi, size, since_of(p, batch))
+            return curves_of.even(lo, hi, size, since_of(p, batch))
 
         start, end = {"t": dict(enumerate(at))}, {"t": dict(enumerate(ends))}
         at = list(limits.admit(start, end, given_limits, curve)["t"].values())

@@ -29,6 +29,7 @@ from spark_ledger.spark.options.start_positions import (
     Named,
 )
 from spark_ledger.spark.options.table import READ_OPTIONS, WRITE_OPTIONS, Use, options_for
+from tests.kit.option_pages import KAFKAS_TOO, as_markdown
 
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = DOCS / "spark.md"
@@ -129,7 +130,7 @@ def alone(use: Use, option: option_table.Option) -> dict[str, str]:
 def test_the_page_has_exactly_the_options_that_are_taken():
     page = PAGE.read_text()
     for table in (READ_OPTIONS, WRITE_OPTIONS):
-        wanted = option_table.as_markdown(table)
+        wanted = as_markdown(table)
         assert f"|---|---|---|\n{wanted}\n" in page, f"docs/spark.md should have:\n{wanted}"
 
 
@@ -270,7 +271,7 @@ def kafkas_options_on_the_page() -> dict[str, str]:
 
 def test_from_kafka_says_of_each_option_of_kafkas_what_its_error_says():
     page = kafkas_options_on_the_page()
-    assert set(page) == {*option_table.KAFKAS, *option_table.KAFKAS_TOO}
+    assert set(page) == {*option_table.KAFKAS, *KAFKAS_TOO}
     for name, remedy in option_table.KAFKAS.items():
         assert page[name] == remedy
 
@@ -278,7 +279,7 @@ def test_from_kafka_says_of_each_option_of_kafkas_what_its_error_says():
 def test_an_option_that_has_kafkas_name_is_taken_and_from_kafka_calls_it_the_same():
     page = kafkas_options_on_the_page()
     taken = {one.name for one in (*READ_OPTIONS, *WRITE_OPTIONS)}
-    for name in option_table.KAFKAS_TOO:
+    for name in KAFKAS_TOO:
         assert name in taken
         assert page[name].startswith("The same")
 

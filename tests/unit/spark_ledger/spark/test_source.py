@@ -9,13 +9,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_ledger.errors import OffsetOfAnotherStore, OffsetsOutOfRange
 from spark_ledger.spark.options import offsets
-from spark_ledger.spark.options.limits import Curve
 from spark_ledger.spark.options.offsets import TopicEnds
 from spark_ledger.spark.options.options import stream_read_options
 from spark_ledger.spark.options.start_positions import AtTime
 from spark_ledger.spark.read.source import LedgerStreamReader
 from spark_ledger.spark.rows.columns import DEFAULT_SCHEMA
 from spark_ledger.topic.subscription.lag import PartitionLag
+from tests.kit import curves
 
 
 class TopicsInATest:
@@ -65,7 +65,7 @@ class TopicsInATest:
                 raise OffsetOfAnotherStore(what)
 
     def curves(self, start, end):
-        return lambda topic, partition, lo, hi: Curve.even(lo, hi, 10 * (hi - lo))
+        return lambda topic, partition, lo, hi: curves.even(lo, hi, 10 * (hi - lo))
 
     def lags(self, positions, now_ms):
         ends = enumerate(self.seen)
@@ -311,7 +311,7 @@ def test_rows_that_are_gone_are_none_of_those_that_are_waited_for(monkeypatch):
     limit = polled.getDefaultReadLimit()
     start = polled.latestOffset(offset(0), limit)
     topics.seen = (3000,)
-    topics.curves = lambda start, end: lambda topic, partition, lo, hi: Curve.even(hi - 6, hi)
+    topics.curves = lambda start, end: lambda topic, partition, lo, hi: curves.even(hi - 6, hi)
     assert polled.latestOffset(start, limit) is start
 
 
