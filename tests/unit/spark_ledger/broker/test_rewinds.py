@@ -112,3 +112,58 @@ def test_what_is_sent_back_in_the_middle_of_a_message_begins_at_the_mark():
         assert offsets(one) == [0, *[1] * 3, 0, *[1] * 3, 2]
 
     play(act)
+
+
+def test_a_consumer_that_stands_still_in_the_middle_of_a_message_does_not_stop_the_next_one():
+    async def act(made):
+        partition = Batches()
+        partition.stored.append(Stored(0, 1, whole_of(chunked(b"abc", 3)), False))
+        partition.end = 1
+        partition.add(1)
+        subscription = Subscription("s", FAILOVER, None)
+        first = consumer_of(subscription, partition, "b")
+        made.append(first)
+        send = first.link.send
+
+        def send_and_fill(frame):
+            send(frame)
+            if first.link.messages:
+                first.link.open.clear()
+
+        first.link.send = send_and_fill
+        first.dispatcher.flow(first, 100)
+        await settle()
+        assert offsets(first) == [0]
+        second = consumer_of(subscription, partition, "a")
+        made.append(second)
+        second.dispatcher.flow(second, 100)
+        await settle()
+        assert offsets(second) == [0, 0, 0, 1]
+        first.link.send = send
+        first.link.open.set()
+        await settle()
+        assert offsets(first) == [0, 0, 0], "a message that is begun is sent whole, and no more"
+        second.dispatcher.leave(second)
+        await settle()
+        assert offsets(first) == [0, 0, 0, 0, 0, 0, 1]
+
+    play(act)
+
+
+def test_a_consumer_that_is_not_active_and_asks_for_everything_again_changes_nothing_for_others():
+    async def act(made):
+        partition, subscription = Batches(1, 1), Subscription("s", FAILOVER, None)
+        active, other = (consumer_of(subscription, partition, name) for name in "ab")
+        made += [active, other]
+        for consumer in made:
+            consumer.dispatcher.flow(consumer, 100)
+        await settle()
+        other.dispatcher.redeliver(other, 7)
+        await settle()
+        assert offsets(active) == [0, 1]
+        active.dispatcher.leave(active)
+        await settle()
+        assert offsets(other) == [0, 1]
+        assert other.link.epochs == [7, 7]
+
+    play(act)
