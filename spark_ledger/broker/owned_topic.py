@@ -7,9 +7,8 @@ look it up again, and those of other partitions stay.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from spark_ledger.async_tasks import BackgroundTasks, cancel
 from spark_ledger.broker.dispatch.subscriptions import TopicSubscriptions
@@ -62,8 +61,8 @@ class OwnedTopic:
         self._partitions: dict[int, OwnedPartition] = {}
         self._leaving: dict[int, OwnedPartition] = {}
         self._owning = asyncio.Lock()
-        self.subscriptions = TopicSubscriptions(self, commits, cursors)
         self._beside = BackgroundTasks(self._failed_beside)
+        self.subscriptions = TopicSubscriptions(self, commits, cursors, self._beside)
         self._background: list[asyncio.Task[None]] = []
         self.is_ended = False
 
@@ -110,7 +109,7 @@ class OwnedTopic:
         log.open_end = writer.open_end
         epoch = self._commits.epochs[number]
         await writer.start()
-        return OwnedPartition(self.info, log, writer, epoch, self.aside)
+        return OwnedPartition(self.info, log, writer, epoch, self._beside.start)
 
     async def _catch_up(self) -> int:
         if self._follower.behind:
@@ -176,7 +175,7 @@ class OwnedTopic:
             self.subscriptions.send_consumers_away(number)
         if numbers:
             _log.warning("other brokers have partitions %s of %s", numbers, self.info.name)
-            self.aside(self._leave_to_others(numbers, decide_s))
+            self._beside.start(self._leave_to_others(numbers, decide_s))
 
     def _leave(self, number: int) -> None:
         partition = self._leaving[number] = self._partitions.pop(number)
@@ -192,7 +191,7 @@ class OwnedTopic:
         self._on_end(self)
         for number in list(self._partitions):
             self._leave(number)
-        self.aside(self._leave_to_others(list(self._leaving), end=True))
+        self._beside.start(self._leave_to_others(list(self._leaving), end=True))
 
     async def _leave_to_others(
         self, numbers: list[int], decide_s: float = DECIDE_S, *, end: bool = False
@@ -257,9 +256,6 @@ class OwnedTopic:
             if held.live is not None:
                 ends[held.number] = held.live.base + lives.known(held.live).rows
         return {**ends, **{number: owned.log.end for number, owned in self._partitions.items()}}
-
-    def aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        return self._beside.start(doing)
 
     def _failed_beside(self, error: BaseException) -> None:
         _log.error("work beside topic %s has failed", self.info.name, exc_info=error)

@@ -1,7 +1,7 @@
 """Acknowledgements of one connection's consumers, in the order in which they came.
 
-Always true: one ACK is carried out at a time, in bounded steps, so the loop stands still for none;
-while one is, nothing more of that client is looked at (serve/client.py).
+Always true: one ACK is carried out at a time, in bounded steps, so no ACK blocks the loop for long;
+until it is done, no later command of its client is taken (serve/client.py).
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerEr
 from spark_ledger.broker.wire.frames import encode
 
 ACK_STEPS_MAX = 2000
-"""Ids, or stretches of their sets, that are acknowledged in one step of the loop. An ACK with more
-is carried out in several; what its client sends after it is not looked at until it is."""
+"""Ids, or stretches of their sets, that are acknowledged in one step of the loop; an ACK with more
+takes several steps."""
 _WORDS_A_STEP = 16  # of an id's set: so many are unpacked in the time of a stretch
 
 
@@ -30,7 +30,7 @@ class Consuming(NamedTuple):
 
 class Acking:
     """`consumers` by their ids; `refusal_of` makes an error one of Pulsar's; `on_idle` is called
-    once none waits."""
+    when an ACK of several steps is done."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Acking:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an ACK is not carried out yet: no other is to be added."""
+        """Whether an ACK is not done yet: no other is to be added."""
         return self._steps is not None
 
     def add(self, part: Any) -> None:
@@ -77,7 +77,7 @@ class Acking:
     def _in_steps(self, part: Any) -> Iterator[None]:
         consuming = self._consumers.get(part.consumer_id)
         refused: Refusal | None = None
-        if consuming is None:  # one that was sent away, say: what it has got comes again
+        if consuming is None:  # it was sent away, for example: its messages come again
             what = f"there is no consumer {part.consumer_id}"
             refused = Refusal(ServerError.CONSUMER_NOT_FOUND, what)
         else:
@@ -86,7 +86,7 @@ class Acking:
             except Exception as error:
                 refused = self._refusal_of(error)
                 if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
-                    consuming.consumer.end()  # another has the subscription, or none
+                    consuming.consumer.end()  # the subscription is another broker's, or deleted
         if part.HasField("request_id"):
             response = command(
                 "ack_response", consumer_id=part.consumer_id, request_id=part.request_id
@@ -110,6 +110,6 @@ class Acking:
                 cost = 0
                 yield
                 if self._consumers.get(consumer.id, (None,))[0] is not consumer:
-                    return  # it was sent away, for a seek, say
+                    return  # it was sent away, for example by a seek
         if moved:
             consumer.dispatcher.moved()

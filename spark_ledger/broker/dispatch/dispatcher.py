@@ -83,7 +83,7 @@ class Dispatcher:
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
         self.sought = False
-        """A seek has sent its consumers away, and they come back to where that put it."""
+        """A seek has sent its consumers away, and they are not back yet."""
         self._policy = policy
         self._cursor = cursor
         self.position = mark
@@ -213,8 +213,8 @@ class Dispatcher:
                     pause_s = min(2 * pause_s, LOST_RETRY_S)
 
     async def _may_send(self, consumer: Consumer) -> bool:
-        """Wait until there is something for the consumer, which takes it; False once it is not the
-        active one."""
+        """Wait until there is a batch that the consumer may get; False once another one is
+        active."""
         while not may_get(consumer, self.active) or self.partition.end <= self.position:
             if consumer is not self.active:
                 return False
@@ -224,13 +224,13 @@ class Dispatcher:
         return consumer is self.active
 
     async def _pause(self, seconds: float) -> None:
-        """What cannot be read is tried again then, or once it is to send from another place. The
-        consumer stays: a client whose consumer is sent away subscribes again at once."""
+        """Before what could not be read is read again; a rewind ends the pause. The consumer stays:
+        a client whose consumer is sent away subscribes again at once."""
         self._rewound.clear()
         await woken(self._rewound, seconds)
 
     def _log_failure(self, consumer: Consumer, error: Exception) -> None:
-        """Once for a position, and now and then."""
+        """Once for a position, and again after LOG_EVERY_S."""
         now_s, place = asyncio.get_running_loop().time(), (self.position, self._lossy)
         if self._logged[0] == place and now_s < self._logged[1] + LOG_EVERY_S:
             return
@@ -248,7 +248,7 @@ class Dispatcher:
         )
 
     async def _send_all(self, consumer: Consumer, batches: list[Stored]) -> None:
-        if not batches:  # a hole up to what is confirmed, or it is known in a moment
+        if not batches:  # a hole up to what is confirmed, or a seal that the log has in a moment
             await self._over_hole()
         rewinds = self._rewinds
         for count, batch in enumerate(batches, 1):
@@ -289,7 +289,7 @@ class Dispatcher:
             await asyncio.sleep(SOON_S)
 
     def _pass_over(self, offset: int) -> None:
-        """Nothing is between the position and the offset: there is nothing to acknowledge."""
+        """No row is between the position and the offset: there is nothing to acknowledge."""
         if offset > self.position:
             self.acks.pass_over(self.position, offset)
             self.position = offset
@@ -314,7 +314,7 @@ class Dispatcher:
         _send_part(consumer, frame, chunk_in(last.data))
 
     async def _chunk(self, offset: int) -> Stored | None:
-        """None where it is not kept, or is lost and passed over."""
+        """None if the chunk is not kept any more, or is lost and passed over."""
         try:
             return await self.partition.chunk(offset)
         except UNREADABLE:

@@ -8,12 +8,13 @@ opened and released by one call at a time.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from spark_ledger import errors
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.broker.dispatch.dispatcher import Consumer, Dispatcher
 from spark_ledger.broker.dispatch.policies import POLICIES
 from spark_ledger.broker.owner.partition import Partition
@@ -114,17 +115,21 @@ class ServedTopic(Protocol):
     async def look_for_lost(self) -> None:
         """Give up the partitions that other brokers have by now. Raises errors.Unavailable."""
 
-    def aside(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run it beside the caller."""
-
 
 class TopicSubscriptions:
     """The subscriptions of one topic that this broker's consumers use, by name."""
 
-    def __init__(self, topic: ServedTopic, commits: TopicCommits, cursors: ConsumerCursors) -> None:
+    def __init__(
+        self,
+        topic: ServedTopic,
+        commits: TopicCommits,
+        cursors: ConsumerCursors,
+        beside: BackgroundTasks,
+    ) -> None:
         self._topic = topic
         self._commits = commits
         self._cursors = cursors
+        self._beside = beside
         self._by_name: dict[str, Subscription] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By subscription, as long as a call holds the lock or waits for it: each reader has a name
@@ -140,7 +145,7 @@ class TopicSubscriptions:
         return subscription
 
     def consumers_before(self, name: str, kind: SubscriptionType, partition: int) -> list[Consumer]:
-        """Those because of which one more of that kind cannot come, or is not the active one."""
+        """As Subscription.before."""
         subscription = self._by_name.get(name)
         return [] if subscription is None else subscription.before(kind, partition)
 
@@ -155,9 +160,9 @@ class TopicSubscriptions:
         make: Callable[[Dispatcher], Consumer],
         earliest: bool,
     ) -> Consumer:
-        """A consumer more. `start`: where one that is not durable begins; a new durable one begins
-        at the `earliest` offset of each partition, or at the end. Raises Refusal, errors of the
-        topic layer."""
+        """One more consumer. A reader begins at `start`, a new durable subscription at the
+        `earliest` offset of each partition, or at the end. Raises Refusal, errors of the topic
+        layer."""
         async with self._turn(name):
             subscription = self._by_name.get(name)
             unused = subscription is None or not subscription.used
@@ -177,8 +182,8 @@ class TopicSubscriptions:
                 consumer = make(dispatcher)
                 dispatcher.join(consumer)
             finally:
-                if not subscription.used:  # it was opened in vain, and others may want it
-                    self._topic.aside(self._release(name))
+                if not subscription.used:  # no consumer came, and a query may want it
+                    self._beside.start(self._release(name))
             return consumer
 
     async def _dispatcher(
@@ -224,11 +229,11 @@ class TopicSubscriptions:
         return made
 
     def leave(self, name: str, consumer: Consumer) -> None:
-        """A consumer is gone; the last one's subscription is written and released."""
+        """The consumer is gone; a subscription without consumers is written and released."""
         subscription = self._by_name.get(name)
         consumer.dispatcher.leave(consumer)
         if subscription is not None and not subscription.used:
-            self._topic.aside(self._release(name))
+            self._beside.start(self._release(name))
 
     async def released(self, name: str) -> None:
         """Wait until a subscription without consumers here is written and released, for LET_GO_S at
@@ -236,7 +241,7 @@ class TopicSubscriptions:
         consumers that the seek sent away."""
         subscription = self._by_name.get(name)
         if subscription is not None and not subscription.used and not subscription.sought:
-            await asyncio.wait([self._topic.aside(self._release(name))], timeout=LET_GO_S)
+            await asyncio.wait([self._beside.start(self._release(name))], timeout=LET_GO_S)
 
     async def _release(self, name: str) -> None:
         subscription = self._by_name.get(name)
@@ -248,7 +253,7 @@ class TopicSubscriptions:
                 await self._release_now(name)
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """What opens and releases a subscription is done one after another."""
+        """The lock of calls that open, release or delete the subscription."""
         turn = self._turns.get(name)
         if turn is None:
             turn = self._turns[name] = asyncio.Lock()
@@ -300,6 +305,6 @@ class TopicSubscriptions:
                 consumer.end()
 
     async def release_all(self) -> None:
-        """Write where those are that have no consumers."""
+        """Write the positions of the subscriptions without consumers."""
         for name in list(self._by_name):
             await self._release(name)
