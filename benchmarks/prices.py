@@ -15,11 +15,10 @@ Processor time is what to compare where other work runs beside.
 """
 
 import argparse
+import asyncio
 import os
-import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,11 @@ import pyarrow.compute as pc
 from benchmarks import workload
 from benchmarks.contenders import zookeeper_pid
 from benchmarks.processes import Below, adopt_orphans, cpu_s, written_bytes
+from benchmarks.replay import write_entries
+from bookie_server.config import StorageConfig
+from bookie_server.disk.os_disk import OsDisk
+from bookie_server.logs.rebuild import rebuild as index_of_logs
+from bookie_server.logs.rocks_index import RocksIndex
 from spark_ledger import LedgerClient
 from spark_ledger.config import client_config
 from spark_ledger.local import LocalCluster
@@ -55,7 +59,7 @@ FILTERED = TaskSettings()
 UNFILTERED = TaskSettings(key_filters=False)
 ADDS, SINGLE_ADDS, ADD_BYTES = 20_000, 300, 1 << 10
 POSITIONS, MOVES = (4, 100, 1000), 100
-REBUILT_BYTES, LARGE_BYTES, SMALL_BYTES = 1 << 29, 64 << 10, 1 << 10
+REBUILT_BYTES, REBUILT_LEDGERS, REBUILT_ENTRIES = 1 << 29, 20, (64 << 10, 4 << 10)
 STREAMED_ROWS, STREAMED_BYTES = 200_000, 100
 MESSAGES, SMALL_TASKS, SMALL_ROWS = 100_000, 1_000, 100
 
@@ -313,56 +317,35 @@ def cursors(pairs: int) -> None:
                 topics.run(each.release())
 
 
-def rebuild(pairs: int) -> None:
+def rebuild(times: int) -> None:
     """Not in pairs: beside it is the copying of the same bytes by repair (benchmarks/repair.py)."""
-    for entry_bytes in (LARGE_BYTES, SMALL_BYTES):
-        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            _rebuilt(Path(folder), entry_bytes, pairs)
+    for entry_bytes in REBUILT_ENTRIES:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+            asyncio.run(_rebuilt(Path(folder), entry_bytes, times))
 
 
-def _rebuilt(folder: Path, entry_bytes: int, times: int) -> None:
-    entries = REBUILT_BYTES // entry_bytes
-    with (
-        LocalCluster(bookies=1, autorecovery=False, data_dir=folder) as cluster,
-        LedgerClient(cluster.service_url) as client,
-    ):
-        payload = os.urandom(entry_bytes)
-        with client.create_ledger(1, 1, 1) as writer:
-            for _ in range(entries):
-                last = writer.append_async(payload)
-            last.result()
-        bookie = cluster.bookies[0]
-        bookie.stop()
-        (index,) = bookie.folder.rglob("index")
-        took = []
-        for _ in range(times):
-            shutil.rmtree(index)
-            took.append(_run(bookie.command()))
-        bookie.start()
-        with client.open_ledger(writer.ledger_id) as reader:
-            assert sum(1 for _ in reader.read(0, entries - 1)) == entries
-    seconds, cpus, memory = zip(*took, strict=True)
+async def _rebuilt(folder: Path, entry_bytes: int, times: int) -> None:
+    await write_entries(folder, REBUILT_BYTES, entry_bytes, REBUILT_LEDGERS, placed=True)
+    disk, took, cpus = OsDisk(folder / "ledger", "ledger"), [], []
+    for _ in range(times):
+        shutil.rmtree(folder / "ledger" / "index")
+        began_s, own_s = time.monotonic(), time.process_time()
+        made = await index_of_logs(
+            disk, "d", lambda name: RocksIndex.open(folder / "ledger" / name), StorageConfig()
+        )
+        took.append(time.monotonic() - began_s)
+        cpus.append(time.process_time() - own_s)
+        assert made.entries == REBUILT_BYTES // entry_bytes and not made.damaged
+    disk.shut_down()
     gb = REBUILT_BYTES / GB
-    rates = [REBUILT_BYTES / MB / each for each in seconds]
     print(
         f"index of {gb:.2f} GB in entries of {entry_bytes} B, {times} times:"
-        f" {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}),"
-        f" {statistics.median(rates):.0f} MB/s,"
-        f" {statistics.median(cpus) / gb:.2f} CPU-s a GB, {max(memory):.0f} MiB",
+        f" {statistics.median(took):.2f} s ({min(took):.2f} to {max(took):.2f}),"
+        f" {REBUILT_BYTES / MB / statistics.median(took):.0f} MB/s,"
+        f" {statistics.median(cpus) / gb:.2f} CPU-s a GB ({min(cpus) / gb:.2f} to"
+        f" {max(cpus) / gb:.2f}), load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-
-
-def _run(command: list[str]) -> tuple[float, float, float]:
-    """Seconds, CPU-seconds and MiB of the bookie's command with --rebuild-index."""
-    command = [word for word in command if word != "--parent-pipe"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began_s = time.monotonic()
-    subprocess.run([*command, "--rebuild-index"], check=True, capture_output=True)
-    took_s = time.monotonic() - began_s
-    now = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
-    return took_s, used, now.ru_maxrss / 1024
 
 
 # -- Spark -----------------------------------------------------------------------------------------
