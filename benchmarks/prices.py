@@ -51,7 +51,7 @@ from spark_ledger.topic.read.live import ends_of, live_task
 from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.subscription import cursor
 from spark_ledger.topic.subscription.cursor import Cursor
-from spark_ledger.topic.write import TaskResult, TaskSettings
+from spark_ledger.topic.write import TaskSettings
 
 MB, GB, MS, US = 1e6, 1e9, 1e3, 1e6
 KEYED_ROWS, KEYED_PARTITIONS, VALUE_BYTES = 1_000_000, 4, 200
@@ -100,13 +100,6 @@ def used_s(pids: list[int]) -> float:
 # -- topics ----------------------------------------------------------------------------------------
 
 
-def commit(topics: BlockingTopics, info: TopicInfo, results: list[TaskResult]) -> None:
-    client = topics.client
-    (intent_id,) = {result.intent_id for result in results}
-    txn = TxnKey(intent_id, "prices", 0, "run")
-    topics.run(client.commit_topics({info.id: results}, txn, intent_id))
-
-
 def written(
     topics: BlockingTopics,
     name: str,
@@ -123,7 +116,8 @@ def written(
         writer = topics.task_writer(info, intent, task_index=number, settings=settings)
         writer.write(keys, values)
         results.append(writer.finishing()())
-    commit(topics, info, results)
+    txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
+    topics.run(client.commit_topics({info.id: results}, txn, intent.id))
     return info
 
 
