@@ -3,7 +3,6 @@
     python benchmarks/prices.py --only keys          a read by key, with filters of keys and without
     python benchmarks/prices.py --only durability    adds of page-cache ledgers and of synced ones
     python benchmarks/prices.py --only cursors       positions into a ledger and into ZooKeeper
-    python benchmarks/prices.py --only rebuild       an index made anew from a bookie's own logs
     python benchmarks/prices.py --only foreach       a stream written by foreach_writer and others
     python benchmarks/prices.py --only chunks        reads that look for chunks of messages or not
     python benchmarks/prices.py --pairs 9            pairs of each (default 7); all cases
@@ -15,9 +14,7 @@ Processor time is what to compare where other work runs beside.
 """
 
 import argparse
-import asyncio
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -35,11 +32,6 @@ import pyarrow.compute as pc
 from benchmarks import workload
 from benchmarks.contenders import zookeeper_pid
 from benchmarks.processes import Below, adopt_orphans, cpu_s, written_bytes
-from benchmarks.replay import write_entries
-from bookie_server.config import StorageConfig
-from bookie_server.disk.os_disk import OsDisk
-from bookie_server.logs.rebuild import rebuild as index_of_logs
-from bookie_server.logs.rocks_index import RocksIndex
 from spark_ledger import LedgerClient
 from spark_ledger.config import client_config
 from spark_ledger.local import LocalCluster
@@ -59,7 +51,6 @@ FILTERED = TaskSettings()
 UNFILTERED = TaskSettings(key_filters=False)
 ADDS, SINGLE_ADDS, ADD_BYTES = 20_000, 300, 1 << 10
 POSITIONS, MOVES = (4, 100, 1000), 100
-REBUILT_BYTES, REBUILT_LEDGERS, REBUILT_ENTRIES = 1 << 29, 20, (64 << 10, 4 << 10)
 STREAMED_ROWS, STREAMED_BYTES = 200_000, 100
 MESSAGES, SMALL_TASKS, SMALL_ROWS = 100_000, 1_000, 100
 
@@ -311,37 +302,6 @@ def cursors(pairs: int) -> None:
                 topics.run(each.release())
 
 
-def rebuild(times: int) -> None:
-    """Not in pairs: beside it is the copying of the same bytes by repair (benchmarks/repair.py)."""
-    for entry_bytes in REBUILT_ENTRIES:
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-            asyncio.run(_rebuilt(Path(folder), entry_bytes, times))
-
-
-async def _rebuilt(folder: Path, entry_bytes: int, times: int) -> None:
-    await write_entries(folder, REBUILT_BYTES, entry_bytes, REBUILT_LEDGERS, placed=True)
-    disk, took, cpus = OsDisk(folder / "ledger", "ledger"), [], []
-    for _ in range(times):
-        shutil.rmtree(folder / "ledger" / "index")
-        began_s, own_s = time.monotonic(), time.process_time()
-        made = await index_of_logs(
-            disk, "d", lambda name: RocksIndex.open(folder / "ledger" / name), StorageConfig()
-        )
-        took.append(time.monotonic() - began_s)
-        cpus.append(time.process_time() - own_s)
-        assert made.entries == REBUILT_BYTES // entry_bytes and not made.damaged
-    disk.shut_down()
-    gb = REBUILT_BYTES / GB
-    print(
-        f"index of {gb:.2f} GB in entries of {entry_bytes} B, {times} times:"
-        f" {statistics.median(took):.2f} s ({min(took):.2f} to {max(took):.2f}),"
-        f" {REBUILT_BYTES / MB / statistics.median(took):.0f} MB/s,"
-        f" {statistics.median(cpus) / gb:.2f} CPU-s a GB ({min(cpus) / gb:.2f} to"
-        f" {max(cpus) / gb:.2f}), load {os.getloadavg()[0]:.1f}",
-        flush=True,
-    )
-
-
 # -- Spark -----------------------------------------------------------------------------------------
 
 
@@ -397,7 +357,6 @@ CASES: Mapping[str, Callable[[int], None]] = {
     "keys": keys,
     "durability": durability,
     "cursors": cursors,
-    "rebuild": rebuild,
     "foreach": foreach,
     "chunks": chunks,
 }

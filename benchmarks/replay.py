@@ -4,13 +4,15 @@ write cache.
     python benchmarks/replay.py [--bytes 1073741824] [--entry 1024] [--ledgers 1] [--profile F]
     python benchmarks/replay.py --placed --entry 65536
     python benchmarks/replay.py --flush [--entry 1024]
+    python benchmarks/replay.py --rebuild [--bytes 536870912] [--entry 65536] [--ledgers 20]
 
 A journal of `bytes` of entries is written by the real Journal to a real disk; nothing of it is
 flushed. A process of its own then opens the engine on it as a killed bookie does: seconds,
 CPU-seconds of all its threads, and the most memory it held (VmHWM). The entries are in the journal
 whatever their size; with `--placed` they are in direct logs, as large ones of a bookie are, whose
 marks in the index are where they begin, and the journal has the ledgers' records alone. `--flush`
-puts 48 MiB of entries into the engine instead and flushes them, five times; medians. `--profile`
+puts 48 MiB of entries into the engine instead and flushes them, five times; medians. `--rebuild`
+makes the index of that many bytes in direct logs anew, five times; medians. `--profile`
 writes what cProfile saw of the event loop's thread.
 """
 
@@ -19,6 +21,7 @@ import asyncio
 import cProfile
 import gc
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -41,13 +44,14 @@ from bookie_server.journal.writer import FOLDER, Journal
 from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.logs.rebuild import rebuild
 from bookie_server.logs.rocks_index import RocksIndex
 from bookie_server.start.replay import open_storage
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 
 MIB = 1 << 20
 GIB = 1 << 30
-FLUSHED_BYTES, FLUSHES = 48 * MIB, 5
+FLUSHED_BYTES, FLUSHES, REBUILDS = 48 * MIB, 5, 5
 FRAME_BYTES = 256 << 10
 """What is appended at once, as frames of a client's lane are."""
 HOME = "ledger-1"
@@ -82,6 +86,17 @@ def flush_cost(entry_bytes: int = 1 << 10) -> Cost:
     """Of the flush of 48 MiB of entries: medians."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
         costs = asyncio.run(_flushes(Path(folder), entry_bytes))
+    return _medians(costs)
+
+
+def rebuild_cost(size: int, entry_bytes: int, ledgers: int) -> Cost:
+    """Of making the index of `size` bytes of entries anew: medians."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        costs = asyncio.run(_rebuilds(Path(folder), size, entry_bytes, ledgers))
+    return _medians(costs)
+
+
+def _medians(costs: list[Cost]) -> Cost:
     return Cost(
         statistics.median(each.seconds for each in costs),
         statistics.median(each.cpu_s for each in costs),
@@ -199,6 +214,21 @@ def _profiled(work: Coroutine[Any, Any, Cost], path: str) -> Cost:
     return cost
 
 
+async def _rebuilds(folder: Path, size: int, entry_bytes: int, ledgers: int) -> list[Cost]:
+    await write_entries(folder, size, entry_bytes, ledgers, placed=True)
+    home = folder / "ledger"
+    disk, costs = OsDisk(home, "ledger"), []
+    for _ in range(REBUILDS):
+        shutil.rmtree(home / "index")
+        began_s, own_s = time.monotonic(), time.process_time()
+        made = await rebuild(disk, "d", lambda name: RocksIndex.open(home / name), StorageConfig())
+        took_s, own_s = time.monotonic() - began_s, time.process_time() - own_s
+        costs.append(Cost(took_s, own_s, most_memory_mib(os.getpid())))
+        assert made.entries >= size // entry_bytes and not made.damaged
+    disk.shut_down()
+    return costs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=int, default=GIB)
@@ -207,6 +237,7 @@ def main() -> None:
     parser.add_argument("--profile", default="")
     parser.add_argument("--placed", action="store_true")
     parser.add_argument("--flush", action="store_true")
+    parser.add_argument("--rebuild", action="store_true")
     parser.add_argument("--open", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     keep_the_heap_small()
@@ -216,6 +247,9 @@ def main() -> None:
         return
     if options.flush:
         cost, count = flush_cost(options.entry), FLUSHED_BYTES // options.entry
+    elif options.rebuild:
+        cost = rebuild_cost(options.bytes, options.entry, options.ledgers)
+        count = options.bytes // options.entry
     else:
         cost = replay_cost(
             options.bytes,
