@@ -220,12 +220,9 @@ class Lineage:
     async def _watched(self, path: str) -> Versioned | None:
         """The node, if it exists; a change of it wakes `run`."""
         try:
-            return await self._store.get(path, self._woken)
+            return await self._store.get(path, self._wake.set)
         except NoNode:
             return None
-
-    def _woken(self) -> None:
-        self._wake.set()
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:

@@ -365,15 +365,12 @@ class News:
         self._looked_at = asyncio.get_running_loop().time()
         try:
             with suppress(Unavailable):
-                await self._view.reread(fresh=fresh, watch=self._on_change)
+                await self._view.reread(fresh=fresh, watch=self._must_look.set)
         except asyncio.CancelledError:  # entries came first: the reason to look still holds
             self._doubted = self._doubted or doubted
             if must_look:
                 self._must_look.set()
             raise
-
-    def _on_change(self) -> None:
-        self._must_look.set()
 
 
 async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
