@@ -41,7 +41,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
+from spark_ledger.metadata.store_calls import TRIES_MAX, Tries, ensure, reachable, read
 
 NOT_THERE = -1
 RECORDS_KEPT = 16
@@ -358,7 +358,8 @@ class Ownership:
         gets one: this broker if `here` (another broker has chosen it), else the living broker on
         which it falls. A broker that takes a partition also takes the topic's other partitions that
         fall on it and have no living owner."""
-        for _ in range(TRIES_MAX):
+        tries = Tries()
+        while True:
             now = await self.owners(topic_id, fresh=True)
             owner = now.of(partition)
             if owner is not None and owner.broker == self.broker_id:
@@ -375,7 +376,7 @@ class Ownership:
                 return Owner(chosen, 0 if owner is None else owner.epoch, alive[chosen])
             vacant = self._vacant(topic_id, now, range(partitions), alive)
             await self._take(topic_id, now, [partition, *vacant])
-        raise errors.CommitContended(f"brokers took topic {topic_id} from each other again")
+            await tries.lost(f"brokers took topic {topic_id} from each other again")
 
     async def _others_alive(self) -> dict[str, str]:
         """By id the URLs of the other brokers; not of one that was killed and whose port this one
