@@ -82,7 +82,9 @@ class Batch:
         if not self.walks:
             return max(int(metadata.sequence_id), int(metadata.highest_sequence_id))
         try:
-            return _highest_sequence_id(self)
+            messages = messages_in(bytes(payload_of(self)), self.messages)
+            ids = (message.sequence_id for message, _ in messages)
+            return int(max(metadata.sequence_id, *ids))
         except errors.BadEntry:  # its reader meets the error
             return int(metadata.sequence_id)
 
@@ -292,25 +294,23 @@ def fault_of_walk(batch: Batch) -> str | None:
     )
 
 
-def _highest_sequence_id(batch: Batch) -> int:
-    """Of the batch and its messages. Raises errors.BadEntry."""
-    data = bytes(payload_of(batch))
-    highest, at, total = int(batch.metadata.sequence_id), 0, len(data)
+def messages_in(data: bytes, count: int) -> Iterator[tuple[SingleMessageMetadata, int]]:
+    """The metadata of each of the messages in a batch's payload, decompressed, and where its value
+    begins. Raises errors.BadEntry."""
+    at, total = 0, len(data)
     read, size_at = SingleMessageMetadata.FromString, _SIZE.unpack_from
     try:
-        for _ in range(batch.messages):
+        for _ in range(count):
             begin = at + _SIZE.size + size_at(data, at)[0]
             message = read(data[at + _SIZE.size : begin])
             at = begin + message.payload_size
             if not begin <= at <= total:
                 raise errors.BadEntry(f"a damaged batch: a message of {message.payload_size} bytes")
-            if message.sequence_id > highest:
-                highest = message.sequence_id
+            yield message, begin
     except (struct.error, DecodeError) as error:
         raise errors.BadEntry(f"a damaged batch: {error}") from error
     if at != total:
         raise errors.BadEntry(f"a damaged batch: {total - at} bytes after its last message")
-    return highest
 
 
 def untimely(batch: Batch) -> str | None:

@@ -16,13 +16,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
-from struct import error as struct_error
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from google.protobuf.message import DecodeError
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
@@ -39,7 +37,7 @@ from spark_ledger.topic.entry.message_batch import (
     VALUE,
     Longs,
 )
-from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, payload_of
+from spark_ledger.topic.entry.pulsar_batch import TIME_MS_MAX, Batch, messages_in, payload_of
 from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
 
 FEW = 128
@@ -225,21 +223,9 @@ def _take_messages(
         messages.append(batch.metadata)
         values.append(data)
         return
-    at, total = 0, len(data)
-    read, size_at = SingleMessageMetadata.FromString, _SIZE.unpack_from
-    try:
-        for _ in range(batch.messages):
-            begin = at + 4 + size_at(data, at)[0]
-            message = read(data[at + 4 : begin])
-            at = begin + message.payload_size
-            if not begin <= at <= total:
-                raise errors.BadEntry(f"a damaged batch: a message of {message.payload_size} bytes")
-            messages.append(message)
-            values.append(data[begin:at])
-    except (struct_error, DecodeError) as error:
-        raise errors.BadEntry(f"a damaged batch: {error}") from error
-    if at != total:
-        raise errors.BadEntry(f"a damaged batch: {total - at} bytes after its last message")
+    for message, begin in messages_in(data, batch.messages):
+        messages.append(message)
+        values.append(data[begin : begin + message.payload_size])
 
 
 def _headers(ends: npt.NDArray[np.int64], names: pa.Array, texts: pa.Array) -> pa.Array:
