@@ -308,7 +308,7 @@ class ClientActor(Actor):
 
     async def _come_up(self) -> None:
         metadata = StoreDoor(self._calls)
-        directory = BookieDirectory(metadata)
+        directory = BookieDirectory(metadata, CLIENT.directory_refresh_s)
         await directory.start()
         self.bookies = BookieClient(NetworkDoor(self._calls), directory, CLIENT)
         rng = random.Random(self.name)

@@ -300,7 +300,7 @@ class FakeCluster:
 
     async def client(self, name: str = "client", seed: int = 0) -> LedgerStore:
         session = self.store.session(name)
-        directory = BookieDirectory(session)
+        directory = BookieDirectory(session, self.config.directory_refresh_s)
         await directory.start()
         self.network = FakeNetwork(self.bookies)
         bookies = BookieClient(self.network, directory, self.config)

@@ -66,7 +66,7 @@ async def test_the_rack_of_a_bookie_that_is_away_is_known_once_it_was_looked_for
     cluster, _ = await cluster_of(1)
     away = json.dumps({"address": "away:1", "free_bytes": 1, "rack": "r7"}).encode()
     await cluster.admin.create(f"{paths.BOOKIES_KNOWN}/away", away, parents=True)
-    directory = BookieDirectory(cluster.store.session("another"))
+    directory = BookieDirectory(cluster.store.session("another"), 30.0)
     await directory.start()
     assert directory.rack("away") == ""
     assert await directory.find("away") == "away:1"
@@ -77,7 +77,7 @@ async def test_the_rack_of_a_bookie_that_is_away_is_known_once_it_was_looked_for
 @simulated
 async def test_the_directory_follows_registrations_and_keeps_addresses():
     cluster, _ = await cluster_of(2)
-    directory = BookieDirectory(cluster.store.session("another"))
+    directory = BookieDirectory(cluster.store.session("another"), 30.0)
     await directory.start()
     told = []
     directory.add_listener(lambda: told.append([b.id for b in directory.writable()]))
