@@ -3,9 +3,9 @@
     from spark_ledger.notebook import dbutils, display, displayHTML
 
 On Databricks, or wherever the importing cell already has `dbutils`, the names stay the runtime's
-own. In Jupyter and in plain Python they are those of this package: `dbutils.widgets` (a parameter,
-else an environment variable, else the default), `display` and `displayHTML` (shown in Jupyter; a
-table as text, a picture as a file elsewhere). Nothing else of Databricks is imitated.
+own. In Jupyter and in plain Python they are those of spark_ledger_demo/notebook: `dbutils.widgets`
+(a parameter, else an environment variable, else the default), `display` and `displayHTML` (shown in
+Jupyter; a table as text, a picture as a file elsewhere). Nothing else of Databricks is imitated.
 
 Always true: importing this loads neither pyspark nor matplotlib nor IPython.
 """
@@ -14,7 +14,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from spark_ledger.notebook import outputs
+from spark_ledger_demo.notebook import outputs
 
 __all__ = ["dbutils", "display", "displayHTML"]
 

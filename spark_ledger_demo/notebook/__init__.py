@@ -1,1 +1,1 @@
-"""Reads a notebook's file and runs it; the commands are in spark_ledger/notebook."""
+"""Reads a notebook's file, runs it and shows its outputs; to users it is spark_ledger.notebook."""

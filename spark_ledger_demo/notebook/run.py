@@ -30,7 +30,7 @@ import spark_ledger
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import find_java
 from spark_ledger.local.processes import hold
-from spark_ledger.notebook.outputs import FOLDER, SHOWN, WIDGETS, Output
+from spark_ledger_demo.notebook.outputs import FOLDER, SHOWN, WIDGETS, Output
 from spark_ledger_demo.notebook.source import Cell, Notebook
 
 OUTPUT_CHARACTERS_MAX = 20_000
