@@ -382,7 +382,8 @@ class Janitor:
 
     async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
         """Removes the trees of topics that were deleted long enough ago and have no ledger any
-        more; forgets those that had no tree when this pass began."""
+        more; and the nodes that record the deletion of those whose tree was gone before this pass
+        listed ledgers."""
         having = {ledger.topic for ledger in a_pass.ledgers.values()}
         removed = []
         for topic_id, deleted_ms in a_pass.deleted.items():
@@ -397,7 +398,7 @@ class Janitor:
                 if report.dry_run or await remove_tree(self.store, topic_id):
                     removed.append(topic_id)
             elif not report.dry_run:
-                await forget(self.store, topic_id)
+                await _delete(self.store, paths.topic_deleted(topic_id))
         if not report.dry_run:
             await self._remove_owners()
         return replace(report, topics=tuple(removed))
@@ -461,15 +462,6 @@ async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
     Raises StoreUnavailable.
     """
     return await _remove(store, paths.topic(topic_id), NODES_PER_CALL) > 0
-
-
-async def forget(store: MetadataStore, topic_id: str) -> None:
-    """Removes the node that records the topic's deletion, if the store responds. For a topic whose
-    tree was gone before a listing of ledgers that had none of its ledgers.
-
-    Raises StoreUnavailable.
-    """
-    await _delete(store, paths.topic_deleted(topic_id))
 
 
 async def _remove(store: MetadataStore, path: str, budget: int) -> int:
