@@ -5,8 +5,11 @@ Always true: nothing is added to a segment after its seal was made. An owner tha
 under way, and sends nothing before it has read the log again. Any other process that seals has
 fenced and closed the ledger: safety comes from the fence (hazards 29, 30). The rows are those of
 the CLOSED record, and the header of the last entry must have the same count (hazard 32), else
-nothing is sealed. Entries at a ledger's end that no owner wrote, but with a valid checksum, have no
-offsets: the segment ends in front of them. A seal is small however large the ledger is: the rows
+nothing is sealed. An entry is an owner's if its payload is a message batch of this partition alone
+whose first row is where the ledger's own count has it; an entry of a later version is an error.
+Foreign entries at a segment's end, with a valid checksum, are not part of the segment; those
+between an owner's entries are, since the later entries count their rows: a read meets them
+(read/bad_entries.py). A seal is small however large the ledger is: the rows
 of each entry stay in the entries' headers.
 """
 
@@ -22,7 +25,6 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.commit.foreign import Foreign, foreign_of, log_foreign, owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Header, Rowless, decode_header
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.producers import newest
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 STEP_MESSAGES, MESSAGES_OF_A_BATCH = 20_000, 10
 """So many messages of an entry are walked in one step, 0.5 microseconds each; to parse a batch
 takes as long as ten of them."""
+SHOWN_BYTES = 32
+"""Of a foreign entry, in the log."""
 EVENT_MS_MAX = 2**62
 """The messages of producers are not decoded to seal them: a seal allows all event times."""
 
@@ -47,6 +51,17 @@ class Extent:
 
 
 NOTHING = Extent()
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A foreign entry, and the fault in it. It keeps only the size and the first bytes of the
+    payload, since a ledger may end with many foreign entries."""
+
+    entry_id: int
+    why: errors.BadEntry
+    payload_bytes: int
+    begins: bytes
 
 
 async def sealed(
@@ -113,7 +128,8 @@ async def tail_of(
             try:
                 header = owned_header(live, entry)
             except errors.BadEntry as why:
-                foreign.append(foreign_of(entry, why))
+                size, begins = len(entry.payload), bytes(entry.payload[:SHOWN_BYTES])
+                foreign.append(Foreign(entry_id, why, size, begins))
             except errors.UnsupportedFormat as why:
                 raise _of_later_version(live, entry_id, why) from why
             else:
@@ -280,4 +296,29 @@ def _another_end(closed: VersionedRecord, entries: int, rows: int) -> errors.Uns
         f"ledger {record.ledger_id} ended at entry {record.last_entry} with {record.rows} rows, its"
         f" {entries} entries have {rows}",
         ledger_id=record.ledger_id,
+    )
+
+
+def owned_header(live: LiveSegment, entry: Entry) -> Header:
+    """The header of an owner's entry, in the segment or in a later segment of its ledger. Raises
+    errors.BadEntry for a foreign entry, errors.UnsupportedFormat for an entry of a later version.
+    """
+    header = decode_header(entry.payload)
+    partition, rows, first_row = header.shares[0]
+    if len(header.index) > 1 or partition != live.partition:
+        raise errors.BadEntry(
+            f"it has rows of {len(header.index)} partitions, {partition} the first of them"
+        )
+    row = entry.header.cumulative_rows - rows
+    if not header.at_offset and first_row != row:
+        raise errors.BadEntry(f"its first row is row {first_row} of the ledger, not row {row}")
+    return header
+
+
+def log_foreign(live: LiveSegment, foreign: Foreign) -> None:
+    _log.warning(
+        "entry %d:%d belongs to no owner of partition %d, which ends in front of it: %s; %d bytes,"
+        " %r...",
+        *(live.ledger_id, foreign.entry_id, live.partition, foreign.why.what),
+        *(foreign.payload_bytes, foreign.begins),
     )

@@ -25,7 +25,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.process import Newest
-from spark_ledger.topic.commit.foreign import owned_header
+from spark_ledger.topic.commit.seal import owned_header
 from spark_ledger.topic.entry.message_batch import NONE, Rowless, decode_header
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
@@ -204,7 +204,7 @@ async def _last_of(
 async def _owned(
     reader: AsyncLedgerReader, live: LiveSegment, first: int, last: int
 ) -> Entry | None:
-    """The last entry of [first, last] that an owner wrote (foreign.py); None without such one."""
+    """The last entry of [first, last] that an owner wrote (seal.py); None without such one."""
     async with aclosing(reader.read_back(last, first, known_confirmed=last)) as entries:
         async for _, entry in entries:
             if isinstance(entry, errors.LedgerError):

@@ -11,7 +11,7 @@ from spark_ledger.broker import names
 from spark_ledger.broker.owner.ownership import Deposed
 from spark_ledger.broker.settings import BrokerSettings
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
-from spark_ledger.topic.commit import foreign, seal
+from spark_ledger.topic.commit import seal
 from spark_ledger.topic.entry.message_batch import Share, encode_header
 from tests.kit.subscribing import subscribed
 from tests.unit.spark_ledger.broker.owners import Sent
@@ -424,7 +424,6 @@ def test_a_partition_whose_live_end_a_later_version_wrote_goes_round_until_a_bro
             payload[4] = min(payload[4], 2)
             return reads(bytes(payload))
 
-        monkeypatch.setattr(foreign, "decode_header", upgraded)
         monkeypatch.setattr(seal, "decode_header", upgraded)
         assert (await asked(made["b"])).log.end == 2
         await made["a"].close()
