@@ -60,19 +60,19 @@ class SegmentHold:
 
 
 class AskedSegments:
-    """The segments of one partition that committers asked for: the one at hand, or the last one,
-    and the one that is read back next. `hold`: by which the owner waits for a commit."""
+    """The segments of one partition that committers asked for: `now` is the hold of the segment at
+    hand, or of the last one; `hold` the one that ends before the owner opens the next segment."""
 
     def __init__(self) -> None:
         self.now: SegmentHold | None = None
         self.hold: SegmentHold | None = None
-        self._next: SegmentHold | None = None
+        self._next: SegmentHold | None = None  # of the segment that is not read back yet
 
     def ask_next(
         self, ledger_id: int, opened: int, until_s: float, *, new: bool
     ) -> SegmentHold | None:
-        """The hold of the segment that commit `opened` begins in that ledger; a new one, if it is
-        the first and may be `new`."""
+        """The hold of the segment that commit `opened` begins in that ledger. Without one, a hold
+        begins if it may be `new`."""
         if self._next is None and new:
             self._next = SegmentHold(ledger_id, opened, until_s)
         return self._next
@@ -92,7 +92,7 @@ class AskedSegments:
             self.now.hand(handed)
 
     def forget(self) -> None:
-        """The commit after the last segment was waited for."""
+        """The wait for a commit after the last segment is over."""
         self.now = self.hold = None
 
     def refuse(self) -> None:

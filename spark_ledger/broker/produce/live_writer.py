@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveWriter:
-    """Of partition `number`. `stored` is as the one of Backlog."""
+    """The writer of partition `number`. `stored` is called as Backlog calls it."""
 
     def __init__(
         self,

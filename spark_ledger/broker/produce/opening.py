@@ -41,7 +41,7 @@ class OpenLedger:
 
     @staticmethod
     def of(following: Next, now_s: float) -> "OpenLedger":
-        """The ledger, whose opening was read back."""
+        """The ledger `following`, after its opening was read back."""
         has, reopened = following.has, following.after != ANY_OPENING
         opened_s = following.opened_s if reopened else now_s
         counts = LedgerCounts(has.entries, has.rows, has.bytes)
