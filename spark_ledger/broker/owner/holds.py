@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from spark_ledger.async_tasks import SharedTasks
 from spark_ledger.topic.commit.hand_over import Handed
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.log.state import TopicState
@@ -151,14 +152,12 @@ class SharedLook:
     def __init__(self, look: Callable[[], Awaitable[TopicState]]) -> None:
         self._look = look
         self._one = asyncio.Lock()
-        self._next: asyncio.Task[TopicState] | None = None
+        self._next = SharedTasks[None, TopicState]()
 
     async def __call__(self) -> TopicState:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._work())
-        return await asyncio.shield(self._next)
+        return await self._next.result(None, self._work)
 
     async def _work(self) -> TopicState:
         async with self._one:
-            self._next = None  # callers from now on need the next look
+            self._next.pop(None)  # callers from now on need the next look
             return await self._look()
