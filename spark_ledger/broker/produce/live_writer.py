@@ -175,17 +175,17 @@ class LiveWriter:
     async def _until_idle(self) -> None:
         """Raises TAKES_NO_ROWS."""
         while (step := next_step(now := self._situation())) is not WriterStep.REST:
-            if step is WriterStep.DECIDE:
+            if step is WriterStep.APPEND:
+                self._send(now)
+                await self._wait()
+                if self._ledger is not None:  # else it was handed over meanwhile
+                    self._settle()
+            elif step is WriterStep.DECIDE:
                 await self._decide()
             elif step is WriterStep.STOP:
                 self._stop()
             elif step is WriterStep.LEAVE:
                 await self._leave()
-            elif step is WriterStep.APPEND:
-                self._send(now)
-                await self._wait()
-                if self._ledger is not None:  # else it was handed over meanwhile
-                    self._settle()
             elif await self._patiently_open():
                 self._send(
                     self._situation()
