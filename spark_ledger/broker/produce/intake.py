@@ -14,13 +14,7 @@ from spark_ledger.broker.names import fault_of_name
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.produce.chunks import ChunksOfProducer
 from spark_ledger.broker.produce.live_writer import LiveWriter
-from spark_ledger.broker.produce.producer import (
-    NO_ID,
-    ChunkedSends,
-    Producer,
-    Run,
-    closed,
-)
+from spark_ledger.broker.produce.producer import NO_ID, Producer, Run, closed
 from spark_ledger.broker.wire.commands import NO_TRANSACTIONS, Refusal, ServerError
 from spark_ledger.broker.wire.frames import MalformedFrame, Span, encode
 from spark_ledger.broker.wire.link import Link
@@ -55,6 +49,7 @@ class Intake:
         self._link = link
         self._broker = broker
         self._bytes_max = message_bytes_max + METADATA_BYTES_MAX
+        self._chunks: dict[Producer, ChunksOfProducer] = {}  # of those here that have sent a chunk
         self._runs: dict[int, Run] = {}  # of the bytes at hand, by producer
         self._shapes: dict[bytes, Shape] = {}
         self._walked = 0  # messages in this step
@@ -79,11 +74,12 @@ class Intake:
     def remove(self, producer: Producer) -> bool:
         """Whether it was here."""
         producer.leave(producer)
+        chunks = self._chunks.pop(producer, None)
         if self.producers.get(producer.id) is not producer:
             return False
         del self.producers[producer.id]
-        if producer.chunks is not None:
-            producer.chunks.give_up("it left", refuse=False)
+        if chunks is not None:
+            chunks.give_up("it left", refuse=False)
         return True
 
     def remove_all(self) -> None:
@@ -97,8 +93,8 @@ class Intake:
 
     def send_producer_away(self, producer: Producer) -> None:
         """It is to look its topic up again."""
-        if producer.chunks is not None:
-            producer.chunks.forget()  # they come again
+        if producer in self._chunks:
+            self._chunks[producer].forget()  # they come again
         if self.remove(producer):
             self._away[producer.id] = None
             self.send(encode(closed(producer.id)))
@@ -108,7 +104,7 @@ class Intake:
         begin = spans[at][0]
         shape = self._shapes.get(data[begin : begin + KEY_BYTES])
         producer = None if shape is None else self.producers.get(shape.producer_id)
-        if shape is None or producer is None or producer.chunks is not None:
+        if shape is None or producer is None or producer in self._chunks:
             return 0
         if not producer.may_send:
             return 0
@@ -187,8 +183,8 @@ class Intake:
             self.hand_on()
             self._chunks_of(producer).take(send, batch, parsed, self._append)
             return None
-        if producer.chunks is not None:
-            producer.chunks.another()
+        if producer in self._chunks:
+            self._chunks[producer].another()
         return parsed
 
     def _checked(self, batch: bytes, deduplicates: bool) -> pulsar_batch.Batch:
@@ -225,7 +221,8 @@ class Intake:
         run.hand_on()
         run.producer.partition.writer.append(run)
 
-    def _chunks_of(self, producer: Producer) -> ChunkedSends:
-        if producer.chunks is None:
-            producer.chunks = ChunksOfProducer(producer, self._broker.ownership, self.drop)
-        return producer.chunks
+    def _chunks_of(self, producer: Producer) -> ChunksOfProducer:
+        if producer not in self._chunks:
+            made = ChunksOfProducer(producer, self._broker.ownership, self.drop)
+            self._chunks[producer] = made
+        return self._chunks[producer]

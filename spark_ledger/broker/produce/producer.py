@@ -24,7 +24,6 @@ from spark_ledger.broker.wire.commands import (
 )
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.broker.wire.sends import UNPACKED_MAX, Alike, Send, receipts
-from spark_ledger.topic.entry import pulsar_batch
 
 NO_ID = -1
 RUN_BYTES_MAX = 256 << 10
@@ -68,26 +67,6 @@ class PartitionOfProducer(Protocol):
     refused: RefusedMessages
 
 
-class ChunkedSends(Protocol):
-    """The messages that a producer sends in chunks (chunks.py)."""
-
-    def take(
-        self,
-        send: Send,
-        data: bytes,
-        parsed: pulsar_batch.Batch,
-        append: "Callable[[Run], None]",
-    ) -> None: ...
-
-    def another(self) -> None: ...
-
-    def damaged(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def give_up(self, why: str, *, refuse: bool = True) -> None: ...
-
-
 class Producer:
     """Of one partition, on one connection. `topic_epoch` numbers the exclusive producers that
     followed each other; it is 0 for a new one. `leave` takes the producer out of its partition."""
@@ -117,8 +96,6 @@ class Producer:
         self.schema_version = schema_version
         self.may_send = False
         """Its client has this answer, or gets it in this turn of the loop."""
-        self.chunks: ChunkedSends | None = None
-        """The messages that the producer sends in chunks, once it has sent a chunk."""
         self.sends = 0
         """How many SENDs came: each has its number, and the answers go out in that order."""
         self._answered = 0
