@@ -40,6 +40,7 @@ from bookie_server.start.replay import open_storage
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.entry_reader import Range, Undeliverable
 from bookie_server.storage.storage import LedgerStorage
+from spark_ledger.async_tasks import BackgroundTasks
 from spark_ledger.metadata.store import MetadataStore
 
 STORED_AT_ONCE = 65536  # entries that one Stored looks up
@@ -101,9 +102,10 @@ class Bookie:
         storage.on_quarantine = self._limbo.damaged
         # without its cluster's id a node cannot find out which ledgers it may have had
         limbo = [self._limbo.run()] if cluster_id else []
-        background = [self.reclaim.run(), *limbo, disks.run()]
-        self._background = [asyncio.ensure_future(work) for work in background]
-        for task in (self._storage_task, storage.journals_ended, *self._background):
+        self._background = BackgroundTasks(self._fail)
+        for work in (self.reclaim.run(), *limbo, disks.run()):
+            self._background.start(work)
+        for task in (self._storage_task, storage.journals_ended):
             task.add_done_callback(self._on_task_end)
 
     @classmethod
@@ -207,9 +209,7 @@ class Bookie:
 
     def also(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this work in the background too; the node has failed when it raises."""
-        task = asyncio.ensure_future(work)
-        self._background.append(task)
-        task.add_done_callback(self._on_task_end)
+        self._background.start(work)
 
     async def stop(self) -> None:
         """Drain the requests under way, flush, seal the journals, close the index.
@@ -217,8 +217,7 @@ class Bookie:
         Raises JournalFailed or DiskFailed when the node had failed or fails now.
         """
         self.drain()
-        for task in self._background:
-            task.cancel()
+        self._background.cancel()
         await self._idle.wait()
         self.storage.stop()
         await self._storage_task
@@ -227,8 +226,7 @@ class Bookie:
     def abandon(self) -> None:
         """End at once, as a crash would: nothing is flushed, no response is sent."""
         self._stopping = True
-        for task in self._background:
-            task.cancel()
+        self._background.cancel()
         self._storage_task.cancel()
         self.storage.abandon()
 
@@ -237,8 +235,11 @@ class Bookie:
             listener()
 
     def _on_task_end(self, task: asyncio.Future[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self.failed.done():
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # counts as retrieved even if no task awaits `failed`
             self._standing_changed()
