@@ -326,7 +326,8 @@ def foreach(pairs: int) -> None:
 
         def streams(way: str) -> Figures:
             topic = f"{way}-{next(numbers)}"
-            frame = spark.readStream.format("ledger").options(**url).load("streamed")
+            reading = spark.readStream.format("ledger").options(**url, startingOffsets="earliest")
+            frame = reading.load("streamed")
             writing = frame.selectExpr("key", "value").writeStream.trigger(availableNow=True)
             if way == "sink":
                 writing = writing.format("ledger").options(**url, topic=topic)
