@@ -46,7 +46,6 @@ class Client:
         self.broker = broker
         self.connected = False
         self.intake = Intake(link, broker, broker.message_bytes_max)
-        self.producers = self.intake.producers
         self.consumers: dict[int, Consuming] = {}
         self.acking = Acking(self.consumers, link.send, refusal_of, link.go_on)
         self._requests = BackgroundTasks(ended=self.link.go_on)

@@ -61,17 +61,10 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
 class Caller(Protocol):
     """A client, as its commands use it."""
 
-    @property
-    def link(self) -> Link: ...
-
-    @property
-    def intake(self) -> Intake: ...
-
-    @property
-    def acking(self) -> Acking: ...
-
+    link: Link
     broker: Broker
-    producers: dict[int, Producer]
+    intake: Intake
+    acking: Acking
     consumers: dict[int, Consuming]
 
     def is_of(self, version: str) -> None:
@@ -188,7 +181,7 @@ async def _producer(client: Caller, part: Any) -> None:
         )
     topic, partition = await client.broker.partition(names.parse(part.topic), create=True)
     schema_version = await _version_to_send(client.broker, topic.info, part)
-    existing = client.producers.get(part.producer_id)
+    existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
     made = Producer(
@@ -229,7 +222,7 @@ def _check_schema(part: Any) -> None:
 
 
 async def _close_producer(client: Caller, part: Any) -> None:
-    existing = client.producers.get(part.producer_id)
+    existing = client.intake.producers.get(part.producer_id)
     if existing is not None:
         client.intake.remove(existing)
         await existing.partition.writer.settled(lambda producer: producer is existing)

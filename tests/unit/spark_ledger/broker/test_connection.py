@@ -275,7 +275,7 @@ def test_a_producer_that_is_sent_away_late_takes_no_chunks_of_the_one_that_has_i
             connection.client.broker.ownership = SimpleNamespace(incomplete=0)
             partition = Partition(deduplication=False)
             partition.produce(connection, 1)
-            before = connection.client.producers[1]
+            before = connection.client.intake.producers[1]
             connection.client.intake.remove(before)
             partition.produce(connection, 1)
             first, last = chunked(b"ab", 2)
