@@ -90,7 +90,6 @@ class Dispatcher:
         self._rewinds = 0
         self._rewound = asyncio.Event()
         self._wake = asyncio.Event()
-        self._lossy = False  # what is read next is read without rows that are lost
         self._logged: tuple[object, float] = (None, 0.0)
 
     # -- consumers -----------------------------------------------------------------------------
@@ -184,19 +183,20 @@ class Dispatcher:
     # -- what is sent --------------------------------------------------------------------------
 
     async def _send_to(self, consumer: Consumer) -> None:
-        """Send what there is, as long as the consumer is the active one."""
-        pause_s, self._lossy = RETRY_S, False
+        """Send what there is, as long as the consumer is the active one. `lossy`: what is read next
+        is read without rows that are lost."""
+        pause_s, lossy = RETRY_S, False
         while consumer is self.active:
             try:
                 if not await self._may_send(consumer):
                     return
                 rewinds = self._rewinds
                 self._pass_over(self.partition.start)
-                batches = await self.partition.read(self.position, lossy=self._lossy)
+                batches = await self.partition.read(self.position, lossy=lossy)
                 if rewinds == self._rewinds:
-                    await self._send_all(consumer, batches)
+                    await self._send_all(consumer, batches, lossy)
                 await asyncio.sleep(0)
-                pause_s, self._lossy = RETRY_S, False
+                pause_s, lossy = RETRY_S, False
             except (errors.Unavailable, errors.DataUnavailable, errors.RowsTrimmed) as error:
                 _log.warning("consumer '%s' waits: %s", consumer.name, error)
                 await asyncio.sleep(RETRY_S)
@@ -205,10 +205,10 @@ class Dispatcher:
                 consumer.end()
                 return
             except Exception as error:
-                before, is_lost = self._lossy, isinstance(error, UNREADABLE)
-                self._lossy = is_lost and not before and await self.partition.skips_lost()
-                self._log_failure(consumer, error)
-                if not self._lossy:
+                is_lost = isinstance(error, UNREADABLE)
+                lossy = is_lost and not lossy and await self.partition.skips_lost()
+                self._log_failure(consumer, error, lossy)
+                if not lossy:
                     await self._pause(pause_s)
                     pause_s = min(2 * pause_s, LOST_RETRY_S)
 
@@ -229,16 +229,16 @@ class Dispatcher:
         self._rewound.clear()
         await woken(self._rewound, seconds)
 
-    def _log_failure(self, consumer: Consumer, error: Exception) -> None:
+    def _log_failure(self, consumer: Consumer, error: Exception, lossy: bool) -> None:
         """Once for a position, and again after LOG_EVERY_S."""
-        now_s, place = asyncio.get_running_loop().time(), (self.position, self._lossy)
+        now_s, place = asyncio.get_running_loop().time(), (self.position, lossy)
         if self._logged[0] == place and now_s < self._logged[1] + LOG_EVERY_S:
             return
         self._logged = place, now_s
         defect = None if isinstance(error, errors.LedgerError) else error
-        does = "passes over rows that cannot be read" if self._lossy else "pauses"
+        does = "passes over rows that cannot be read" if lossy else "pauses"
         hint = ""
-        if isinstance(error, UNREADABLE) and not self._lossy:
+        if isinstance(error, UNREADABLE) and not lossy:
             hint = " The policy on_lost_rows=skip of the topic passes over such rows."
         what = (consumer.name, does, self.partition.title, self.position)
         _log.error(
@@ -247,7 +247,7 @@ class Dispatcher:
             exc_info=defect,
         )
 
-    async def _send_all(self, consumer: Consumer, batches: list[Stored]) -> None:
+    async def _send_all(self, consumer: Consumer, batches: list[Stored], lossy: bool) -> None:
         if not batches:  # a hole up to what is confirmed, or a seal that the log has in a moment
             await self._over_hole()
         rewinds = self._rewinds
@@ -267,7 +267,7 @@ class Dispatcher:
                 self.acks.add(lo, hi)
             missing = self.acks.missing(max(batch.offset, self.position), batch.end)
             if missing and is_last_chunk(batch.data):
-                await self._send_message(consumer, batch)
+                await self._send_message(consumer, batch, lossy)
             elif missing:
                 await self._send(consumer, batch, missing)
             if rewinds != self._rewinds:
@@ -294,13 +294,13 @@ class Dispatcher:
             self.acks.pass_over(self.position, offset)
             self.position = offset
 
-    async def _send_message(self, consumer: Consumer, last: Stored) -> None:
+    async def _send_message(self, consumer: Consumer, last: Stored, lossy: bool) -> None:
         """A message in its chunks, of which `last` is the last; once begun it is sent whole."""
         consumer.sent.note(last.offset, last.messages)
         frame = consumer.messages.command(last.offset, ())
         offsets = earlier_offsets(last.data)
         for offset in offsets:
-            chunk = await self._chunk(offset)
+            chunk = await self._chunk(offset, lossy)
             if chunk is None:
                 _log.warning(
                     "a message of %d chunks is passed over: the one at offset %d of %s is the"
@@ -313,12 +313,12 @@ class Dispatcher:
             await consumer.link.room()
         _send_part(consumer, frame, chunk_in(last.data))
 
-    async def _chunk(self, offset: int) -> Stored | None:
+    async def _chunk(self, offset: int, lossy: bool) -> Stored | None:
         """None if the chunk is not kept any more, or is lost and passed over."""
         try:
             return await self.partition.chunk(offset)
         except UNREADABLE:
-            if self._lossy:
+            if lossy:
                 return None
             raise
 
