@@ -1,5 +1,4 @@
-"""A live segment past which a committer commits is held: its owner does not go on by itself for a
-while.
+"""Holds of live segments: while a committer commits past one, its owner opens no other by itself.
 
     asked -> handed over, or refused -> over: in a commit, without a holder, or too late
 
@@ -20,18 +19,18 @@ from spark_ledger.topic.read.follower import TopicFollower
 
 
 class SegmentHold:
-    """Of the live segment that commit `opened` began in a ledger, until `until_s` of the loop's
-    clock at the latest."""
+    """The hold of the live segment that commit `opened` began in a ledger, until `until_s` of the
+    loop's clock at the latest."""
 
     def __init__(self, ledger_id: int, opened: int, until_s: float) -> None:
         self.ledger_id = ledger_id
         self.opened = opened
         self.until_s = until_s
         self.over = asyncio.Event()
-        """Nobody holds it any more."""
+        """Set once no committer holds the segment."""
         self.when_over: Callable[[], None] | None = None
         self.answer: asyncio.Future[Handed | None] = asyncio.get_running_loop().create_future()
-        """What is handed over, or None: nothing is."""
+        """What the owner hands over; None: it hands nothing over."""
         self._holders = 0
 
     def holds(self, live: LiveSegment | None) -> bool:
@@ -49,7 +48,7 @@ class SegmentHold:
             self.end()
 
     def end(self) -> None:
-        """Nobody holds it any more."""
+        """No committer holds the segment from now on."""
         self.over.set()
         if self.when_over is not None:
             self.when_over()

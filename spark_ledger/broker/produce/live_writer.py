@@ -1,7 +1,8 @@
 """The open end of one partition in its owner's hands: batches go to the live ledger, in order.
 
 step.py decides what comes next and has the states of a segment; backlog.py has what waits and what
-is under way. LiveWriter does what they decide.
+is under way; opening.py has the ledger at hand and the commit between two segments. LiveWriter does
+what is decided.
 
 Always true:
 - no batch is sent before this owner's own `open` was read back in the folded log (hazard 28);
@@ -21,7 +22,7 @@ Always true:
 - the chunks of a message are stored before its last one, whichever ledgers they go to, and the last
   one is sent with the offsets of the others;
 - with deduplication no batch is stored twice: seals have each producer's last sequence id.
-Connections bound the bytes that wait (connection.py); entries under way are bounded here.
+Connections bound the bytes that wait (connection.py), step.py the entries under way.
 """
 
 import asyncio
