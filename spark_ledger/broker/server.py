@@ -59,7 +59,7 @@ async def _work(service_url: str, settings: BrokerSettings) -> None:
     admin_url = f"http://{net.join(shown, lookups.port)}"
     ledgers = await connect(service_url, config)
     broker = Broker(ledgers, random.Random(os.urandom(16)), url, settings)
-    broker.on_failure = stop.set
+    broker.watch.on_failure = stop.set
 
     def listen() -> None:
         with _taken(host, clients.port, "--broker-port"):
@@ -80,8 +80,8 @@ async def _work(service_url: str, settings: BrokerSettings) -> None:
     await broker.close()
     await asyncio.gather(*(one.close_and_wait() for one in list(connections)))
     await ledgers.close()
-    if broker.failure is not None:
-        raise broker.failure
+    if broker.watch.failure is not None:
+        raise broker.watch.failure
 
 
 async def _listener(

@@ -64,6 +64,8 @@ FLOORS = {
         server
         serve
         broker
+        catalog watch
+        store_contact
         owned_topic
         owned_partition
         dispatch produce

@@ -145,7 +145,7 @@ _error = _refusing("error")
 
 async def _partitioned_metadata(client: Caller, part: Any) -> None:
     create = part.metadata_auto_creation_enabled
-    count = await client.broker.partitions_of(names.parse(part.topic), create=create)
+    count = await client.broker.catalog.partitions_of(names.parse(part.topic), create=create)
     _reply(client, part, "partitioned_metadata_response", partitions=count, response=0)
 
 
@@ -160,7 +160,7 @@ async def _lookup(client: Caller, part: Any) -> None:
 async def _topics_of_namespace(client: Caller, part: Any) -> None:
     topics = []
     if part.mode != TopicsMode.NON_PERSISTENT:
-        topics = await client.broker.names_in(part.namespace)
+        topics = await client.broker.catalog.names_in(part.namespace)
     _reply(client, part, "topics_of_namespace_response", topics=topics, filtered=False)
 
 
@@ -350,7 +350,7 @@ async def _get_schema(client: Caller, part: Any) -> None:
     """That of a version, or the latest. An empty version, as the client for Go gives it to messages
     of a producer of bytes, is that of bytes."""
     broker, name = client.broker, names.parse(part.topic)
-    topic = await broker.find(name.topic, create=False)
+    topic = await broker.catalog.find(name.topic, create=False)
     version, kind = part.schema_version, SchemaType.NONE
     if version or not part.HasField("schema_version"):
         clients = (await broker.client.schemas.of(topic)).head.clients
@@ -369,7 +369,7 @@ async def _get_schema(client: Caller, part: Any) -> None:
 
 async def _get_or_create_schema(client: Caller, part: Any) -> None:
     _check_schema(part)
-    topic = await client.broker.find(names.parse(part.topic).topic, create=False)
+    topic = await client.broker.catalog.find(names.parse(part.topic).topic, create=False)
     version = await _version_to_send(client.broker, topic, part)
     _reply(client, part, "get_or_create_schema_response", schema_version=version)
 

@@ -76,9 +76,9 @@ async def _asked(broker: Broker, method: str, asked: SplitResult) -> Any:
         case ["admin", "v2", "persistent", tenant, namespace, topic, "partitions"]:
             name = names.parse(f"persistent://{tenant}/{namespace}/{topic}")
             create = query.get("checkAllowAutoCreation") == ["true"]
-            return {"partitions": await broker.partitions_of(name, create=create)}
+            return {"partitions": await broker.catalog.partitions_of(name, create=create)}
         case ["admin", "v2", "namespaces", tenant, namespace, "topics"]:
             if query.get("mode") == ["NON_PERSISTENT"]:
                 return []
-            return await broker.names_in(f"{tenant}/{namespace}")
+            return await broker.catalog.names_in(f"{tenant}/{namespace}")
     raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is nothing at /{'/'.join(parts)}")

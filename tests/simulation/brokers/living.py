@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from spark_ledger.broker import broker as broker_module
+from spark_ledger.broker import watch
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
@@ -103,11 +103,11 @@ class Living:
 @contextmanager
 def _seldom() -> Iterator[None]:
     names = ("TICK_S", "PROBE_EVERY_S")
-    before = {name: getattr(broker_module, name) for name in names}
+    before = {name: getattr(watch, name) for name in names}
     try:
         for name in names:
-            setattr(broker_module, name, SELDOM_S)
+            setattr(watch, name, SELDOM_S)
         yield
     finally:
         for name, value in before.items():
-            setattr(broker_module, name, value)
+            setattr(watch, name, value)

@@ -147,7 +147,7 @@ def test_of_requests_that_come_together_no_more_are_begun_than_may_be_under_way(
                 under_way.pop()
                 return []
 
-            connection.client.broker.names_in = names_in
+            connection.client.broker.catalog = SimpleNamespace(names_in=names_in)
             connection.client.connected = True
             asked = [
                 encode(command("topics_of_namespace", namespace="a/b", request_id=number))

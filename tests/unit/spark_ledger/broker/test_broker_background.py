@@ -123,13 +123,14 @@ def test_a_broker_whose_url_another_has_ends_by_itself_and_says_why():
         brokers.dead.add(url)  # who asks it reaches itself
         b = await brokers.new("b", url)
         over = asyncio.Event()
-        b.on_failure = over.set
+        b.watch.on_failure = over.set
         async with asyncio.timeout(10):
             await over.wait()
-        assert b.failure is not None and "serves at pulsar://a:1 already" in str(b.failure)
+        failure = b.watch.failure
+        assert failure is not None and "serves at pulsar://a:1 already" in str(failure)
         await b.close()
         await asyncio.sleep(5)
-        assert a.failure is None
+        assert a.watch.failure is None
         said = json.loads((await stage.client.store.get(paths.broker("a"))).value)
         assert said["url"] == url and said["since_ms"] > 0
         await a.seal()

@@ -196,7 +196,7 @@ def test_of_topics_that_a_broker_only_looked_up_it_keeps_a_bounded_number(monkey
         await sent(broker, "t-partition-0", b"x")
         for n in range(20):
             await stage.client.topics.create(f"u{n}", 1)
-            assert await broker.partitions_of(names.parse(f"u{n}"), create=False) == 1
+            assert await broker.catalog.partitions_of(names.parse(f"u{n}"), create=False) == 1
 
         assert len(broker.client._logs) == 6
         assert stage.topic.id in broker.client._logs, "it is followed"

@@ -55,7 +55,7 @@ def test_partitions_given_to_a_broker_that_comes_go_on_there_and_the_others_are_
             topic.partition(number).add_producer(producers[-1])
             assert await stored(a, number) == 0
         b = await brokers.new("b")
-        assert await a.give() > 0
+        assert await a.watch.give() > 0
         await asyncio.sleep(5)
         owners = await a.ownership.owners(topic.info.id, fresh=True)
         moved = [n for n in range(PARTITIONS) if owners.of(n).broker == "b"]
@@ -88,7 +88,7 @@ def test_what_a_dead_broker_had_is_served_by_the_other_after_what_it_left():
         assert len(had) > 1
         brokers.dead.add(b.ownership.url)
         assert await a.ownership.probe() == frozenset()
-        await a.take_over()
+        await a.watch.take_over()
         topic, _ = await a.partition(named(had[0]))
         assert all(topic.has(number) for number in range(PARTITIONS))
         for number in range(PARTITIONS):
@@ -127,7 +127,7 @@ def test_a_consumer_goes_on_at_the_next_owner_where_it_was():
         assert positions == {number: 10 + number for number in range(PARTITIONS)}
         brokers.dead.add(b.ownership.url)
         await a.ownership.probe()
-        await a.take_over()
+        await a.watch.take_over()
         for number in [n for n, broker in there.items() if broker is b]:
             _, made = await consumer(a, number)
             assert made.dispatcher.acks.mark == 10 + number
@@ -330,7 +330,7 @@ def test_a_lookup_makes_no_topic_and_answers_the_broker_that_was_asked():
         for i in range(8):
             name = names.parse(f"new-{i}")
             for asked in (a, b):
-                assert await asked.partitions_of(name, create=True) == 0
+                assert await asked.catalog.partitions_of(name, create=True) == 0
                 url, here = await asked.lookup(name, authoritative=False)
                 assert (url, here) == (asked.ownership.url, True)
             assert await stage.client.topics.find(name.topic.full) is None
@@ -361,7 +361,7 @@ def test_a_topic_that_no_client_may_make_is_not_found_by_a_lookup_either():
         name = names.parse("new")
         for ask in (
             lambda: a.lookup(name, authoritative=False),
-            lambda: a.partitions_of(name, create=True),
+            lambda: a.catalog.partitions_of(name, create=True),
             lambda: a.partition(name),
             lambda: a.lookup(names.parse("acme/none/new"), authoritative=False),
         ):
@@ -379,9 +379,9 @@ def test_a_topic_with_partitions_is_made_when_its_client_asks_how_many_it_has():
         a.settings = BrokerSettings(auto_create_partitions=3)
         name = names.parse("new")
         with pytest.raises(Refusal):
-            await a.partitions_of(name, create=False)
+            await a.catalog.partitions_of(name, create=False)
         assert await stage.client.topics.find(name.topic.full) is None
-        assert await a.partitions_of(name, create=True) == 3
+        assert await a.catalog.partitions_of(name, create=True) == 3
         _, partition = await a.partition(names.parse("new-partition-2"))
         assert partition.number == 2
         await a.close()

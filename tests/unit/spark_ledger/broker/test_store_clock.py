@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from spark_ledger.broker import broker
-from spark_ledger.broker.broker import CLOCK_TRIES, StoreClock
+from spark_ledger.broker import store_contact
+from spark_ledger.broker.store_contact import CLOCK_TRIES, StoreClock
 from spark_ledger.metadata.store import StoreUnavailable
 
 NEVER = -1
@@ -42,8 +42,8 @@ def measured(monkeypatch):
     def measured(*answers_ms):
         """By how much the clock is wrong then, and how many questions were left."""
         clocks, clock = Clocks(*answers_ms), StoreClock()
-        monkeypatch.setattr(broker, "store_now_ms", clocks.store_now_ms)
-        monkeypatch.setattr(broker, "time", clocks)
+        monkeypatch.setattr(store_contact, "store_now_ms", clocks.store_now_ms)
+        monkeypatch.setattr(store_contact, "time", clocks)
         asyncio.run(clock.measure(clocks))
         return clock.now_ms() - (clocks.now_ms + OFF_MS), len(clocks.answers_ms)
 

@@ -1,0 +1,99 @@
+"""Which topics there are for clients, and which of them a client makes by naming it."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spark_ledger import errors
+from spark_ledger.broker.names import PartitionName
+from spark_ledger.broker.settings import BrokerSettings
+from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
+from spark_ledger.topic.log.policies import NamespacePolicies
+from spark_ledger.topic.log.topics import TopicInfo
+
+
+class NamedPartition(NamedTuple):
+    """A partition of a topic, and how many there are."""
+
+    info: TopicInfo
+    number: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The topics of a cluster as one broker's clients see them."""
+
+    client: TopicClient
+    settings: BrokerSettings
+
+    async def find(self, name: TopicName, *, create: bool) -> TopicInfo:
+        """The topic, made where settings and the client allow it. Raises Refusal,
+        errors.Unavailable."""
+        info = await self.client.topics.find(name.full)
+        if info is not None:
+            return info
+        partitions = await self.partitions_to_be(name, create=create)
+        with suppress(errors.TopicExists):
+            own = {"partitioned": partitions > 0}
+            return await self.client.topics.create(name.full, max(1, partitions), own)
+        return await self.client.topics.open(name.full)
+
+    async def partitions_to_be(self, name: TopicName, *, create: bool) -> int:
+        """How many partitions a topic that is not there gets once a client makes it: 0 of one that
+        is not partitioned. Raises Refusal where no client makes it, errors.Unavailable."""
+        namespace = f"{name.tenant}/{name.namespace}"
+        policies = await self.client.topics.namespace(namespace)
+        if policies is None and namespace != f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}":
+            raise Refusal(
+                ServerError.TOPIC_NOT_FOUND,
+                f"there is no namespace '{namespace}': `spark-ledger namespace set` makes it",
+            )
+        policies = policies or NamespacePolicies()
+        may, partitions = policies.auto_create, policies.auto_create_partitions
+        if not (create and (self.settings.auto_create if may is None else may)):
+            raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
+        return self.settings.auto_create_partitions if partitions is None else partitions
+
+    async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
+        """As clients count them: 0 of a topic that is not partitioned, and of a partition. Of a
+        topic that is not there those that it gets; with `create` one that gets some is made, since
+        its producers and consumers come by the names of partitions. Raises as `find`."""
+        if name.partition is not None:
+            return 0
+        info = await self.client.topics.find(name.topic.full)
+        if info is None:
+            if not await self.partitions_to_be(name.topic, create=create):
+                return 0
+            info = await self.find(name.topic, create=create)
+        if not info.policies.partitioned:
+            return 0
+        return len((await self.client.log(info.id).fold()).partitions)
+
+    async def names_in(self, namespace: str) -> list[str]:
+        """The topics of `tenant/namespace`; those that are partitioned by the name of their first
+        partition, of which clients cut that off. One that cannot be read is left out."""
+        return [
+            f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
+            for info in await self.client.topics.list({})
+            if f"{info.name.tenant}/{info.name.namespace}" == namespace
+        ]
+
+    async def named(self, name: PartitionName, *, create: bool) -> NamedPartition:
+        """The partition; of a name without its number the topic's only one. Raises as `find`."""
+        number = name.partition
+        info = await self.find(name.topic, create=create and number is None)
+        log = self.client.log(info.id)
+        count = len((await log.fold()).partitions)
+        if number is not None and number >= count:
+            count = len((await log.fold(fresh=True)).partitions)
+        if number is None and count == 1:
+            number = 0
+        if number is None or not 0 <= number < count:
+            raise Refusal(
+                ServerError.TOPIC_NOT_FOUND,
+                f"topic {info.name} has {count} partitions, not partition {number}",
+            )
+        return NamedPartition(info, number, count)

@@ -1,0 +1,90 @@
+"""The metadata store as a broker meets it: its clock, and whether it responds."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from spark_ledger.metadata.store import MetadataStore, SessionState, StoreError
+from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.topic.client import TopicClient
+
+CLOCK_EVERY_S = 300.0
+CLOCK_TRIES, CLOCK_WITHIN_MS = 5, 20
+AWAY_S, AWAY_LOOK_S = 1.0, 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class StoreClock:
+    """The metadata store's time, about: this machine's clock and how far it was off."""
+
+    def __init__(self) -> None:
+        self._off_ms = 0
+        self._measured_s = float("-inf")
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self._off_ms
+
+    async def measure(self, client: TopicClient) -> None:
+        """Measure again, CLOCK_EVERY_S after the last time. The clock may be wrong by half of what
+        the answer took: after an answer that took longer than CLOCK_WITHIN_MS the store is asked
+        again, and the fastest answer counts. Raises StoreError if the store never answers."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._measured_s + CLOCK_EVERY_S:
+            return
+        samples: list[tuple[int, int]] = []
+        for _ in range(CLOCK_TRIES):
+            asked_ms, asked_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
+            try:
+                store_ms = await store_now_ms(client.store)
+            except StoreError:
+                if not samples:
+                    raise
+                break
+            took_ms = (time.monotonic_ns() - asked_ns) // 1_000_000
+            if store_ms:
+                samples.append((took_ms, store_ms - asked_ms - took_ms // 2))
+            if store_ms and took_ms <= CLOCK_WITHIN_MS:
+                break
+        if samples:
+            _, self._off_ms = min(samples)
+            self._measured_s = now_s
+
+
+class StoreContact:
+    """Whether the store responds to one broker."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._is_away = False
+
+    @property
+    def is_lost(self) -> bool:
+        return self._store.session_state is not SessionState.CONNECTED
+
+    async def as_far_as_it_responds(self, doing: Coroutine[Any, Any, None]) -> None:
+        """Do it until it is done, or the store gives no response for AWAY_S, whatever the state of
+        its session: the rest is left as a crash would leave it, and the next owner decides it."""
+        task = asyncio.get_running_loop().create_task(doing)
+        try:
+            while not (await asyncio.wait([task], timeout=AWAY_LOOK_S))[0]:
+                if not await self._responds():
+                    break
+        finally:
+            if task.cancel():
+                _log.warning("not all is sealed and released: the next owner decides what is left")
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def _responds(self) -> bool:
+        """Whether the store responds within AWAY_S. Once it did not, it is not asked again."""
+        if not self._is_away:
+            try:
+                async with asyncio.timeout(AWAY_S):
+                    await self._store.sync()
+            except (TimeoutError, StoreError):
+                self._is_away = True
+        return not self._is_away

@@ -1,0 +1,174 @@
+"""What a broker watches as long as it runs: its registration, the other brokers, the store.
+
+Always true: a broker that registers again looks at each topic again, since others may have its
+partitions; while no broker reaches the store, none counts as dead.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.async_tasks import cancel, woken
+from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.owner.ownership import Owners, Ownership, UrlTaken
+from spark_ledger.broker.store_contact import StoreClock, StoreContact
+from spark_ledger.metadata.cluster import ClusterGuard
+from spark_ledger.metadata.store import MetadataStore, StoreError
+from spark_ledger.metadata.store_calls import each
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
+
+TICK_S = 2.0
+PROBE_EVERY_S = 0.5
+FENCED_EVERY_S, RETURN_S = 2.0, 5.0
+CLUSTER_EVERY_S = 10.0
+"""So often the cluster's record is read: whether a person accepted an older store."""
+TOPICS_ASKED_AT_ONCE = 32
+"""Of each up to 8 ledgers, 1 s at most: so a thousand partitions are looked at in 5 s."""
+SETTLE_S = 30.0
+"""Partitions move to the brokers on which they fall once these have been the same for so long."""
+GIVE_EVERY_S, GIVE_MAX = 2.0, 10
+
+_log = logging.getLogger(__name__)
+
+
+class WatchedBroker(Protocol):
+    """What the watch needs of its broker."""
+
+    client: TopicClient
+    clock: StoreClock
+    ownership: Ownership
+    cursors: ConsumerCursors
+
+    def opened(self) -> list[OwnedTopic]: ...
+
+    async def serve(self, topic_id: str, owners: Owners) -> None: ...
+
+
+class Watch:
+    """Of one broker, from `start` until `stop`."""
+
+    def __init__(self, broker: WatchedBroker, store: MetadataStore, contact: StoreContact) -> None:
+        self._broker = broker
+        self._contact = contact
+        self._tasks: list[asyncio.Task[None]] = []
+        self._guard, self._cluster_s = ClusterGuard(store), float("-inf")
+        self._others_return_s = float("-inf")
+        """Until then no broker counts as dead: all brokers may have lost the store, and register
+        again."""
+        self.failure: errors.BadConfig | None = None
+        """Why the process is to end, although no signal asked for it."""
+        self.on_failure: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        work = self._tick(), self._watch_others(), self._without_store()
+        self._tasks = [loop.create_task(loops) for loops in work]
+
+    async def stop(self) -> None:
+        await cancel(*self._tasks)
+
+    async def _tick(self) -> None:
+        while True:
+            await woken(self._broker.ownership.stirred, TICK_S)
+            self._broker.ownership.stirred.clear()
+            try:
+                if await self._broker.ownership.keep():
+                    _log.warning("the broker was taken for dead, and registers again")
+                    self._broker.cursors.doubt_all()
+                    for topic in self._broker.opened():
+                        await topic.look()
+                await self._broker.clock.measure(self._broker.client)
+                await self._look_at_cluster()
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("the broker cannot register now: %s", error)
+            except Exception:
+                _log.exception("the broker cannot register now: a defect")
+
+    async def _look_at_cluster(self) -> None:
+        """Begin anew with each topic once a person accepted an older metadata store: what this
+        broker has in memory of them may be of commits that are not there. Raises StoreError."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._cluster_s + CLUSTER_EVERY_S:
+            return
+        self._cluster_s = now_s
+        with suppress(errors.MetadataHeld):  # each commit reports it
+            if await self._guard.look():
+                return
+            self._broker.client.forget_logs()
+            accepted = errors.LedgerFenced("an older metadata store was accepted")
+            self._broker.cursors.fail_all(accepted)
+            for topic in self._broker.opened():
+                topic.give_up(accepted)
+
+    async def _watch_others(self) -> None:
+        """See other brokers die, and take what falls on this one of what they had; see others
+        come, and give them what falls on them."""
+        alive_before: frozenset[str] = frozenset()
+        loop = asyncio.get_running_loop()
+        give_s = loop.time() + SETTLE_S
+        while True:
+            try:
+                if loop.time() < self._others_return_s:
+                    await asyncio.sleep(PROBE_EVERY_S)
+                    continue
+                alive = await self._broker.ownership.probe()
+                if alive_before - alive or self._broker.ownership.has_buried:
+                    await self.take_over()
+                if alive_before != alive:
+                    give_s = loop.time() + SETTLE_S
+                alive_before = alive
+                if loop.time() >= give_s:
+                    gave = await self.give()
+                    give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
+            except UrlTaken as error:
+                self.failure = error
+                self.on_failure()
+                return
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("other brokers are not watched now: %s", error)
+                await asyncio.sleep(TICK_S)
+            except Exception:
+                _log.exception("other brokers are not watched now: a defect")
+                await asyncio.sleep(TICK_S)
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _without_store(self) -> None:
+        """While the store cannot be reached, ask bookies whether the live ledgers are fenced: only
+        another owner does that, or a commit past them. What is not fenced is served on."""
+        was_away = False
+        while True:
+            await asyncio.sleep(FENCED_EVERY_S)
+            try:
+                if self._contact.is_lost and was_away:
+                    self._others_return_s = asyncio.get_running_loop().time() + RETURN_S
+                    await each(OwnedTopic.leave_fenced, self._broker.opened(), TOPICS_ASKED_AT_ONCE)
+            except Exception:
+                _log.exception("bookies are not asked for fences now: a defect")
+            was_away = self._contact.is_lost
+
+    async def give(self) -> int:
+        """Give partitions to brokers that have fewer, some of each topic; returns how many."""
+        count = 0
+        for topic in self._broker.opened():
+            try:
+                given = await self._broker.ownership.give(topic.info.id, GIVE_MAX)
+                if given:
+                    count += given
+                    await topic.look()
+            except errors.UnsupportedFormat as error:
+                _log.warning("no partition of topic %s is given: %s", topic.info.name, error)
+        return count
+
+    async def take_over(self) -> None:
+        """Serve the partitions of brokers that are gone, and those without an owner."""
+        for topic_id, owners in (await self._broker.ownership.take_over()).items():
+            try:
+                await self._broker.serve(topic_id, owners)
+            except errors.LedgerError as error:  # a client's lookup leads here, and it tries again
+                _log.warning("topic %s is not served yet: %s", topic_id, error)
+            except Exception:
+                _log.exception("topic %s is not served yet: a defect", topic_id)
